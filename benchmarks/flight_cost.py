@@ -29,12 +29,12 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_listener import FlightListener
-from penstock.server.flight.memory import create_memory
-from penstock.server.flight.reader import FlightReader
-from penstock.server.flight.writer import FlightWriter
 from penstock.server.link.dispatch import EngineCore
+from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.flight.facts import facts_of
+from penstock.server.observe.flight.memory import create_memory
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.flight.writer import FlightWriter
 from report import Check, arguments, cell, print_checks, print_table, write_json
 from simulated_service import expect_ready
 
@@ -143,7 +143,7 @@ def recorded(num_running: int, config: SchedulerConfig) -> Generator[EngineCore]
     ) as reader:
         try:
             expect_ready(reader)
-            yield Engine(runs, config, time.monotonic, listener=FlightListener(writer))
+            yield Engine(runs, config, time.monotonic, listener=EngineListeners(writer))
         finally:
             assert reader.stdin is not None
             reader.stdin.close()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from report import Check, arguments, print_checks, print_table, write_json

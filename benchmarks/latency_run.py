@@ -3,6 +3,7 @@
 Owns the run and its figures. Does not know what they are held against.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,9 +18,11 @@ from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
+from penstock.scheduler.flight import Chunk
 from penstock.scheduler.pace import Pace
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_measure import StepMeasure, measure_of
+from penstock.scheduler.step_note import StepNote
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
@@ -168,11 +171,41 @@ def turns(values: NDArray[np.int64]) -> int:
     return sum(before != after for before, after in pairwise(directions))
 
 
+class _Steps:
+    """An `EngineListener` that keeps what each step held and how long it took."""
+
+    def __init__(self) -> None:
+        self.measures: list[StepMeasure] = []
+        self._ended_s = 0.0
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """Steps alone are kept."""
+
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """Steps are kept when they are over."""
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """Keep the step of a turn, if it had one."""
+        del events
+        if note is not None:
+            begun_s = max(note.begun_s, self._ended_s)
+            self._ended_s = note.collected_s
+            self.measures.append(
+                StepMeasure(
+                    num_prefill_tokens=note.num_prefill_tokens,
+                    num_decodes=note.batch.num_decodes,
+                    num_context_tokens=note.num_context_tokens,
+                    seconds=note.collected_s - begun_s,
+                )
+            )
+
+
 def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
     """Run the plant for so many virtual seconds."""
     clock = VirtualClock()
-    measures: list[StepMeasure] = []
-    engine = Engine(PlantExecutor(plant, clock, duration_s), config, clock, measures.append)
+    steps = _Steps()
+    measures = steps.measures
+    engine = Engine(PlantExecutor(plant, clock, duration_s), config, clock, steps)
     traffic = _Traffic(plant, engine)
     pace: Pace = engine.scheduler.life.outlook.pace
     at_s: list[float] = []

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceError, TraceRequest
+from penstock.server.observe.recording.trace import TraceError, TraceRequest
 from penstock.tools.simulation.report import finite_or_none
 from penstock.tools.simulation.settings import SimulationConfig, Targets
 from penstock.tools.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores

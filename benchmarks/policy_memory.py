@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.scheduler.config import EvictionPolicy
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.sweep import Trial, TrialResult

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.summary import Summary
 from penstock.tools.simulation.sweep import Trial, TrialResult
 from penstock.tools.simulation.transform import merged

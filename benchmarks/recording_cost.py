@@ -22,8 +22,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import EngineCore
-from penstock.server.recording.recorder import Recorder
-from penstock.server.recording.recording_engine import RecordingEngine
+from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.recording.recorder import Recorder
 from report import Check, arguments, print_checks, print_table, write_json
 
 NUM_PROMPT = 64
@@ -70,7 +70,8 @@ def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
         plain_s.append(steps_s(Engine(executor(num_running), config, time.monotonic), num_running))
         with tempfile.TemporaryDirectory(prefix="penstock-record-") as folder:
             recorder = Recorder(Path(folder), block_size=16)
-            engine = RecordingEngine(executor(num_running), config, time.monotonic, recorder)
+            listener = EngineListeners(recorder)
+            engine = Engine(executor(num_running), config, time.monotonic, listener)
             recorded_s.append(steps_s(engine, num_running))
             begun_s = time.perf_counter()
             recorder.drain()

@@ -34,7 +34,7 @@ from open_load import Ask, Seen, drive, poisson
 from penstock.client import NO_RETRY, Client
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.own_service import OwnService
 from penstock.tools.simulation.calibration import fit_cost, read_steps
 from penstock.tools.simulation.settings import Policy, SimulationConfig

@@ -34,11 +34,11 @@ from penstock.server.front.live_output import LiveOutput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import Submission
+from penstock.server.observe.exporter import Exporter
+from penstock.server.observe.frames import Hello
+from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.trace_context import TraceIds, trace_metadata
 from penstock.server.rpc.request_accounts import CallAccounts
-from penstock.server.telemetry.journal import Journal
-from penstock.server.telemetry.observer_frames import Hello
-from penstock.server.telemetry.outbox import Outbox
-from penstock.server.telemetry.trace_context import TraceIds, trace_metadata
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
 from simulated_service import RunFailed, expect_ready, process
@@ -133,9 +133,9 @@ def _ended_request(number: int) -> LiveRequest:
 class _Front:
     """Of a front, what the accounts of its calls ask for."""
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, recorder: RequestRecorder | None) -> None:
         self.accounts = Accounts(
-            journal, is_tracing=journal is not None, front_id=1, has_content=False
+            recorder, is_tracing=recorder is not None, front_id=1, has_content=False
         )
         self.model = "model"
         self.model_names = frozenset({"model"})
@@ -149,10 +149,10 @@ class _Front:
 
 
 async def _batch_us(
-    journal: Journal | None, requests: list[LiveRequest], message: pb.GenerateRequest
+    recorder: RequestRecorder | None, requests: list[LiveRequest], message: pb.GenerateRequest
 ) -> NDArray[np.float64]:
     """A request's share of what a batch costs this thread: begin, describe, close, flush."""
-    front = _Front(journal)
+    front = _Front(recorder)
     calls = CallAccounts(cast(Any, front), "penstock.v1.GenerationService")
     context = cast(Any, _Context())
     edges_ns = [time.thread_time_ns()]
@@ -183,23 +183,23 @@ def _metadata_us(num: int) -> float:
 
 async def _measured(path: Path, num_batches: int) -> RecordPath:
     """Against whoever reads at `path`."""
-    outbox = Outbox(
+    exporter = Exporter(
         path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
     )
-    await outbox.start()
-    journal = Journal(outbox.offer)
+    await exporter.start()
+    recorder = RequestRecorder(exporter.offer)
     requests, message = [_ended_request(n) for n in range(1, _NUM_BATCH + 1)], _message()
     gc.collect()
     gc.freeze()
     both: list[list[NDArray[np.float64]]] = []
     for _ in range(num_batches + 1):
         unwatched = await _batch_us(None, requests, message)
-        both.append([unwatched, await _batch_us(journal, requests, message)])
+        both.append([unwatched, await _batch_us(recorder, requests, message)])
     metadata_us = _metadata_us(_NUM_BATCH * 10)
     gc.unfreeze()
-    if sum(outbox.dropped.values()) or sum(journal.dropped_records.values()):
-        raise RunFailed(f"records were dropped: {outbox.dropped}, {journal.dropped_records}")
-    await outbox.close(1.0)
+    if sum(exporter.dropped.values()) or sum(recorder.dropped_records.values()):
+        raise RunFailed(f"records were dropped: {exporter.dropped}, {recorder.dropped_records}")
+    await exporter.close(1.0)
     times_us = np.array(both[1:])  # the first of each warms up
     parts_us = np.median(times_us[:, 1], axis=0)
     all_us = times_us.sum(axis=2)

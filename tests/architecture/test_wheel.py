@@ -10,7 +10,7 @@ from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("server/penstock/server/metrics/page",)
+FOLDERS = ("server/penstock/server/observe/metrics/page",)
 
 
 def test_the_files_of_the_status_page_are_in_the_wheel() -> None:

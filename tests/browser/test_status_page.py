@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.metrics.http import MetricsServer
-from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.metrics.status_json import status_json
-from penstock.server.operations.desk import DeskError
+from penstock.server.observe.metrics.http import MetricsServer
+from penstock.server.observe.metrics.live_status import status_json
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.observe.operations.operations import OperationsError
 from support.chromium import Left, visited
 from support.metric_tellings import request_view, snapshot
 
@@ -116,7 +116,7 @@ def test_a_lost_service_is_seen_to_be_lost(house: PageHouse) -> None:
 def test_it_finds_the_service_again(house: PageHouse) -> None:
     def come_back() -> bytes:
         if 2 <= house.num_asked <= 4:
-            raise DeskError("not now")
+            raise OperationsError("not now")
         return status_json(snapshot(), ())
 
     house.status = come_back

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from penstock.server.flight.reader import FlightReader
+from penstock.server.observe.flight.reader import FlightReader
 from support.observation import (
     DOORS,
     flight_files,

@@ -2,41 +2,29 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from numpy.typing import NDArray
 
-from penstock.server.observer.hub import FrontsHub
+from penstock.server.observe import heartbeat
+from penstock.server.observe.front_receiver import FrontReceiver
+from penstock.server.observe.heartbeat import Heartbeat
+from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.processes.front_watch import FrontWatch
-from penstock.server.telemetry import pulse
-from penstock.server.telemetry.beat import Beat
-from penstock.server.telemetry.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from support.fronts import make_text, serving
 
 PATIENCE_S = 20.0
 
 
-class Beats:
+class Beats(ServiceListener):
     """A consumer of beats alone."""
 
     def __init__(self) -> None:
-        self._beats: asyncio.Queue[Beat] = asyncio.Queue()
+        self._beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
-    def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """No request is made."""
-
-    def take_beat(self, beat: Beat) -> None:
+    def take_heartbeat(self, beat: Heartbeat) -> None:
         self._beats.put_nowait(beat)
-
-    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """No step is made."""
-
-    def front_gone(self, front_id: int) -> None:
-        """It is told of elsewhere."""
 
     async def next(self) -> tuple[bool, int]:
         """Whether the engine is up in the next one, and which it is."""
@@ -52,17 +40,17 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
 async def test_an_engine_that_comes_or_goes_is_told_at_once(
     text: ModelText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "_TICK_S", 3600.0)
+    monkeypatch.setattr(heartbeat, "_TICK_S", 3600.0)
     path = tmp_path / "observer.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
     beats = Beats()
-    hub = FrontsHub(beats)
+    hub = FrontReceiver(beats)
     await hub.start(listener)
     watch = FrontWatch(path, 7)
     try:
-        async with serving(text, is_up=False, journal=watch.journal) as front:
+        async with serving(text, is_up=False, recorder=watch.recorder) as front:
             front.port.listener = watch.hearing(front.server)
             await watch.start(front.server)
             assert await beats.next() == (False, 0)
@@ -79,7 +67,7 @@ async def test_an_engine_that_is_there_first_is_in_the_first_beat(
     text: ModelText, tmp_path: Path
 ) -> None:
     watch = FrontWatch(tmp_path / "nobody.sock", 7)
-    async with serving(text, is_up=False, journal=watch.journal) as front:
+    async with serving(text, is_up=False, recorder=watch.recorder) as front:
         front.port.listener = watch.hearing(front.server)
         front.port.come_up()
         assert front.server.front.is_engine_up

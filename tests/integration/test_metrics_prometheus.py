@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.events import Wait
-from penstock.server.metrics.http import MetricsServer
-from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.metrics.step_metrics import EngineShape
-from penstock.server.telemetry.request_record import Segment, SegmentKind
-from support.metric_tellings import beat, outcome, record, steps
+from penstock.server.observe.metrics.http import MetricsServer
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.observe.request_record import Segment, SegmentKind
+from support.metric_tellings import beat, engine_hello, outcome, record, steps
 from support.prometheus import PATIENCE_S, Prometheus, shown_queries
 from support.service import Service, simulated, started
 
@@ -30,14 +29,12 @@ class Traffic:
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
         self._num = 0
-        metrics.take_engine(
-            EngineShape(epoch=1, block_size_tokens=16, num_blocks=40, max_num_seqs=8)
-        )
+        metrics.take_engine(engine_hello())
 
     def go_on(self) -> None:
         self._num += 1
         num = self._num
-        self._metrics.take_beat(
+        self._metrics.take_heartbeat(
             beat(
                 1,
                 outcome(9 * num),

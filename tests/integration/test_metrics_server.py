@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.server.metrics.application import MAX_STATUS_CALLS
-from penstock.server.metrics.exposition import COMPAT_NAMES
-from penstock.server.metrics.http import MetricsServer
-from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.operations.desk import DeskError
+from penstock.server.observe.metrics.application import MAX_STATUS_CALLS
+from penstock.server.observe.metrics.exposition import COMPAT_NAMES
+from penstock.server.observe.metrics.http import MetricsServer
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.observe.operations.operations import OperationsError
 from support.metric_tellings import beat, outcome, record, samples_of, steps
 from support.metrics_house import PATIENCE_S, House
 
@@ -29,7 +29,9 @@ def house() -> Iterator[House]:
 
 def fill(metrics: ServiceMetrics) -> None:
     metrics.take_records([record(ttft_s=0.25, num_completion_tokens=5)])
-    metrics.take_beat(beat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1}))
+    metrics.take_heartbeat(
+        beat(1, outcome(3), loop_lag_s=(0.001, 0.002), dropped_records={"full": 1})
+    )
     metrics.take_steps(1, steps({"itl_s": 0.004, "num_itl": 7, "num_used_blocks": 3}), 0)
 
 
@@ -147,7 +149,7 @@ def test_questions_without_meaning_are_refused(house: House, path: str, says: by
     assert headers["Content-Type"].startswith("text/plain")
 
 
-@pytest.mark.parametrize("error", [DeskError("secret"), TimeoutError("secret")])
+@pytest.mark.parametrize("error", [OperationsError("secret"), TimeoutError("secret")])
 def test_a_status_that_cannot_be_had_is_said_so(house: House, error: Exception) -> None:
     def fail() -> bytes:
         raise error

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.config import FrontConfig
-from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.observe.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, ServedFront, make_text, serving
@@ -77,10 +77,10 @@ async def streaming(
     text: ModelText, config: FrontConfig | None = None, **options: Any
 ) -> AsyncGenerator[Stream]:
     log = RecordLog()
-    async with serving(text, config, journal=log.journal, is_tracing=True) as served:
+    async with serving(text, config, recorder=log.recorder, is_tracing=True) as served:
         served.port.is_answering = True
         yield Stream(served, log, **options)
-    assert log.journal.dropped_records == {}
+    assert log.recorder.dropped_records == {}
 
 
 async def test_requests_that_end_well_or_are_refused(text: ModelText) -> None:

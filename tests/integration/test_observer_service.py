@@ -20,7 +20,7 @@ from penstock.client import (
     RequestState,
     ServerProcess,
 )
-from penstock.server.flight.reader import FlightReader
+from penstock.server.observe.flight.reader import FlightReader
 from support.observation import DOORS, model_of, num_completed, observed, until_stats
 from support.otlp_receiver import grpc_receiver
 from support.service import launched, simulated, started, stream

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from penstock.client import OperationsClient, RequestState
-from penstock.server.tracing import keys
+from penstock.server.observe.spans import keys
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.observation import observed

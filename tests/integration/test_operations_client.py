@@ -31,7 +31,7 @@ from penstock.client import (
     Unavailable,
     WaitReason,
 )
-from penstock.server.operations.desk import DeskError
+from penstock.server.observe.operations.operations import OperationsError
 from support.fronts import PATIENCE_S
 from support.operations_house import (
     NOW_UNIX_S,
@@ -236,7 +236,7 @@ async def test_flight_records(each_operator: Operator, served: ServedDesk) -> No
 
 
 async def test_what_cannot_be_had_now(operator: Operator, served: ServedDesk) -> None:
-    served.desk.error = DeskError("no engine has run yet")
+    served.desk.error = OperationsError("no engine has run yet")
     with pytest.raises(NotPossibleNow, match="no engine has run yet"):
         await operator.call("get_flight_record")
     with pytest.raises(NotPossibleNow):

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from penstock.server.operations.desk import DeskError
+from penstock.server.observe.operations.operations import OperationsError
 from penstock.server.rpc import operations_methods
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import model_pb2, state_pb2
@@ -254,7 +254,7 @@ async def test_orders_reach_the_desk(served: ServedDesk) -> None:
 async def test_what_cannot_be_had_now_is_said_with_its_reason(
     served: ServedDesk, call: Any
 ) -> None:
-    served.desk.error = DeskError("the engine does not answer")
+    served.desk.error = OperationsError("the engine does not answer")
     error = await refusal(call(served.stub))
 
     assert (error.code, error.info.reason) == (

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.config import FrontConfig
-from penstock.server.telemetry.request_record import RequestRecord
+from penstock.server.observe.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, ServedFront, make_text, serving
@@ -119,7 +119,7 @@ async def test_other_methods_have_no_record(site: tuple[ServedFront, RecordLog])
     with pytest.raises(grpc.aio.AioRpcError):
         await served.stub.Cancel(pb.CancelRequest())
     assert log.records == []
-    assert log.journal.outcomes() == ()
+    assert log.recorder.outcomes() == ()
 
 
 async def test_no_journal_no_records(text: ModelText) -> None:

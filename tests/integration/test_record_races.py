@@ -86,7 +86,7 @@ async def test_every_request_has_exactly_one_record(
     rng = random.Random(6)
     seen: set[str] = set()
     places = asyncio.Semaphore(NUM_AT_ONCE)
-    async with service(text, max_num_waiting=16, max_num_seqs=4, journal=log.journal) as site:
+    async with service(text, max_num_waiting=16, max_num_seqs=4, recorder=log.recorder) as site:
         stub = site.stubs[0]
 
         async def one(number: int) -> None:
@@ -99,13 +99,13 @@ async def test_every_request_has_exactly_one_record(
             await asyncio.gather(*(one(number) for number in range(NUM_REQUESTS)))
     text.close()
     told = Counter(record.request_id for record in log.records)
-    assert len(log.records) == len(opened) == log.journal.num_records
+    assert len(log.records) == len(opened) == log.recorder.num_records
     assert max(told.values()) == 1, "the ids are all different"
     assert seen <= set(told)
     assert len(told) > NUM_REQUESTS / 4
     assert [record.sequence for record in log.records] == list(range(len(opened)))
-    assert sum(count.num for count in log.journal.outcomes()) == len(opened)
-    assert log.journal.dropped_records == {}
+    assert sum(count.num for count in log.recorder.outcomes()) == len(opened)
+    assert log.recorder.dropped_records == {}
     for record in log.records:
         check_tiling(record)
     # The races are worth something only if requests ended in many ways.

@@ -146,7 +146,7 @@ async def test_every_end_has_its_one_record(text: ModelText, style: str, name: s
     assert record.model == ("" if name in ("malformed", "unknown model") else "tiny")
     assert record.options.is_stream is (style == "Generate" or name == "malformed")
     check_tiling(record)
-    (count,) = log.journal.outcomes()
+    (count,) = log.recorder.outcomes()
     assert (count.code, count.reason, count.num) == (record.code, record.reason, 1)
 
 

@@ -372,7 +372,7 @@ class Records:
 
 async def test_the_call_that_brought_a_request_has_its_record(service: SteppedService) -> None:
     records = Records()
-    service.front.accounts._journal = records  # type: ignore[assignment]  # pyright: ignore
+    service.front.accounts._recorder = records  # type: ignore[assignment]  # pyright: ignore
     whole = service.stub.Generate(resumable(request_id="whole"))
     await service.end_of(whole)
     told = await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)

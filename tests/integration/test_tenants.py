@@ -12,7 +12,7 @@ import pytest
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.tenants import engine_request_id
+from penstock.server.tenants import engine_request_id
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2

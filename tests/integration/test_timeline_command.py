@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.flight.dump import dump
-from penstock.server.flight.memory import create_memory
+from penstock.server.observe.flight.dump import dump
+from penstock.server.observe.flight.memory import create_memory
 from support.trace_laws import check_trace
 
 _ENGINE = """
@@ -23,16 +23,16 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_listener import FlightListener
-from penstock.server.flight.writer import FlightWriter
+from penstock.server.observe.flight.facts import facts_of
+from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.flight.writer import FlightWriter
 
 executor = SimulatedExecutor(
     ExecutorConfig(kind=ExecutorKind.SIMULATED, num_blocks=64, max_num_seqs=4, max_seq_len=512)
 )
 config = SchedulerConfig()
 writer = FlightWriter(int(sys.argv[1]), facts_of("demo", 1, executor.info, config))
-engine = Engine(executor, config, time.monotonic, listener=FlightListener(writer))
+engine = Engine(executor, config, time.monotonic, listener=EngineListeners(writer))
 for key in range(1, 13):
     engine.submit((RequestSpec(
         key=key, request_id=f"r{key}", prompt_ids=np.full(30, 77, np.int32), max_tokens=20,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.server.observe.config import TracingConfig
 from penstock.server.processes.environment import observer_environment
-from penstock.server.telemetry.config import TracingConfig
 from support.otlp_receiver import Receiver, grpc_receiver, http_receiver
 from support.traced_process import run_traced
 

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from penstock.server.observer.consumer import Consumer
-from penstock.server.telemetry.config import TracingConfig
-from penstock.server.telemetry.request_record import Content, RequestRecord, TraceParent
-from penstock.server.tracing import keys
-from penstock.server.tracing.export import start_tracing
+from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.request_record import Content, RequestRecord, TraceParent
+from penstock.server.observe.service_listeners import ServiceListener
+from penstock.server.observe.spans import keys
+from penstock.server.observe.spans.export import start_tracing
 from support.otlp_receiver import Receiver, attributes_of, grpc_receiver
 from support.request_records import (
     GENERATE,
@@ -235,7 +235,7 @@ def test_a_limit_of_the_sdk_on_attributes_is_honoured(
 
 def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> None:
     tracing = start_tracing(ON, model="tiny")
-    consumer: Consumer = tracing
+    consumer: ServiceListener = tracing
     num = 3000
     for first in range(1, num, 500):
         consumer.take_records([request_record(number) for number in range(first, first + 500)])

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.routing import LeastLoaded, PrefixAware, RoundRobin
 
 LOADS = st.lists(st.integers(0, 40), min_size=1, max_size=6)

@@ -7,10 +7,10 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.telemetry.request_record import RequestRecord, Segment, SegmentKind
-from penstock.server.tracing.clock import to_unix_ns
-from penstock.server.tracing.plan import MAX_CHILDREN, PlanOptions, plan_trace
+from penstock.server.observe.request_record import RequestRecord, Segment, SegmentKind
+from penstock.server.observe.spans.span_writer import MAX_CHILDREN
 from support.request_records import request_record, trace_parent
+from support.span_trees import tree_of
 
 OFFSET_NS = 1_763_000_000_123_456_789
 
@@ -41,23 +41,20 @@ def lives(draw: st.DrawFn) -> RequestRecord:
 
 @given(lives())
 def test_children_tile_the_root_to_the_nanosecond(record: RequestRecord) -> None:
-    plan = plan_trace(record, PlanOptions())
-    assert len(plan.children) == len(record.segments) <= MAX_CHILDREN
-    edges = [
-        (to_unix_ns(span.start_s, OFFSET_NS), to_unix_ns(span.end_s, OFFSET_NS))
-        for span in plan.children
-    ]
-    assert edges[0][0] == to_unix_ns(plan.start_s, OFFSET_NS)
-    assert edges[-1][1] == to_unix_ns(plan.end_s, OFFSET_NS)
+    tree = tree_of(record, offset_ns=OFFSET_NS)
+    assert len(tree.children) == len(record.segments) <= MAX_CHILDREN
+    edges = [(span.start_ns, span.end_ns) for span in tree.children]
+    assert edges[0][0] == tree.start_ns
+    assert edges[-1][1] == tree.end_ns
     assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
     assert all(start_ns <= end_ns for start_ns, end_ns in edges)
-    assert all(plan.start_s <= event.at_s <= plan.end_s for event in plan.events)
+    assert all(tree.start_ns <= at_ns <= tree.end_ns for _, at_ns in tree.events)
 
 
 @given(lives())
-def test_ids_are_different_and_the_plan_is_a_function_of_the_record(record: RequestRecord) -> None:
-    plan = plan_trace(record, PlanOptions())
-    ids = [plan.span_id, *(span.span_id for span in plan.children)]
+def test_ids_are_different_and_the_trace_is_a_function_of_the_record(record: RequestRecord) -> None:
+    tree = tree_of(record)
+    ids = [tree.span_id, *(span.span_id for span in tree.children)]
     assert len(set(ids)) == len(ids)
     assert all(0 < number < 2**64 for number in ids)
-    assert plan == plan_trace(record, PlanOptions())
+    assert tree == tree_of(record)

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from penstock.server.metrics.catalogue import CATALOGUE, MetricKind
+from penstock.server.observe.metrics.catalogue import CATALOGUE, MetricKind
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARD = DEPLOY / "dashboards" / "penstock.json"

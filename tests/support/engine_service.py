@@ -15,8 +15,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.ports import EngineHello
+from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.rpc.server import FrontServer
-from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
@@ -41,10 +41,10 @@ async def service(
     max_num_waiting: int = 64,
     max_num_seqs: int = 8,
     pace: SimulatedPace = SimulatedPace.IMMEDIATE,
-    journal: Journal | None = None,
+    recorder: RequestRecorder | None = None,
     max_replays: int = 4,
 ) -> AsyncGenerator[Service]:
-    """`journal`: of the first front, whose requests then are traced."""
+    """`recorder`: of the first front, whose requests then are traced."""
     scheduler_config = SchedulerConfig(max_num_waiting=max_num_waiting)
     executor = create_executor(
         ExecutorConfig(
@@ -74,8 +74,8 @@ async def service(
                 text,
                 FrontConfig(front_id=front_id, max_replays=max_replays),
                 port=port,
-                journal=journal if front_id == 1 else None,
-                is_tracing=journal is not None,
+                recorder=recorder if front_id == 1 else None,
+                is_tracing=recorder is not None,
             )
             bound = await server.start("127.0.0.1:0")
             stack.push_async_callback(server.stop)

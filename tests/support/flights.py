@@ -18,11 +18,11 @@ from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Ste
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.step_measure import StepMeasure, measure_of
 from penstock.scheduler.step_note import StepNote
-from penstock.server.flight.facts import FlightFacts, facts_of
-from penstock.server.flight.flight_listener import FlightListener
-from penstock.server.flight.memory import create_memory
-from penstock.server.flight.reader import FlightReader, Recording
-from penstock.server.flight.writer import FlightWriter
+from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.flight.facts import FlightFacts, facts_of
+from penstock.server.observe.flight.memory import create_memory
+from penstock.server.observe.flight.reader import FlightReader, Recording
+from penstock.server.observe.flight.writer import FlightWriter
 
 COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, context_token_s=200e-9)
 BEGIN_S = 1000.0
@@ -107,7 +107,7 @@ class Flown:
         if self.fd < 0:
             self.fd = create_memory(self.num_steps, "test")
         self.writer = FlightWriter(self.fd, facts_of("demo", 1, executor.info, config))
-        listener = _Overhearing(FlightListener(self.writer), self.notes, self.measures)
+        listener = _Overhearing(EngineListeners(self.writer), self.notes, self.measures)
         self.engine = Engine(executor, config, self.clock, listener=listener)
 
     def submit(

@@ -23,7 +23,7 @@ from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from penstock.server.link.frames import Frame, FrontHello
 from penstock.server.link.spec_frames import TRACE_ID_BYTES, Submit
-from penstock.server.telemetry.observer_frames import ObserverFrame
+from penstock.server.observe.frames import ObserverFrame
 
 KEYS = st.integers(1, 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

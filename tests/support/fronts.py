@@ -25,11 +25,11 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
 from penstock.server.link.cache_desk import CacheListener
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
+from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
-from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
@@ -259,7 +259,7 @@ async def serving(
     extra_options: ServerOptions = (),
     clock: Callable[[], float] = time.monotonic,
     channel_options: Sequence[tuple[str, int]] = (),
-    journal: Journal | None = None,
+    recorder: RequestRecorder | None = None,
     is_tracing: bool = False,
     security: Security | None = None,
     credentials: grpc.ChannelCredentials | None = None,
@@ -275,7 +275,7 @@ async def serving(
         clock=clock,
         extra_options=extra_options,
         random=lambda: 0.0,
-        journal=journal,
+        recorder=recorder,
         is_tracing=is_tracing,
         security=security,
         facade=facade,

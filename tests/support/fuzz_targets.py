@@ -12,13 +12,13 @@ from typing import Any
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import RequestError
 from penstock.server.front.limits import Limits
+from penstock.server.observe.trace_context import parse_traceparent
 from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
 from penstock.server.rpc.multiplex_service import apply_command
 from penstock.server.rpc.parsing import num_unknown_fields, parse
 from penstock.server.rpc.statuses import abort_of
 from penstock.server.security.key_set import BadKeySet, read_key_set
 from penstock.server.security.policy_text import BadPolicy, parse_policy
-from penstock.server.telemetry.trace_context import parse_traceparent
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2 as model_pb
 from support.fronts import INFO

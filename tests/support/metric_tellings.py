@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.flight.layout import STEP
-from penstock.server.metrics.exposition import Exposition
-from penstock.server.metrics.service_metrics import ServiceMetrics
-from penstock.server.operations.snapshot import (
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.server.link.ports import EngineHello
+from penstock.server.observe.flight.layout import STEP
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
+from penstock.server.observe.metrics.exposition import Exposition
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
     ModelSnapshot,
@@ -22,8 +25,7 @@ from penstock.server.operations.snapshot import (
     RequestView,
     Snapshot,
 )
-from penstock.server.telemetry.beat import Beat, OutcomeCount
-from penstock.server.telemetry.request_record import (
+from penstock.server.observe.request_record import (
     RequestOptions,
     RequestRecord,
     Segment,
@@ -31,6 +33,20 @@ from penstock.server.telemetry.request_record import (
 )
 
 GENERATE = "penstock.v1.GenerationService/Generate"
+
+
+def engine_hello(epoch: int = 1, num_blocks: int = 40) -> EngineHello:
+    info = ExecutorInfo(
+        name="fake",
+        vocab_size=100,
+        block_size=16,
+        num_blocks=num_blocks,
+        max_seq_len=64,
+        max_num_seqs=8,
+    )
+    return EngineHello(
+        epoch=epoch, model="m", executor=info, max_num_waiting=8, max_num_waiting_tokens=800
+    )
 
 
 def outcome(num: int = 1, **settings: Any) -> OutcomeCount:
@@ -43,7 +59,7 @@ def outcome(num: int = 1, **settings: Any) -> OutcomeCount:
     return OutcomeCount(**{**defaults, **settings}, num=num)
 
 
-def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Beat:
+def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Heartbeat:
     defaults: dict[str, Any] = {
         "pid": 100 + front_id,
         "epoch": 1,
@@ -59,7 +75,7 @@ def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Beat:
         "num_internal_errors": 0,
         "num_records": 0,
     }
-    return Beat(front_id=front_id, outcomes=outcomes, **{**defaults, **settings})
+    return Heartbeat(front_id=front_id, outcomes=outcomes, **{**defaults, **settings})
 
 
 def record(*segments: Segment, **settings: Any) -> RequestRecord:

@@ -20,13 +20,20 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
-from penstock.server.flight.facts import FlightFacts
-from penstock.server.flight.layout import STEP, EventKind
-from penstock.server.flight.memory import create_memory
-from penstock.server.flight.reader import FlightReader
-from penstock.server.flight.ring_memory import EVENT_RING, REQUEST_RING, STEP_RING, RingMemory
-from penstock.server.operations.desk import DeskError
-from penstock.server.operations.snapshot import (
+from penstock.server.observe.flight.facts import FlightFacts
+from penstock.server.observe.flight.layout import STEP, EventKind
+from penstock.server.observe.flight.memory import (
+    EVENT_RING,
+    REQUEST_RING,
+    STEP_RING,
+    RingMemory,
+    create_memory,
+)
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.frames import FrontView
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
+from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
     ModelSnapshot,
@@ -36,8 +43,6 @@ from penstock.server.operations.snapshot import (
     Snapshot,
 )
 from penstock.server.rpc.operations_service import OperationsServer
-from penstock.server.telemetry.beat import Beat, OutcomeCount
-from penstock.server.telemetry.front_view import FrontView
 from penstock.v1 import operations_service_pb2_grpc as pb_grpc
 from support.fronts import PATIENCE_S, RichError, rich_error
 
@@ -147,7 +152,7 @@ class FakeDesk:
         self.requests: tuple[RequestView, ...] = ()
         self.recording: bytes = b""
         self.profile_pieces: tuple[bytes, ...] = (b"speed", b"scope")
-        self.error: DeskError | None = None
+        self.error: OperationsError | None = None
         self.told: list[tuple[Any, ...]] = []
         self.asked = asyncio.Event()
         self.hold: asyncio.Event | None = None
@@ -231,7 +236,7 @@ def outcome(num: int, **changes: Any) -> OutcomeCount:
     return OutcomeCount(num=num, **given)
 
 
-def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Beat:
+def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
     """A front that does well."""
     given: dict[str, Any] = {
         "pid": 100 + front_id,
@@ -249,7 +254,7 @@ def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Beat:
         "num_records": 0,
         **changes,
     }
-    return Beat(front_id=front_id, outcomes=outcomes, **given)
+    return Heartbeat(front_id=front_id, outcomes=outcomes, **given)
 
 
 def step_rows(num_steps: int, at_s: Callable[[int], float], **changes: Any) -> NDArray[Any]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from penstock.server.telemetry.journal import Journal
-from penstock.server.telemetry.request_record import RequestRecord, decode_record
+from penstock.server.observe.request_record import RequestRecord, decode_record
+from penstock.server.observe.request_recorder import RequestRecorder
 from support.fronts import PATIENCE_S
 
 
 class RecordLog:
-    """A journal with everything that it offered, as bytes and as records."""
+    """A recorder with everything that it offered, as bytes and as records."""
 
     def __init__(self) -> None:
-        self.journal = Journal(self._take)
+        self.recorder = RequestRecorder(self._take)
         self.data: list[bytes] = []
         self.records: list[RequestRecord] = []
         self._queue: asyncio.Queue[RequestRecord] = asyncio.Queue()

@@ -26,10 +26,10 @@ async def logged(
 ) -> AsyncGenerator[tuple[ServedFront, RecordLog]]:
     log = RecordLog()
     options.setdefault("is_tracing", True)
-    async with serving(text, config, journal=log.journal, **options) as served:
+    async with serving(text, config, recorder=log.recorder, **options) as served:
         served.port.is_answering = True
         yield served, log
-    assert log.journal.dropped_records == {}
+    assert log.recorder.dropped_records == {}
 
 
 def request(prompt: str = "hello", **fields: Any) -> pb.GenerateRequest:

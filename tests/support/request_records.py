@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.scheduler.events import Stay, Wait
-from penstock.server.telemetry.request_record import (
+from penstock.server.observe.request_record import (
     RequestOptions,
     RequestRecord,
     Segment,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 
 def every_second(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:

@@ -19,7 +19,7 @@ import grpc.aio
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from penstock.client import LiveRequest, OperationsClient, RequestState, WaitReason
-from penstock.server.tracing import keys
+from penstock.server.observe.spans import keys
 from penstock.v1 import generation_service_pb2 as pb
 from support.otlp_receiver import attributes_of
 from support.service import PATIENCE_S

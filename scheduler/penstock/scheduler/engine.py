@@ -20,14 +20,13 @@ from penstock.scheduler.quotas import TenantQuota
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.state import RequestState
-from penstock.scheduler.step_measure import StepMeasure, measure_of
+from penstock.scheduler.step_measure import measure_of
 from penstock.scheduler.step_watch import StepWatch
 
 
 class Engine:
     """Runs requests on one executor.
 
-    `on_measure` is told of every step that was timed; of a self-paced executor there is none.
     `listener` is told of every request, step and turn, before `step` returns the turn's events.
     """
 
@@ -36,7 +35,6 @@ class Engine:
         executor: Executor,
         config: SchedulerConfig,
         clock: Callable[[], float],
-        on_measure: Callable[[StepMeasure], None] | None = None,
         listener: EngineListener | None = None,
     ) -> None:
         self.executor = executor
@@ -45,7 +43,6 @@ class Engine:
         self._depth = executor.info.pipeline_depth
         self._is_self_paced = executor.info.is_self_paced
         self._num_steps = 0
-        self._on_measure = on_measure
         self._watch = None if listener is None else StepWatch(self.scheduler, listener)
         self._check = IntegrityCheck(self.scheduler)
         # When the launched steps were begun, oldest first, and when the last one was collected.
@@ -161,13 +158,8 @@ class Engine:
         batch = self.scheduler.oldest_batch
         if not batch.num_rows or now <= begun_s:
             return
-        is_learning = self.scheduler.note_step(batch, now - begun_s, now)
-        if is_learning or self._on_measure is not None:
-            measure = measure_of(batch, now - begun_s)
-            if is_learning:
-                self.scheduler.learn(measure)
-            if self._on_measure is not None:
-                self._on_measure(measure)
+        if self.scheduler.note_step(batch, now - begun_s, now):
+            self.scheduler.learn(measure_of(batch, now - begun_s))
 
     def next_wakeup_s(self) -> float:
         """When time ends a request, engine clock; NO_TIME when it never does."""

@@ -15,10 +15,10 @@ from penstock.scheduler.setting import SettingError, check, made_by, required, s
 from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.suspect import Suspect
-from penstock.server.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
+from penstock.server.observe.config import ObserverConfig
+from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
 from penstock.server.security.config import SecurityConfig
 from penstock.server.settings.table import declared
-from penstock.server.telemetry.config import ObserverConfig
 
 MAX_NUM_FRONTS = 16
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.flight.timeline import timeline_json
+from penstock.server.observe.flight.timeline import timeline_json
 from support.flights import Flown
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from penstock.server.config import SETTINGS
-from penstock.server.metrics import labels
-from penstock.server.metrics.catalogue import CATALOGUE
+from penstock.server.observe.metrics import labels
+from penstock.server.observe.metrics.catalogue import CATALOGUE
 from support.dashboards import (
     DEPLOY,
     RULES,

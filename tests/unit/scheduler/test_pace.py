@@ -1,5 +1,6 @@
 """Step times on their way from the engine to the limits of the next steps."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,18 +9,51 @@ import pytest
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.flight import Chunk
 from penstock.scheduler.pace import Pace
+from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_measure import StepMeasure
+from penstock.scheduler.step_note import StepNote
 from support.core import make_info, make_spec
 
 PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.001, context_token_s=1e-5)
 
 
+class Steps:
+    """An `EngineListener` that keeps what each step held and how long it took."""
+
+    def __init__(self) -> None:
+        self.measures: list[StepMeasure] = []
+        self._ended_s = 0.0
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """Steps alone are kept."""
+
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """Steps are kept when they are over."""
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """Keep the step of a turn, if it had one."""
+        if note is not None:
+            begun_s = max(note.begun_s, self._ended_s)
+            self._ended_s = note.collected_s
+            self.measures.append(
+                StepMeasure(
+                    num_prefill_tokens=note.num_prefill_tokens,
+                    num_decodes=note.batch.num_decodes,
+                    num_context_tokens=note.num_context_tokens,
+                    seconds=note.collected_s - begun_s,
+                )
+            )
+
+
 def make_engine(
-    measures: list[StepMeasure], *, depth: int = 1, num_seqs: int = 32, **config: Any
+    steps: Steps, *, depth: int = 1, num_seqs: int = 32, **config: Any
 ) -> tuple[Engine, VirtualClock]:
     clock = VirtualClock(5.0)
     executor = SimulatedExecutor(
@@ -35,7 +69,7 @@ def make_engine(
         pacer=clock,
     )
     settings = SchedulerConfig(max_num_batched_tokens=200, known_prices=PRICES)
-    engine = Engine(executor, replace(settings, **config), clock, measures.append)
+    engine = Engine(executor, replace(settings, **config), clock, steps)
     return engine, clock
 
 
@@ -49,8 +83,8 @@ def run(engine: Engine) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_step_is_measured_as_what_it_held_and_what_it_took(depth: int) -> None:
-    measures: list[StepMeasure] = []
-    engine, clock = make_engine(measures, depth=depth)
+    steps = Steps()
+    engine, clock = make_engine(steps, depth=depth)
     engine.submit((make_spec(1, list(range(20)), max_tokens=6, hashed=False),))
     engine.step()
     engine.submit((make_spec(2, list(range(12)), max_tokens=9, hashed=False),))
@@ -60,6 +94,7 @@ def test_every_step_is_measured_as_what_it_held_and_what_it_took(depth: int) -> 
     engine.submit((make_spec(3, list(range(12)), max_tokens=2, hashed=False),))
     run(engine)
 
+    measures = steps.measures
     assert len(measures) >= 10
     assert measures[0].num_prefill_tokens == 20
     assert measures[0].num_context_tokens == 20
@@ -106,8 +141,9 @@ def test_an_executor_that_paces_itself_takes_no_target() -> None:
 
 
 def test_running_requests_keep_their_time_while_prompts_keep_coming() -> None:
-    measures: list[StepMeasure] = []
-    engine, _ = make_engine(measures, target_itl_s=0.06)
+    steps = Steps()
+    measures = steps.measures
+    engine, _ = make_engine(steps, target_itl_s=0.06)
     for key in range(1, 41):
         engine.submit((make_spec(key, [key] * 150, max_tokens=60, hashed=False),))
     run(engine)
@@ -120,9 +156,10 @@ def test_running_requests_keep_their_time_while_prompts_keep_coming() -> None:
 
 
 def test_the_batch_shrinks_to_what_the_target_allows() -> None:
-    measures: list[StepMeasure] = []
+    steps = Steps()
+    measures = steps.measures
     # 10 ms and a millisecond for each of those who run: 32 of them are too many for 30 ms.
-    engine, _ = make_engine(measures, target_itl_s=0.03)
+    engine, _ = make_engine(steps, target_itl_s=0.03)
     for key in range(1, 201):
         engine.submit((make_spec(key, [key] * 8, max_tokens=40, hashed=False),))
     run(engine)

@@ -18,8 +18,8 @@ from penstock.server.link.frames import Frame, decode, encode
 from penstock.server.link.spec_frames import Submit, SubmitFrame
 from penstock.server.link.step_frames import split_by_front
 from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, LinkError
-from penstock.server.telemetry import observer_frames
-from penstock.server.telemetry.observer_frames import ObserverFrame
+from penstock.server.observe import frames as observer_frames
+from penstock.server.observe.frames import ObserverFrame
 from support.frame_draws import FRAMES, OBSERVER_FRAMES, drawn, steps
 
 FORGERY: Codec[Any] = Codec(Any)

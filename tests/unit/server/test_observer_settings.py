@@ -8,8 +8,8 @@ import pytest
 
 from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
 from penstock.server.config import ObserverLaunch, decode_launch, encode_launch
+from penstock.server.observe.config import FlightConfig, ObserverConfig, TracingConfig
 from penstock.server.settings.sources import BadSetting
-from penstock.server.telemetry.config import FlightConfig, ObserverConfig, TracingConfig
 from penstock.tools.command_line import build_parser
 
 

@@ -37,9 +37,9 @@ from penstock.server.config import (
     encode_launch,
 )
 from penstock.server.front.config import FrontConfig
-from penstock.server.logs import LOG_LEVELS
+from penstock.server.observe.config import ObserverConfig
+from penstock.server.observe.logs import LOG_LEVELS
 from penstock.server.settings.sources import BadSetting
-from penstock.server.telemetry.config import ObserverConfig
 from penstock.tools.command_line import build_parser
 
 PRICES = '{"step_s": 0.005, "prefill_token_s": 1e-5, "decode_slot_s": 2e-5, "context_token_s": 0}'

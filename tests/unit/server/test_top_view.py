@@ -17,7 +17,7 @@ from penstock.server.cli import top_board
 from penstock.server.cli.top_board import MAX_COURSE, SORT_KEYS, Board
 from penstock.server.cli.top_figures import cells_of, count, duration, span, sparkline
 from penstock.server.cli.top_view import frame_of
-from penstock.server.operations.snapshot import CacheSnapshot, Snapshot
+from penstock.server.observe.operations.snapshot import CacheSnapshot, Snapshot
 from penstock.server.rpc.mapping_operations import live_request_of, stats_of
 from support.operations_house import MODEL, SNAPSHOT, request_view, waiting_view
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
 from penstock.tools.plan.plan import Plan, guessed_replicas, make_plan
 from penstock.tools.plan.report import plan_json, plan_lines, write_plan_report

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate, candidates_from_json
 from penstock.tools.plan.search import least_replicas
 from penstock.tools.plan.target import PlanTarget, judge

@@ -4,7 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from penstock.server.facades import NO_FACADE, load_facade
-from penstock.server.logs.rate import ALWAYS
+from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.security.exposure import check_exposure, is_loopback
 from penstock.server.security.security import Security
 

@@ -14,7 +14,7 @@ from penstock.executor.device_defaults import device_defaults
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
 from penstock.scheduler.config import AdmissionPolicy
-from penstock.server.logs.rate import ALWAYS
+from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.settings.sources import Sources
 
 log = logging.getLogger(__name__)

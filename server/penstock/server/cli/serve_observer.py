@@ -70,6 +70,6 @@ def _has_traces(sources: Sources) -> bool:
 
 
 def _check_numbers(environment: Mapping[str, str]) -> None:
-    from penstock.server.telemetry.tracing_variables import check_numbers
+    from penstock.server.observe.spans.variables import check_numbers
 
     check_numbers(environment)

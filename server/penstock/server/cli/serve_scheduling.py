@@ -1,8 +1,8 @@
 """Settings of scheduling that need each other, or that another setting makes meaningless."""
 
 from penstock.scheduler.config import SchedulingOrder
-from penstock.server.front.tenants import tenant_fault
 from penstock.server.settings.sources import Sources
+from penstock.server.tenants import tenant_fault
 
 _FAIR_ONLY = ("tenant_weights", "aging_s", "max_num_running_per_tenant", "max_prefill_share")
 _CACHE_ONLY = (

@@ -10,25 +10,30 @@ import traceback
 from penstock.scheduler.events import Failed, Finished
 from penstock.server.front.last_words import PATIENCE_S, LastWords
 from penstock.server.front.request_account import Outcome, RequestAccount
-from penstock.server.telemetry.journal import Journal
-from penstock.server.telemetry.trace_context import NOT_TRACED, RemoteParent, TraceIds
+from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.trace_context import NOT_TRACED, RemoteParent, TraceIds
 
 _log = logging.getLogger(__name__)
 
 
 class Accounts:
-    """Opens accounts, and has `journal` note the record of each when it is closed.
+    """Opens accounts, and has `recorder` note the record of each when it is closed.
 
-    Without a journal nothing is noted. `is_tracing`: requests get ids of traces. `has_content`:
+    Without a recorder nothing is noted. `is_tracing`: requests get ids of traces. `has_content`:
     their records tell prompts and outputs.
     """
 
     def __init__(
-        self, journal: Journal | None, *, is_tracing: bool, front_id: int, has_content: bool
+        self,
+        recorder: RequestRecorder | None,
+        *,
+        is_tracing: bool,
+        front_id: int,
+        has_content: bool,
     ) -> None:
         self.is_tracing = is_tracing
-        self.has_content = has_content and journal is not None
-        self._journal = journal
+        self.has_content = has_content and recorder is not None
+        self._recorder = recorder
         self._front_id = front_id
         self._ids = TraceIds()
         self._last_words = LastWords(self._tell)
@@ -36,7 +41,7 @@ class Accounts:
     @property
     def are_kept(self) -> bool:
         """Whether anybody wants them."""
-        return self._journal is not None
+        return self._recorder is not None
 
     def open(
         self, method: str, *, arrival_s: float, peer: str = "", parent: RemoteParent | None = None
@@ -49,7 +54,7 @@ class Accounts:
         self, account: RequestAccount, outcome: Outcome, now_s: float, *, is_engine_up: bool
     ) -> None:
         """The request is over; only the first time counts."""
-        if self._journal is None or account.outcome is not None:
+        if self._recorder is None or account.outcome is not None:
             return
         account.seal(outcome, now_s)
         live = account.live
@@ -71,21 +76,21 @@ class Accounts:
         self._last_words.give_up(float("inf"))
 
     def _tell(self, account: RequestAccount) -> None:
-        journal = self._journal
-        if journal is None:
+        recorder = self._recorder
+        if recorder is None:
             return
-        sequence = journal.num_records
+        sequence = recorder.num_records
         try:
-            journal.note(
+            recorder.note(
                 account.record(
                     sequence=sequence, front_id=self._front_id, has_content=self.has_content
                 )
             )
         except Exception as error:
             # A bug of ours must not reach the request, which has had its answer.
-            if journal.num_records == sequence:
+            if recorder.num_records == sequence:
                 outcome = account.outcome or Outcome(code=0)
-                journal.note_unreadable(account.method, outcome.code, outcome.reason)
+                recorder.note_unreadable(account.method, outcome.code, outcome.reason)
             # Frames only: the text of an exception may quote a prompt.
             frames = "".join(traceback.format_tb(error.__traceback__))
             _log.error("a record could not be made: %s\n%s", type(error).__name__, frames)

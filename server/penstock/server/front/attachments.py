@@ -23,11 +23,11 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
 from penstock.server.front.received import refuse_sequence
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.front.tenants import PriorityCeilings, engine_request_id
 from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EngineUnavailable
 from penstock.server.link.resume_frames import Attached, Keepsake, Lack
 from penstock.server.link.step_frames import part_of
+from penstock.server.tenants import PriorityCeilings, engine_request_id
 
 SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
 _LOOK_AGAIN_S: Final = 0.05

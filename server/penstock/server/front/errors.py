@@ -5,40 +5,10 @@ edge, which alone knows status codes (`penstock.server.rpc.statuses`). Nothing i
 or output text: it is shown to strangers.
 """
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
-class ErrorReason(enum.StrEnum):
-    """The names of `penstock.v1.ErrorReason` without their prefix."""
-
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
-    EXCEEDS_KV_CACHE = "EXCEEDS_KV_CACHE"
-    MALFORMED_REQUEST = "MALFORMED_REQUEST"
-    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
-    ADAPTER_NOT_FOUND = "ADAPTER_NOT_FOUND"
-    REQUEST_NOT_FOUND = "REQUEST_NOT_FOUND"
-    REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
-    QUEUE_FULL = "QUEUE_FULL"
-    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
-    READER_STALLED = "READER_STALLED"
-    DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-    DRAINING = "DRAINING"
-    ENGINE_DOWN = "ENGINE_DOWN"
-    FEATURE_UNSUPPORTED = "FEATURE_UNSUPPORTED"
-    EXECUTOR_REQUEST_FAILED = "EXECUTOR_REQUEST_FAILED"
-    INTERNAL = "INTERNAL"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
-    SEQUENCE_UNAVAILABLE = "SEQUENCE_UNAVAILABLE"
-    MODEL_NOT_READY = "MODEL_NOT_READY"
-    MODEL_EXISTS = "MODEL_EXISTS"
-    STREAM_SUPERSEDED = "STREAM_SUPERSEDED"
-    EXECUTOR_REFUSED = "EXECUTOR_REFUSED"
-    NOT_POSSIBLE_NOW = "NOT_POSSIBLE_NOW"
+from penstock.server.error_reason import ErrorReason as ErrorReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,13 +34,13 @@ from penstock.server.front.request_table import RequestTable
 from penstock.server.front.results import Results
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.front.tenants import NOBODY, engine_request_id
 from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
 from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
-from penstock.server.telemetry.front_view import FrontView
-from penstock.server.telemetry.journal import Journal
+from penstock.server.observe.frames import FrontView
+from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.tenants import NOBODY, engine_request_id
 from penstock.server.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Front:
     `port`, `gate` and `prompts.quotas` may be set after construction, before the first request.
     `clock` is the engine's.
     `ready_time_s`: when the engine last said hello, seconds since 1970. `shared_writers`: those
-    that serve several requests each; whoever runs one keeps it there. `journal`: notes every
+    that serve several requests each; whoever runs one keeps it there. `recorder`: notes every
     request that ended; with `is_tracing` they have a place in a trace.
     """
 
@@ -65,7 +65,7 @@ class Front:
         *,
         port: EnginePort | None = None,
         clock: Callable[[], float] = time.monotonic,
-        journal: Journal | None = None,
+        recorder: RequestRecorder | None = None,
         is_tracing: bool = False,
     ) -> None:
         self.text = text
@@ -82,7 +82,7 @@ class Front:
         self.is_draining = False
         self.shared_writers: set[SharedWriter[Any]] = set()
         self.accounts = Accounts(
-            journal,
+            recorder,
             is_tracing=is_tracing,
             front_id=config.front_id,
             has_content=config.has_content,

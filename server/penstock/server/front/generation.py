@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.request import SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint
-from penstock.server.front.tenants import NOBODY
+from penstock.server.tenants import NOBODY
 from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateData
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.tenants import engine_request_id
 from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EnginePort
 from penstock.server.link.resume_frames import Keepsake, Kept
 from penstock.server.link.step_frames import StepFrame
+from penstock.server.tenants import engine_request_id
 
 
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:

@@ -15,15 +15,15 @@ from penstock.server.front.content import captured_prompt
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.segments import PREPARE, segments_of
-from penstock.server.front.tenants import NO_CEILINGS, PriorityCeilings
 from penstock.server.front.watched_write import WatchedWrite
-from penstock.server.telemetry.request_record import (
+from penstock.server.observe.request_record import (
     Content,
     RequestOptions,
     RequestRecord,
     Segment,
     TraceParent,
 )
+from penstock.server.tenants import NO_CEILINGS, PriorityCeilings
 
 _NO_OPTIONS = RequestOptions()
 

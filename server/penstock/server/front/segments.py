@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from penstock.scheduler.events import Stay, Wait
-from penstock.server.telemetry.request_record import Segment, SegmentKind
+from penstock.server.observe.request_record import Segment, SegmentKind
 
 PREPARE: Final = SegmentKind.PREPARE
 QUEUE: Final = SegmentKind.QUEUE

@@ -18,7 +18,7 @@ from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
 from penstock.server.front.errors import ErrorReason, RequestError, refuse_field
 from penstock.server.front.generation import Generation
 from penstock.server.front.limits import Limits
-from penstock.server.front.tenants import engine_request_id
+from penstock.server.tenants import engine_request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

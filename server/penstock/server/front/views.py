@@ -1,7 +1,7 @@
 """A live request as operators see it. Owns the step to a `FrontView`; pure."""
 
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.telemetry.front_view import FrontView
+from penstock.server.observe.frames import FrontView
 
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:

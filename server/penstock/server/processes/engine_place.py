@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from penstock.server.config import EngineLaunch, encode_launch, num_usable_cores
 from penstock.server.link.board import BoardView
-from penstock.server.logs.rate import ALWAYS
+from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.autopsy import Autopsy, EngineDeath, is_its_own
 from penstock.server.processes.child import Child
 from penstock.server.processes.environment import engine_environment

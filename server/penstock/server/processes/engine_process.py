@@ -22,10 +22,6 @@ from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig, decode_launch
 from penstock.server.facades import NO_FACADE
-from penstock.server.flight.facts import facts_of
-from penstock.server.flight.flight_listener import FlightListener
-from penstock.server.flight.geometry import FlightError
-from penstock.server.flight.writer import FlightWriter
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.display import Display
@@ -35,6 +31,11 @@ from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
 from penstock.server.link.shown_executor import ShownExecutor
+from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.flight.facts import facts_of
+from penstock.server.observe.flight.layout import FlightError
+from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.processes.control import ChildControl, die_with_parent
 from penstock.server.processes.engine_policy import EnginePolicy
 from penstock.server.processes.exit_codes import (
@@ -46,8 +47,6 @@ from penstock.server.processes.exit_codes import (
 from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orders import Orders
-from penstock.server.recording.recorder import Recorder
-from penstock.server.recording.recording_engine import RecordingEngine
 from penstock.server.security.policy_file import PolicyFile
 
 # Run as a program, its own name would be __main__.
@@ -192,6 +191,7 @@ def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
         recorder = Recorder(
             server.record_path,
             block_size=executor.info.block_size,
+            is_self_paced=executor.info.is_self_paced,
             max_bytes=server.record_max_bytes,
         )
     except OSError as error:
@@ -202,25 +202,25 @@ def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
     return recorder
 
 
-def _engine(
-    launch: EngineLaunch, executor: Executor, recorder: Recorder | None
-) -> Engine | RecordingEngine:
-    server = launch.server
-    writer = _flight_writer(launch, executor)
-    listener = None if writer is None else FlightListener(writer)
-    if recorder is not None:
-        return RecordingEngine(executor, server.scheduler, time.monotonic, recorder, listener)
-    return Engine(executor, server.scheduler, time.monotonic, listener=listener)
+def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None) -> Engine:
+    wanted = (_flight_writer(launch, executor), recorder)
+    listeners = [listener for listener in wanted if listener is not None]
+    return Engine(
+        executor,
+        launch.server.scheduler,
+        time.monotonic,
+        EngineListeners(*listeners) if listeners else None,
+    )
 
 
-def _cache_book(launch: EngineLaunch, engine: Engine | RecordingEngine) -> CacheBook | None:
+def _cache_book(launch: EngineLaunch, engine: Engine) -> CacheBook | None:
     """What is cached, for gateways to follow; None where none is served, or it cannot be known."""
     if launch.server.facade == NO_FACADE or engine.ready_fd is not None:
         return None
     return engine.keep_cache_book()
 
 
-def _policy(launch: EngineLaunch, engine: Engine | RecordingEngine) -> EnginePolicy | None:
+def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
     """What keeps the tenants' limits up to date; None where there is no policy."""
     path = launch.server.security.policy_file
     if path is None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.torch.thread_environment import plan_threads
-from penstock.server.telemetry.config import TracingConfig
+from penstock.server.observe.config import TracingConfig
 
 _QUIET_CORE: Final = {"GRPC_VERBOSITY": "NONE"}
 """gRPC's core writes to stderr by itself, a line for each handshake that fails and, even at ERROR,

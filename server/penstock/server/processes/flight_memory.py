@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 
-from penstock.server.telemetry.config import FlightConfig
+from penstock.server.observe.config import FlightConfig
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class FlightMemory:
         """
         self._port = port
         # Late: it takes numpy along, and the command line wants to be quick before this.
-        from penstock.server.flight.memory import create_memory
+        from penstock.server.observe.flight.memory import create_memory
 
         try:
             self.fd = create_memory(self._config.num_steps, "penstock-flight")
@@ -44,7 +44,7 @@ class FlightMemory:
 
     async def dump(self, why: str) -> None:
         """Write what is there to a file of the flight folder and log its path, or why not."""
-        from penstock.server.flight.dump import dump
+        from penstock.server.observe.flight.dump import dump
 
         if self.fd < 0:
             log.warning("there is no flight recorder to write down")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.server.config import FrontLaunch, encode_launch
 from penstock.server.link.board import BeatsView
-from penstock.server.logs.rate import ALWAYS
+from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child
 from penstock.server.processes.environment import front_environment
 from penstock.server.processes.hang_watch import HangWatch

@@ -22,6 +22,7 @@ from penstock.server.front.spare_memory import keep_large_apart
 from penstock.server.front.text_quota import TextQuotas
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.descriptors import allow_many_descriptors
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
@@ -35,7 +36,6 @@ from penstock.server.rpc.foreign import FacadeMaker
 from penstock.server.rpc.options import keepalive_of
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
-from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
 # Run as a program, its own name would be __main__.
@@ -73,8 +73,8 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         )
         security = _security(launch.server)
         board = _board(launch)
-        journal = None if watch is None else watch.journal
-        server = _server(launch, text, port, security, journal, _facade(config, board))
+        recorder = None if watch is None else watch.recorder
+        server = _server(launch, text, port, security, recorder, _facade(config, board))
         server.front.gate = QueueGate(
             board,
             config.num_fronts,
@@ -161,11 +161,11 @@ def _server(
     text: ModelText,
     port: UnixEnginePort,
     security: Security,
-    journal: Journal | None,
+    recorder: RequestRecorder | None,
     facade: FacadeMaker | None,
 ) -> FrontServer:
     observer, front = launch.server.observer, launch.server.front
-    is_tracing = journal is not None and observer.tracing.is_on
+    is_tracing = recorder is not None and observer.tracing.is_on
     return FrontServer(
         text,
         dataclasses.replace(
@@ -176,7 +176,7 @@ def _server(
         port=port,
         keepalive=keepalive_of(front),
         has_operations=observer.operations_port is not None,
-        journal=journal,
+        recorder=recorder,
         is_tracing=is_tracing,
         security=security,
         facade=facade,

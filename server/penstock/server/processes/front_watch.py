@@ -1,4 +1,4 @@
-"""What a front tells of itself: its journal, its line to the observer, its heartbeat, put together.
+"""What a front reports: its recorder, its exporter to the observer, its heartbeat, put together.
 
 Owns their composition and their end. A front without an observer has none of it.
 """
@@ -10,33 +10,31 @@ from pathlib import Path
 
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.server.link.ports import EngineHello, EngineListener
+from penstock.server.observe.exporter import Exporter
+from penstock.server.observe.frames import FrontView, Hello
+from penstock.server.observe.heartbeat import Heartbeat, HeartbeatTimer
+from penstock.server.observe.request_recorder import NO_ROOM, RequestRecorder
 from penstock.server.processes.orders import Orders
 from penstock.server.rpc.server import FrontServer
-from penstock.server.telemetry.beat import Beat
-from penstock.server.telemetry.front_view import FrontView
-from penstock.server.telemetry.journal import NO_ROOM, Journal
-from penstock.server.telemetry.observer_frames import Hello
-from penstock.server.telemetry.outbox import Outbox
-from penstock.server.telemetry.pulse import Pulse
 
 _LAST_WORDS_S = 0.2
 """How long the observer may take to take the last records."""
 
 
 class FrontWatch:
-    """`path`: the observer's socket. The journal is there from the start, for the server."""
+    """`path`: the observer's socket. The recorder is there from the start, for the server."""
 
     def __init__(self, path: Path, front_id: int) -> None:
         self._front_id = front_id
         self._server: FrontServer | None = None
-        self._outbox = Outbox(
+        self._exporter = Exporter(
             path,
             Hello(front_id=front_id, pid=os.getpid()),
             live_views=self._live_views,
             carry_out=Orders(f"front {front_id}").carry_out,
         )
-        self._pulse = Pulse(self._beat)
-        self.journal = Journal(self._outbox.offer)
+        self._timer = HeartbeatTimer(self._beat)
+        self.recorder = RequestRecorder(self._exporter.offer)
 
     def hearing(self, listener: EngineListener) -> EngineListener:
         """`listener`, with a beat as soon as an engine comes or goes."""
@@ -45,13 +43,13 @@ class FrontWatch:
     async def start(self, server: FrontServer) -> None:
         """Tell of `server` from now on. Does not wait for the observer."""
         self._server = server
-        await self._outbox.start()
-        self._pulse.start()
+        await self._exporter.start()
+        self._timer.start()
 
     async def close(self) -> None:
         """Say the last words, soon, and hang up."""
-        self._pulse.stop()
-        await self._outbox.close(_LAST_WORDS_S)
+        self._timer.stop()
+        await self._exporter.close(_LAST_WORDS_S)
 
     def _live_views(self) -> Iterable[FrontView]:
         return () if self._server is None else self._server.front.live_views()
@@ -62,13 +60,13 @@ class FrontWatch:
 
     def _beat(self, loop_lag_s: tuple[float, ...]) -> None:
         assert self._server is not None
-        front, journal = self._server.front, self.journal
+        front, recorder = self._server.front, self.recorder
         counters = front.counters
         estimate_s, at_s = _queue_estimate(front.newest_place)
-        # The outbox knows why it had no room.
-        dropped = {why: num for why, num in journal.dropped_records.items() if why != NO_ROOM}
-        self._outbox.tell(
-            Beat(
+        # The exporter knows why it had no room.
+        dropped = {why: num for why, num in recorder.dropped_records.items() if why != NO_ROOM}
+        self._exporter.tell(
+            Heartbeat(
                 front_id=self._front_id,
                 pid=os.getpid(),
                 epoch=0 if front.hello is None else front.hello.epoch,
@@ -83,9 +81,9 @@ class FrontWatch:
                 num_unknown_fields=counters.num_unknown_fields,
                 num_lowered_priorities=counters.num_lowered_priorities,
                 num_internal_errors=counters.num_internal_errors,
-                num_records=journal.num_records,
-                dropped_records={**dropped, **self._outbox.dropped},
-                outcomes=journal.outcomes(),
+                num_records=recorder.num_records,
+                dropped_records={**dropped, **self._exporter.dropped},
+                outcomes=recorder.outcomes(),
                 loop_lag_s=loop_lag_s,
                 queue_estimate_s=estimate_s,
                 queue_estimate_at_s=at_s,

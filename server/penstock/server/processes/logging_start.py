@@ -1,7 +1,7 @@
 """How the processes of a service begin to log: alike, as its settings say."""
 
 from penstock.server.config import ServerConfig
-from penstock.server.logs import configure_logging
+from penstock.server.observe.logs import configure_logging
 
 
 def start_logging(process: str, server: ServerConfig) -> None:

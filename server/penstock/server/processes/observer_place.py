@@ -11,13 +11,13 @@ from pathlib import Path
 
 from penstock.server.config import ObserverLaunch, encode_launch
 from penstock.server.link.control_frames import FromChild
+from penstock.server.observe.config import ObserverConfig
 from penstock.server.processes.child import Child
 from penstock.server.processes.environment import observer_environment
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
 from penstock.server.processes.modules import OBSERVER_MODULE
 from penstock.server.processes.slot import KeepsDying, Slot
 from penstock.server.processes.surroundings import Surroundings
-from penstock.server.telemetry.config import ObserverConfig
 
 log = logging.getLogger(__name__)
 

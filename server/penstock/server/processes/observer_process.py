@@ -13,8 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -24,15 +23,14 @@ import uvloop
 from penstock.scheduler.live_view import LiveView
 from penstock.server.config import ObserverLaunch, decode_launch
 from penstock.server.link.board import BoardView, LoadState
-from penstock.server.link.ports import EngineHello
-from penstock.server.observer.consumer import Consumer
-from penstock.server.observer.desk import ServiceDesk
-from penstock.server.observer.engine_line import EngineLine
-from penstock.server.observer.fanout import Fanout
-from penstock.server.observer.flight_box import FlightBox
-from penstock.server.observer.hub import FrontsHub
-from penstock.server.observer.steps import StepPoll
-from penstock.server.operations.snapshot import RequestView
+from penstock.server.observe.engine_client import EngineClient
+from penstock.server.observe.flight_source import FlightSource
+from penstock.server.observe.frames import FrontView
+from penstock.server.observe.front_receiver import FrontReceiver
+from penstock.server.observe.operations.service import ServiceOperations
+from penstock.server.observe.operations.snapshot import RequestView
+from penstock.server.observe.service_listeners import ServiceListeners
+from penstock.server.observe.spans.variables import forget_blank_numbers
 from penstock.server.processes import process_table
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
@@ -41,13 +39,11 @@ from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orders import Orders
 from penstock.server.security.security import Security
-from penstock.server.telemetry.front_view import FrontView
-from penstock.server.telemetry.tracing_variables import forget_blank_numbers
 
 if TYPE_CHECKING:
-    from penstock.server.metrics.service_metrics import ServiceMetrics
-    from penstock.server.operations.snapshots import SnapshotMaker
-    from penstock.server.tracing.export import Tracing
+    from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+    from penstock.server.observe.operations.snapshots import SnapshotMaker
+    from penstock.server.observe.spans.export import Tracing
 
 # Run as a program, its own name would be __main__.
 log = logging.getLogger("penstock.server.processes.observer_process")
@@ -63,26 +59,6 @@ _LEAST_TRACES_S = 0.6
 """Of the time to end: what they are left when there is little."""
 _MARGIN_S = 0.1
 """Of the time to end: for all else."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Listeners:
-    """Who makes something of what is heard."""
-
-    snapshots: "SnapshotMaker"
-    metrics: "ServiceMetrics | None" = None
-    tracing: "Tracing | None" = None
-
-    def __iter__(self) -> Iterator[Consumer]:
-        """Those that are there."""
-        for listener in (self.snapshots, self.metrics, self.tracing):
-            if listener is not None:
-                yield listener
-
-    def take_totals(self, epoch: int, totals: dict[str, int]) -> None:
-        """The engine's own counts, exact where steps were missed."""
-        if self.metrics is not None:
-            self.metrics.take_totals(epoch, totals)
 
 
 def main(arguments: list[str]) -> int:
@@ -124,17 +100,20 @@ class _Observer:
     def __init__(self, control: ChildControl, launch: ObserverLaunch) -> None:
         self._control = control
         self._launch = launch
-        self._listeners = listeners = _Listeners(snapshots=_snapshots(launch))
-        consumer = Fanout(listeners)
-        self._hub = FrontsHub(consumer)
-        self._engine = EngineLine(launch.socket_path, self._on_engine)
-        self._flight: FlightBox | None = None
-        self._poll: StepPoll | None = None
+        self._snapshots = _snapshots(launch)
+        self._metrics: ServiceMetrics | None = None
+        self._tracing: Tracing | None = None
+        self._listeners = listeners = ServiceListeners(self._snapshots)
+        self._hub = FrontReceiver(listeners)
+        self._engine = EngineClient(launch.socket_path, listeners.take_engine)
+        self._flight: FlightSource | None = None
         if launch.flight_fd >= 0:
-            self._flight = FlightBox(
-                launch.flight_fd, launch.server.observer.flight.folder, launch.server.port
+            self._flight = FlightSource(
+                launch.flight_fd,
+                listeners,
+                folder=launch.server.observer.flight.folder,
+                port=launch.server.port,
             )
-            self._poll = StepPoll(self._flight, consumer, listeners.take_totals)
         self._security = Security(
             launch.server.security, is_behind_proxy=bool(launch.server.front.tenant_metadata_key)
         )
@@ -143,18 +122,18 @@ class _Observer:
 
     async def start(self) -> dict[str, int]:
         """Begin to listen; the ports, by name."""
-        launch, listeners = self._launch, self._listeners
+        launch = self._launch
         if launch.server.observer.tracing.is_on:
-            from penstock.server.tracing.export import start_tracing
+            from penstock.server.observe.spans.export import start_tracing
 
             forget_blank_numbers(os.environ)
-            listeners.tracing = start_tracing(
-                launch.server.observer.tracing, model=launch.server.model
-            )
+            self._tracing = start_tracing(launch.server.observer.tracing, model=launch.server.model)
+            self._listeners.add(self._tracing)
         if launch.metrics_port is not None:
-            listeners.metrics = _metrics(launch, listeners, self._hub)
-        if self._poll is not None:
-            self._poll.start()
+            self._metrics = _metrics(launch, self._tracing, self._hub)
+            self._listeners.add(self._metrics)
+        if self._flight is not None:
+            self._flight.start()
         await self._hub.start(socket.socket(fileno=launch.listener_fd))
         await self._engine.start()
         self._keeping = asyncio.create_task(self._security.keep_up(), name="keep up with security")
@@ -167,31 +146,31 @@ class _Observer:
             self._keeping.cancel()
         spare_s = end_s - _LEAST_TRACES_S - time.monotonic()
         await self._hub.close(min(_HEAR_OUT_S, max(0.0, spare_s)))
-        if self._poll is not None:
-            await self._poll.stop()
+        if self._flight is not None:
+            await self._flight.stop()
         await self._engine.close()
         ends = [door() for door in self._doors]
-        if self._listeners.tracing is not None:
+        if self._tracing is not None:
             left_s = min(_TRACES_S, max(0.0, end_s - time.monotonic()))
-            ends.append(asyncio.to_thread(self._listeners.tracing.close, left_s))
+            ends.append(asyncio.to_thread(self._tracing.close, left_s))
         for problem in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(problem, Exception):
                 log.error("an end went wrong: %s", in_one_line(problem))
 
     async def _open_doors(self) -> dict[str, int]:
-        launch, metrics = self._launch, self._listeners.metrics
+        launch, metrics = self._launch, self._metrics
         host = launch.server.observer.operations_host
-        desk = self._desk()
+        operations = self._operations()
         ports: dict[str, int] = {}
         if launch.metrics_port is not None and metrics is not None:
-            from penstock.server.metrics.http import MetricsServer
-            from penstock.server.metrics.live_status import LiveStatus
+            from penstock.server.observe.metrics.http import MetricsServer
+            from penstock.server.observe.metrics.live_status import LiveStatus
 
             page = MetricsServer(
                 host=host,
                 port=launch.metrics_port,
                 metrics=metrics,
-                status=LiveStatus(desk, asyncio.get_running_loop()),
+                status=LiveStatus(operations, asyncio.get_running_loop()),
                 is_reserved=True,
                 security=self._security,
             )
@@ -202,7 +181,7 @@ class _Observer:
             from penstock.server.rpc.operations_service import OperationsServer
 
             server = OperationsServer(
-                desk,
+                operations,
                 host,
                 launch.operations_port,
                 is_port_reserved=True,
@@ -212,8 +191,8 @@ class _Observer:
             self._doors.append(server.stop)
         return ports
 
-    def _desk(self) -> ServiceDesk:
-        from penstock.server.operations.merging import merge
+    def _operations(self) -> ServiceOperations:
+        from penstock.server.observe.operations.merging import merge
 
         model = self._launch.server.model
 
@@ -229,8 +208,8 @@ class _Observer:
                 to_unix_s=lambda at_s: now_unix_s + (at_s - now_s),
             )
 
-        return ServiceDesk(
-            snapshots=self._listeners.snapshots,
+        return ServiceOperations(
+            snapshots=self._snapshots,
             fronts=self._hub,
             engine=self._engine,
             flight=self._flight,
@@ -239,50 +218,24 @@ class _Observer:
             tell_supervisor=self._control.tell,
         )
 
-    def _on_engine(self, hello: EngineHello) -> None:
-        from penstock.server.operations.snapshots import EngineFacts
-
-        info = hello.executor
-        self._listeners.snapshots.set_engine(
-            EngineFacts(
-                max_num_seqs=info.max_num_seqs,
-                max_num_batched_tokens=self._launch.server.scheduler.max_num_batched_tokens,
-                block_size_tokens=info.block_size,
-                num_blocks=info.num_blocks,
-            )
-        )
-        if self._listeners.metrics is not None:
-            from penstock.server.metrics.step_metrics import EngineShape
-
-            self._listeners.metrics.take_engine(
-                EngineShape(
-                    epoch=hello.epoch,
-                    block_size_tokens=info.block_size,
-                    num_blocks=info.num_blocks,
-                    max_num_seqs=info.max_num_seqs,
-                )
-            )
-
 
 def _snapshots(launch: ObserverLaunch) -> "SnapshotMaker":
-    from penstock.server.operations.snapshots import SnapshotMaker
+    from penstock.server.observe.operations.snapshots import SnapshotMaker
 
-    return SnapshotMaker(launch.server.model, started_s=launch.started_s)
+    return SnapshotMaker(
+        launch.server.model,
+        max_num_batched_tokens=launch.server.scheduler.max_num_batched_tokens,
+        started_s=launch.started_s,
+    )
 
 
-def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "ServiceMetrics":
-    from penstock.server.metrics.service_metrics import ServiceMetrics
+def _metrics(
+    launch: ObserverLaunch, tracing: "Tracing | None", hub: FrontReceiver
+) -> "ServiceMetrics":
+    from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 
     def traces() -> dict[str, int]:
-        return {} if listeners.tracing is None else listeners.tracing.counters()
-
-    def lost_traces() -> dict[str, int]:
-        lost: dict[str, int] = {}
-        for name, num in traces().items():
-            _, _, reason = name.partition("_dropped_")
-            if reason:
-                lost[reason] = lost.get(reason, 0) + num
-        return lost
+        return {} if tracing is None else tracing.counters()
 
     def processes() -> dict[str, int]:
         return processes_of_service(hub.pids)
@@ -296,7 +249,6 @@ def _metrics(launch: ObserverLaunch, listeners: _Listeners, hub: FrontsHub) -> "
         model=launch.server.model,
         tenants=launch.server.observer.metrics_tenants,
         version=_version(),
-        trace_drops=lost_traces,
         trace_counts=traces,
         processes=processes,
         load=load,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
-from penstock.server.logs import set_log_level
+from penstock.server.observe.logs import set_log_level
 from penstock.server.processes.sampler import sample
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.server.logs.rate import ALWAYS
+from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes import process_table
 from penstock.server.processes.child import Child
 from penstock.server.processes.process_table import ProcessEntry

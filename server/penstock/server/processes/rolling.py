@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from penstock.server.logs.rate import ALWAYS
+from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.crew import Crew
 from penstock.server.processes.engine_place import EnginePlace
 from penstock.server.processes.front_place import FrontPlace

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.server.link.control_frames import FromChild, StopHeard
-from penstock.server.logs.rate import ALWAYS
+from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK, describe_exit
 from penstock.server.processes.restarts import MAX_DEATHS, WINDOW_S, RestartPolicy

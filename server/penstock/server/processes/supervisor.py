@@ -23,7 +23,7 @@ from typing import Any
 from penstock.server.config import ServerConfig
 from penstock.server.link.board import create_beats, create_board
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
-from penstock.server.logs import LOG_LEVELS, set_log_level
+from penstock.server.observe.logs import LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
 from penstock.server.processes.crew import Crew
 from penstock.server.processes.drain import drain_in_order

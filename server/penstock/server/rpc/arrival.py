@@ -28,7 +28,6 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.front.tenants import NOBODY, PriorityCeilings
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Admitted
 from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
@@ -38,6 +37,7 @@ from penstock.server.rpc.reading_slots import ReadingSlots
 from penstock.server.rpc.reflection import HandlerHouse
 from penstock.server.rpc.statuses import abort_of
 from penstock.server.security.rights import Caller, Right
+from penstock.server.tenants import NOBODY, PriorityCeilings
 
 R = TypeVar("R")
 _MALFORMED = Refusal(reason=ErrorReason.MALFORMED_REQUEST)

@@ -7,8 +7,8 @@ proxy that knows its callers and sets the key itself (`FrontConfig.tenant_metada
 from collections.abc import Iterable
 
 from penstock.server.front.errors import RequestError, refuse_field
-from penstock.server.front.tenants import NOBODY, tenant_fault
 from penstock.server.rpc.handlers import Context
+from penstock.server.tenants import NOBODY, tenant_fault
 
 
 def tenant_of(context: Context, key: str) -> str:

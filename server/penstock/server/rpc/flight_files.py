@@ -4,8 +4,8 @@ Owns the reading of a recording's bytes for this purpose. Slow where there are m
 off the event loop.
 """
 
-from penstock.server.flight.reader import FlightReader
-from penstock.server.flight.timeline import timeline_json
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.flight.timeline import timeline_json
 from penstock.server.rpc.mapping_flight import step_records
 from penstock.v1 import stats_pb2
 

@@ -25,10 +25,10 @@ from google.rpc.status_pb2 import Status
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.front.request_account import Outcome, RequestAccount
+from penstock.server.observe.trace_context import trace_metadata
 from penstock.server.rpc.outcomes import OK, outcome_of_failure
 from penstock.server.rpc.statuses import abort_of, retry_delay_s, status_of
 from penstock.server.security.rights import Caller
-from penstock.server.telemetry.trace_context import trace_metadata
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.flight.layout import EventKind
-from penstock.server.flight.reader import Recording
-from penstock.server.operations.engine_steps import wait_reason_name
-from penstock.server.operations.snapshot import CacheSnapshot
+from penstock.server.observe.flight.layout import EventKind
+from penstock.server.observe.flight.reader import Recording
+from penstock.server.observe.operations.engine_steps import wait_reason_name
+from penstock.server.observe.operations.snapshot import CacheSnapshot
 from penstock.server.rpc.mapping_operations import (
     cache_of,
     duration_if_known,

@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from penstock.server.operations.snapshot import (
+from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
     ModelSnapshot,

@@ -15,6 +15,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes
+from penstock.server.observe.trace_context import RemoteParent, parse_traceparent
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import (
     num_lowered_priorities,
@@ -26,7 +27,6 @@ from penstock.server.rpc.outcomes import OK, outcome_of
 from penstock.server.rpc.parsing import num_unknown_fields
 from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.security.rights import Caller
-from penstock.server.telemetry.trace_context import RemoteParent, parse_traceparent
 from penstock.v1 import generation_service_pb2 as pb
 
 MAX_UNSENT_REFUSALS: Final = 256

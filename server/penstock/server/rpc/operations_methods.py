@@ -1,7 +1,7 @@
-"""OperationsService: the handlers, over a desk.
+"""OperationsService: the handlers, over an `Operations`.
 
 Owns what is checked of a request and how an answer is cut into messages. How answers are found is
-the desk's; what they look like is `mapping_operations`' and `mapping_flight`'s.
+its; what they look like is `mapping_operations`' and `mapping_flight`'s.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
-from penstock.server.operations.desk import Desk, DeskError
-from penstock.server.operations.merging import arrival_order
-from penstock.server.operations.snapshot import RequestView
+from penstock.server.observe.operations.merging import arrival_order
+from penstock.server.observe.operations.operations import Operations, OperationsError
+from penstock.server.observe.operations.snapshot import RequestView
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
 from penstock.server.rpc.handlers import Context, HandlerWrapper, StreamHandler, UnaryHandler
 from penstock.server.rpc.mapping_in.generation import check_model
@@ -57,8 +57,8 @@ _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESS
 class OperationsMethods:
     """The handlers. `stopping` is set when the server is about to stop: watchers are let go."""
 
-    def __init__(self, desk: Desk, stopping: asyncio.Event) -> None:
-        self._desk = desk
+    def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
+        self._operations = operations
         self._stopping = stopping
         self._flight_turns = asyncio.Semaphore(MAX_FLIGHT_MAKERS)
         self._num_flight_readers = 0
@@ -89,7 +89,7 @@ class OperationsMethods:
         del context
         request = parse(pb.GetStatsRequest, data)
         model = self._model_of(request)
-        stats = stats_of(self._desk.snapshot(), model)
+        stats = stats_of(self._operations.snapshot(), model)
         return pb.GetStatsResponse(stats=stats).SerializeToString()
 
     async def watch_stats(self, data: bytes, context: Context) -> None:
@@ -104,7 +104,7 @@ class OperationsMethods:
         violations.raise_if_any()
         model = self._model_of(request)
         while not self._stopping.is_set():
-            stats = stats_of(self._desk.snapshot(), model)
+            stats = stats_of(self._operations.snapshot(), model)
             await context.write(pb.WatchStatsResponse(stats=stats).SerializeToString())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), interval_s)
@@ -172,7 +172,7 @@ class OperationsMethods:
             )
         violations.raise_if_any()
         with _told():
-            num_live = await self._desk.drain(timeout_s)
+            num_live = await self._operations.drain(timeout_s)
         return pb.DrainResponse(num_live_requests=num_live).SerializeToString()
 
     async def get_flight_record(self, data: bytes, context: Context) -> None:
@@ -206,7 +206,7 @@ class OperationsMethods:
     ) -> Iterator[pb.GetFlightRecordResponse]:
         """The recorder's memory in messages. Made off the loop: thousands of steps take a while."""
         with _told():
-            recording = await self._desk.flight_record()
+            recording = await self._operations.flight_record()
         if file_format == pb.FLIGHT_RECORD_FORMAT_RAW:
             return _file_responses(recording)
         if file_format == pb.FLIGHT_RECORD_FORMAT_PERFETTO:
@@ -221,7 +221,7 @@ class OperationsMethods:
         request = parse(pb.DumpFlightRecordRequest, data)
         self._model_of(request)
         with _told():
-            path = await self._desk.dump_flight_record("operator")
+            path = await self._operations.dump_flight_record("operator")
         return pb.DumpFlightRecordResponse(path=str(path)).SerializeToString()
 
     async def set_log_level(self, data: bytes, context: Context) -> bytes:
@@ -233,7 +233,7 @@ class OperationsMethods:
             names = ", ".join(name.upper() for name in _LEVELS.values())
             raise refuse_field("level", f"must be one of {names}")
         with _told():
-            await self._desk.set_log_level(level)
+            await self._operations.set_log_level(level)
         return pb.SetLogLevelResponse().SerializeToString()
 
     async def profile(self, data: bytes, context: Context) -> None:
@@ -241,7 +241,7 @@ class OperationsMethods:
         request = parse(pb.ProfileRequest, data)
         process, duration_s = _profile_of(request)
         with _told():
-            pieces = self._desk.profile(process, duration_s)
+            pieces = self._operations.profile(process, duration_s)
             async for chunk in _rechunked(pieces):
                 await context.write(pb.ProfileResponse(file_chunk=chunk).SerializeToString())
 
@@ -255,20 +255,20 @@ class OperationsMethods:
     ) -> str | None:
         """The model that is asked for, None for all; raises RequestError for one that is not."""
         model = request.model if request.HasField("model") else None
-        check_model(model, tuple(each.model for each in self._desk.snapshot().models))
+        check_model(model, tuple(each.model for each in self._operations.snapshot().models))
         return model
 
     async def _live_requests(self) -> tuple[RequestView, ...]:
         with _told():
-            return await self._desk.live_requests()
+            return await self._operations.live_requests()
 
 
 @contextlib.contextmanager
 def _told() -> Generator[None]:
-    """What the desk cannot do is told with its reason, which is written for operators."""
+    """What cannot be done is reported with its reason, which is written for operators."""
     try:
         yield
-    except DeskError as error:
+    except OperationsError as error:
         raise refuse(ErrorReason.NOT_POSSIBLE_NOW, str(error)) from None
 
 
@@ -281,7 +281,7 @@ def _is_asked_for(view: RequestView, request: pb.ListLiveRequestsRequest) -> boo
 
 
 def _profile_of(request: pb.ProfileRequest) -> tuple[str, float]:
-    """The process in the desk's words, and for how long; raises RequestError."""
+    """The process as `Operations` names it, and for how long; raises RequestError."""
     violations = Violations()
     process = _PROCESSES.get(request.process)
     if process is None:

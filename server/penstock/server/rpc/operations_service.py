@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
-from penstock.server.operations.desk import Desk
+from penstock.server.observe.operations.operations import Operations
 from penstock.server.rpc import health, reflection
 from penstock.server.rpc.arrival import TimelyServer
 from penstock.server.rpc.gate import Gate
@@ -32,7 +32,7 @@ _FLUSH_S = 0.5
 
 
 class OperationsServer:
-    """Serves a desk on `host` and `port` (0: any free one). Lives on one running event loop.
+    """Serves `Operations` on `host` and `port` (0: any free one). Lives on one running event loop.
 
     `is_port_reserved`: this service holds the port already, by a socket with SO_REUSEPORT that does
     not listen. `security` None: plain text, and everybody may call.
@@ -40,7 +40,7 @@ class OperationsServer:
 
     def __init__(
         self,
-        desk: Desk,
+        operations: Operations,
         host: str,
         port: int,
         *,
@@ -54,7 +54,7 @@ class OperationsServer:
         self._stopping = asyncio.Event()
         self._tls = None if security is None else security.tls
         self._gate = Gate(security)
-        self._methods = OperationsMethods(desk, self._stopping)
+        self._methods = OperationsMethods(operations, self._stopping)
         self._wrapper = HandlerWrapper(
             retry_after_s=_RETRY_AFTER_S, on_internal_error=self._count_internal_error
         )

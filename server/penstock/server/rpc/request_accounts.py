@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 from penstock.server.front.front import Front
 from penstock.server.front.request_account import Outcome, RequestAccount
-from penstock.server.rpc.handlers import Context
-from penstock.server.telemetry.request_record import RequestOptions
-from penstock.server.telemetry.trace_context import (
+from penstock.server.observe.request_record import RequestOptions
+from penstock.server.observe.trace_context import (
     NOT_TRACED,
     TRACEPARENT_KEY,
     TRACESTATE_KEY,
     RemoteParent,
     parse_traceparent,
 )
+from penstock.server.rpc.handlers import Context
 from penstock.v1 import generation_service_pb2 as pb
 
 _OPTION_DIGITS = 6

@@ -12,7 +12,6 @@ from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.received import Received, received
-from penstock.server.front.tenants import PriorityCeilings
 from penstock.server.link.attaching import ResumePort
 from penstock.server.rpc.delivery import deliver
 from penstock.server.rpc.handlers import CallFailed, Context
@@ -22,6 +21,7 @@ from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.rpc.multiplex_encoding import varint
 from penstock.server.rpc.parsing import parse
 from penstock.server.security.rights import Caller
+from penstock.server.tenants import PriorityCeilings
 from penstock.v1 import generation_service_pb2 as pb
 
 FEATURE = "resume"

@@ -23,6 +23,7 @@ from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.front import Front
 from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
 from penstock.server.link.ports import EngineHello, EnginePort
+from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.rpc import (
     generation_service,
     health,
@@ -40,7 +41,6 @@ from penstock.server.rpc.model_service import ModelService
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
 from penstock.server.rpc.secure_port import add_port
 from penstock.server.security.security import Security
-from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class FrontServer:
     """A front with its gRPC server; an `EngineListener`. Lives on one running event loop.
 
     Usually the link's client is built first (`port`), then this, then the client is started with
-    this as its listener. `journal` and `is_tracing`: see `Front`; every record is noted when
+    this as its listener. `recorder` and `is_tracing`: see `Front`; every record is noted when
     `drain` or `stop` returns.
     `has_operations`: the service has an OperationsService, on a port of its own. `security` None:
     plain text, and everybody may call. `facade` makes a service of another contract over the same
@@ -79,13 +79,13 @@ class FrontServer:
         extra_options: ServerOptions = (),
         has_operations: bool = False,
         random: Callable[[], float] = random.random,
-        journal: Journal | None = None,
+        recorder: RequestRecorder | None = None,
         is_tracing: bool = False,
         security: Security | None = None,
         facade: FacadeMaker | None = None,
     ) -> None:
         self.front = Front(
-            text, config, port=port, clock=clock, journal=journal, is_tracing=is_tracing
+            text, config, port=port, clock=clock, recorder=recorder, is_tracing=is_tracing
         )
         self._keepalive = keepalive or KeepaliveConfig()
         self._tls = None if security is None else security.tls

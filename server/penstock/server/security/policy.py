@@ -13,8 +13,8 @@ from typing import Final
 from penstock.scheduler.config import MAX_WEIGHT
 from penstock.scheduler.quotas import TenantQuota
 from penstock.scheduler.setting import SettingError, check, setting
-from penstock.server.front.tenants import MAX_PRIORITY, PriorityCeilings
 from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
+from penstock.server.tenants import MAX_PRIORITY, PriorityCeilings
 
 JWT_ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
 """Signatures of key pairs only: with a shared key, whoever can check a token can make one."""

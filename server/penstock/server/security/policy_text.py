@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 
 from penstock.executor.config_json import WrongKind, from_json_value
 from penstock.scheduler.setting import SettingError
-from penstock.server.front.tenants import tenant_fault
 from penstock.server.security.policy import JwtPolicy, Policy, StaticToken, TenantPolicy
+from penstock.server.tenants import tenant_fault
 
 VERSION: Final = 1
 MAX_POLICY_BYTES: Final = 4 << 20

@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.server.front.tenants import NO_CEILINGS, NOBODY, PriorityCeilings
+from penstock.server.tenants import NO_CEILINGS, NOBODY, PriorityCeilings
 
 
 class Right(enum.StrEnum):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from penstock.server.front.tenants import tenant_fault
 from penstock.server.security.key_set import KeySet
 from penstock.server.security.policy import JwtPolicy
+from penstock.server.tenants import tenant_fault
 
 MAX_TOKEN_BYTES: Final = 8192
 MAX_REMEMBERED: Final = 4096

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import penstock.v1 as pb
 from penstock.gateway.smg.service import MISSING_METHODS, SERVICE_NAME
-from penstock.server.metrics import labels
+from penstock.server.observe.metrics import labels
 
 ROOT = Path(pb.__file__).parents[3]
 PAGE = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")

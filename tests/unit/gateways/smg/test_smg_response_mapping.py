@@ -23,7 +23,7 @@ from penstock.server.front.events import (
     TopToken,
     Usage,
 )
-from penstock.server.metrics import labels
+from penstock.server.observe.metrics import labels
 
 ACCEPTED = Accepted(request_id="r", model="tiny", num_prompt_tokens=40, seed=1)
 TIMINGS = Timings(queue_s=0.0, prefill_s=0.0, decode_s=0.0, total_s=0.0, ttft_s=None)

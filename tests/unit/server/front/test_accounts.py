@@ -14,7 +14,7 @@ from penstock.server.front.last_words import MAX_WAITING, PATIENCE_S
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
-from penstock.server.telemetry.journal import UNREADABLE
+from penstock.server.observe.request_recorder import UNREADABLE
 from support.record_log import RecordLog
 
 CANCELLED = Outcome(1)
@@ -34,7 +34,7 @@ class Site:
     def __init__(self, **options: Any) -> None:
         self.log = RecordLog()
         settings: dict[str, Any] = {"is_tracing": True, "front_id": 3, "has_content": False}
-        self.accounts = Accounts(self.log.journal, **(settings | options))
+        self.accounts = Accounts(self.log.recorder, **(settings | options))
 
     def live(self, key: int) -> RequestAccount:
         """The account of a request that the engine has."""
@@ -113,8 +113,8 @@ async def test_a_bug_in_a_record_is_counted_and_reaches_nobody(
     site = Site()
     monkeypatch.setattr(RequestAccount, "record", broken)
     site.close(site.accounts.open("Generate", arrival_s=0.0))
-    assert site.log.journal.dropped_records == {UNREADABLE: 1}
-    assert site.log.journal.num_records == 1
+    assert site.log.recorder.dropped_records == {UNREADABLE: 1}
+    assert site.log.recorder.num_records == 1
     assert "canary" not in caplog.text
     assert "ValueError" in caplog.text
 

@@ -36,7 +36,7 @@ from penstock.server.front.replay import MAX_UNSENT_BYTES
 from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import CallTimes
 from penstock.server.link.ports import EngineUnavailable
-from penstock.server.telemetry.request_record import SegmentKind
+from penstock.server.observe.request_record import SegmentKind
 from penstock.server.text.model_text import ModelText
 from support.fronts import INFO, admitted, flat_logprobs, make_text
 from support.replay_site import PROMPT, A, B, C, D, Site, constrained, end_of, generation, text_in

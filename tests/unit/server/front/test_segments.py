@@ -6,7 +6,7 @@ from penstock.scheduler.events import Stay, Wait
 from penstock.server.front.phases import PhaseClock
 from penstock.server.front.segments import segments_of
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
-from penstock.server.telemetry.request_record import Segment, SegmentKind
+from penstock.server.observe.request_record import Segment, SegmentKind
 
 K = SegmentKind
 WAIT, STAY = Wait(slots_s=1.0), Stay(num_steps=3)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.front.tenants import NOBODY, engine_request_id, tenant_fault
+from penstock.server.tenants import NOBODY, engine_request_id, tenant_fault
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 

@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from penstock.server.observe.config import FlightConfig
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.crew import Crew
 from penstock.server.processes.engine_place import EnginePlace
@@ -17,7 +18,6 @@ from penstock.server.processes.orphans import Orphans
 from penstock.server.processes.rolling import RollingRestart
 from penstock.server.processes.slot import Slot
 from penstock.server.processes.surroundings import Surroundings
-from penstock.server.telemetry.config import FlightConfig
 
 PATIENCE_S = 20.0
 

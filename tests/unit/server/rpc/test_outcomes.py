@@ -11,8 +11,8 @@ from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome, RequestAccount
+from penstock.server.observe.trace_context import NOT_TRACED
 from penstock.server.rpc.outcomes import CANCELLED, call_timeout_s, outcome_of, outcome_of_failure
-from penstock.server.telemetry.trace_context import NOT_TRACED
 
 
 class Clock:

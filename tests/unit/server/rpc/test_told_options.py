@@ -9,8 +9,8 @@ import pytest
 
 from penstock.server.front.accounts import Accounts
 from penstock.server.front.request_account import Outcome
+from penstock.server.observe.request_record import RequestOptions, RequestRecord
 from penstock.server.rpc.request_accounts import CallAccounts
-from penstock.server.telemetry.request_record import RequestOptions, RequestRecord
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
 from support.record_log import RecordLog
@@ -37,7 +37,7 @@ ZEROS = pb.GenerateRequest(
 
 def told(message: pb.GenerateRequest, *, is_stream: bool = True) -> RequestRecord:
     log = RecordLog()
-    accounts = Accounts(log.journal, is_tracing=False, front_id=1, has_content=False)
+    accounts = Accounts(log.recorder, is_tracing=False, front_id=1, has_content=False)
     front: Any = SimpleNamespace(accounts=accounts, model="tiny", model_names=("tiny", "alias"))
     calls = CallAccounts(front, "service")
     account = accounts.open("service/Generate", arrival_s=1.0)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
-from penstock.server.front.tenants import PriorityCeilings
 from penstock.server.security.policy import Policy
 from penstock.server.security.policy_text import BadPolicy, parse_policy
 from penstock.server.security.rights import CLIENT_RIGHTS, Right
+from penstock.server.tenants import PriorityCeilings
 
 FOLDER = Path("/etc/penstock")
 DIGEST = hashlib.sha256(b"secret").hexdigest()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
 from penstock.tools.simulation.cluster_report import (
     cluster_charts,

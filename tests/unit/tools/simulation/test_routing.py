@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadAccount, LoadSignal
 from penstock.tools.simulation.prefix_index import PrefixIndex
 from penstock.tools.simulation.routing import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation import png_plots
 from penstock.tools.simulation.calibration import CalibrationError, calibrate, fit_cost
 from penstock.tools.simulation.chart import Chart, Series, svg

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.optimal_cache import optimal_hit_rate
 from penstock.tools.simulation.report import (
     PAGE_FILE,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.chart import Chart, Series, svg
 from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.tools.simulation.report import html_table

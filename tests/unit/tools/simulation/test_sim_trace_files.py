@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.recording.trace import TraceError, TraceRequest
-from penstock.server.recording.trace_formats import TraceFormat
+from penstock.server.observe.recording.trace import TraceError, TraceRequest
 from penstock.tools.simulation.trace_files import TraceWriter, read_trace
+from penstock.tools.simulation.trace_formats import TraceFormat
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.synthetic import (
     Arrivals,
     SyntheticConfig,

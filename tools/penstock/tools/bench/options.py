@@ -22,7 +22,7 @@ from penstock.tools.simulation.options import (
 
 if TYPE_CHECKING:
     from penstock.client import Model
-    from penstock.server.recording.trace import TraceRequest
+    from penstock.server.observe.recording.trace import TraceRequest
     from penstock.server.settings.sources import Sources
     from penstock.tools.bench.plan import LoadPlan, TraceRow
     from penstock.tools.bench.sender import SenderConfig
@@ -231,9 +231,9 @@ def _lengths(option: str, text: str) -> Any:
 def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRow, ...]":
     """The trace as rows, as far as the run can need it."""
     from penstock.scheduler.setting import SettingError
-    from penstock.server.recording.trace_formats import TraceFormat
     from penstock.tools.bench.plan import MAX_ROWS
     from penstock.tools.simulation.trace_files import read_trace
+    from penstock.tools.simulation.trace_formats import TraceFormat
     from penstock.tools.simulation.transform import TransformConfig, transformed
 
     if args.trace is None:

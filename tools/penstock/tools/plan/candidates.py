@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from penstock.executor.config_json import did_you_mean, from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
-from penstock.server.recording.trace import check_text
+from penstock.server.observe.recording.trace import check_text
 from penstock.tools.simulation.routing import RoutingConfig
 from penstock.tools.simulation.settings import SimulationConfig
 

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from penstock.server.recording.trace import TraceError
+    from penstock.server.observe.recording.trace import TraceError
     from penstock.tools.simulation.calibration import CalibrationError
     from penstock.tools.simulation.png_plots import has_matplotlib
 

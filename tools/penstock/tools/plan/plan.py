@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
 from penstock.tools.plan.search import least_replicas
 from penstock.tools.plan.target import PlanTarget, Verdict, judge

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.scheduler.setting import SettingError
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import Failed, Finished
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadAccount
 from penstock.tools.simulation.recorder import RunRecorder
 from penstock.tools.simulation.replica import Replica

@@ -32,7 +32,7 @@ from penstock.tools.simulation.options import (
 from penstock.tools.simulation.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from penstock.server.recording.trace import TraceRequest
+    from penstock.server.observe.recording.trace import TraceRequest
     from penstock.tools.simulation.chart import Chart
     from penstock.tools.simulation.routing import RoutingConfig
     from penstock.tools.simulation.settings import SimulationConfig
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     from penstock.scheduler.setting import SettingError
-    from penstock.server.recording.trace import TraceError
+    from penstock.server.observe.recording.trace import TraceError
     from penstock.tools.simulation.calibration import CalibrationError
 
     try:

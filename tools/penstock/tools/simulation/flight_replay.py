@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from penstock.server.cli.connection import UsageError
 
 if TYPE_CHECKING:
-    from penstock.server.recording.trace import TraceRequest
+    from penstock.server.observe.recording.trace import TraceRequest
     from penstock.tools.simulation.calibration import Calibration
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
     """The requests of a recording, and on stderr what is not among them. Raises UsageError."""
-    from penstock.server.flight.geometry import FlightError
+    from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace
 
     try:

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.request import FailureReason, FinishReason
-from penstock.server.flight.geometry import FlightError
-from penstock.server.flight.layout import MAGIC, EventKind
-from penstock.server.flight.lives import Asked, Life, lives_of
-from penstock.server.flight.reader import FlightReader, Recording
-from penstock.server.recording.request_log import OF_LOAD
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.flight.layout import MAGIC, EventKind, FlightError
+from penstock.server.observe.flight.lives import Asked, Life, lives_of
+from penstock.server.observe.flight.reader import FlightReader, Recording
+from penstock.server.observe.recording.request_log import OF_LOAD
+from penstock.server.observe.recording.trace import TraceRequest
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -7,7 +7,7 @@ Does not choose, and does not look into a replica: everything here passes the ba
 import enum
 import heapq
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 
 class LoadSignal(enum.StrEnum):

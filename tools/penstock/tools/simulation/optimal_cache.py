@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 _Block = tuple[str, int]
 

@@ -16,7 +16,7 @@ from penstock.tools.simulation.flight_replay import calibrate_from_flight, fligh
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
-    from penstock.server.recording.trace import TraceRequest
+    from penstock.server.observe.recording.trace import TraceRequest
     from penstock.server.settings.sources import Sources
     from penstock.server.settings.table import Declared
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
@@ -236,8 +236,8 @@ def _refuse_for_others(
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
     """What is done to the trace. Raises UsageError, BadSetting."""
-    from penstock.server.recording.trace import check_unique
     from penstock.tools.simulation.synthetic import TenantShare
+    from penstock.tools.simulation.trace_formats import check_unique
     from penstock.tools.simulation.transform import TransformConfig
 
     try:
@@ -258,10 +258,10 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
     """The trace that is named, read while it is taken. Raises UsageError."""
-    from penstock.server.recording.trace_formats import TraceFormat
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
     from penstock.tools.simulation.trace_files import read_trace
+    from penstock.tools.simulation.trace_formats import TraceFormat
 
     if args.trace is not None and is_flight_file(args.trace):
         if args.format is not None:

@@ -6,7 +6,7 @@ the least recently used are forgotten first. Replicas are not asked, so it may b
 
 from collections import OrderedDict
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 
 class PrefixIndex:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.block_hash import DIGEST_BYTES, chain_root, hash_blocks
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 
 _DIGEST = np.dtype([("tenant", "<u4"), ("part", "<u4"), ("prefix_id", "<u8")])
 assert _DIGEST.itemsize == DIGEST_BYTES

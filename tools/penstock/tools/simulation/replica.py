@@ -11,7 +11,7 @@ import threading
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.gate import Gate
 from penstock.tools.simulation.prompts import PromptMaker
 from penstock.tools.simulation.recorder import RunRecorder

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.scheduler.setting import check, setting
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadSignal
 from penstock.tools.simulation.prefix_index import PrefixIndex
 

@@ -13,7 +13,7 @@ from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.setting import SettingError, check, made_by, setting
-from penstock.server.recording.trace import MAX_REQUEST_TOKENS
+from penstock.server.observe.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
 from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.recorder import RunRecorder
 from penstock.tools.simulation.replica import Replica
 from penstock.tools.simulation.settings import SimulationConfig

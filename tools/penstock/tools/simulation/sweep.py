@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
-from penstock.server.recording.trace import TraceRequest
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import Summary, summarise

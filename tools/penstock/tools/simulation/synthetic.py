@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.server.recording.trace import (
+from penstock.server.observe.recording.trace import (
     MAX_ARRIVAL_S,
     MAX_REQUEST_TOKENS,
     TraceRequest,
     check_text,
-    check_unique,
 )
+from penstock.tools.simulation.trace_formats import check_unique
 
 MAX_REQUESTS = 1e8
 """That settings may ask for, on average: days of simulation."""

@@ -11,13 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
 
-from penstock.server.recording.trace import TraceError, TraceRequest
-from penstock.server.recording.trace_formats import (
-    TraceFormat,
-    format_of,
-    parser_of,
-    recorded_line,
-)
+from penstock.server.observe.recording.trace import TraceError, TraceRequest, recorded_line
+from penstock.tools.simulation.trace_formats import TraceFormat, format_of, parser_of
 
 
 def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[TraceRequest]:

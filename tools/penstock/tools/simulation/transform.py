@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.scheduler.setting import SettingError, check, setting
-from penstock.server.recording.trace import MAX_ARRIVAL_S, TraceRequest, check_unique
+from penstock.server.observe.recording.trace import MAX_ARRIVAL_S, TraceRequest
 from penstock.tools.simulation.synthetic import TenantChoice, TenantShare
+from penstock.tools.simulation.trace_formats import check_unique
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

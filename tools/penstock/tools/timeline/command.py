@@ -18,7 +18,7 @@ from penstock.server.cli.exit_codes import ExitCode
 from penstock.server.cli.report import printable
 
 if TYPE_CHECKING:
-    from penstock.server.flight.reader import Recording
+    from penstock.server.observe.flight.reader import Recording
 
 _EXIT_CODES = """\
 exit codes:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _timeline(args: argparse.Namespace) -> int:
-    from penstock.server.flight.timeline import timeline_json
+    from penstock.server.observe.flight.timeline import timeline_json
     from penstock.tools.timeline.summary import summary_lines
 
     if args.last is not None and args.last < 1:
@@ -83,8 +83,8 @@ def _timeline(args: argparse.Namespace) -> int:
 
 
 def _recording(source: str) -> "Recording":
-    from penstock.server.flight.geometry import FlightError
-    from penstock.server.flight.reader import FlightReader
+    from penstock.server.observe.flight.layout import FlightError
+    from penstock.server.observe.flight.reader import FlightReader
 
     name = "standard input" if source == "-" else source
     try:

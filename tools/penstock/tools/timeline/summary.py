@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.flight.lives import Life, end_s, lives_of
-from penstock.server.flight.reader import Recording
-from penstock.server.flight.timeline import end_of, waits_for
+from penstock.server.observe.flight.lives import Life, end_s, lives_of
+from penstock.server.observe.flight.reader import Recording
+from penstock.server.observe.flight.timeline import end_of, waits_for
 
 _NUM_WAITERS = 5
 

@@ -6,8 +6,8 @@ from typing import Final
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request_options import CacheRetention
 from penstock.server.front.limits import Limits
-from penstock.server.front.tenants import MAX_PRIORITY
 from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.tenants import MAX_PRIORITY
 from penstock.v1.options_pb2 import CacheOptions
 
 MAX_SALT_CHARS: Final = 128

@@ -10,7 +10,6 @@ from typing import Final
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.generation import Generation, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
-from penstock.server.front.tenants import MAX_PRIORITY, NO_CEILINGS, NOBODY, PriorityCeilings
 from penstock.server.rpc.mapping_in.adapter import read_adapter
 from penstock.server.rpc.mapping_in.cache import (
     check_leaves_blocks,
@@ -32,6 +31,7 @@ from penstock.server.rpc.mapping_in.resume import read_resumption
 from penstock.server.rpc.mapping_in.sampling import read_sampling
 from penstock.server.rpc.mapping_in.stopping import read_stopping
 from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.tenants import MAX_PRIORITY, NO_CEILINGS, NOBODY, PriorityCeilings
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.options_pb2 import SchedulingOptions
 

@@ -1,0 +1,117 @@
+"""The observer's line to the engine: it asks what lives there, and orders logs and profiles.
+
+Owns the connection to the engine's link. It is no front: no requests, no steps.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.scheduler.live_view import LiveView
+from penstock.server.link.connection import Connection, keep_connected
+from penstock.server.link.frames import Frame, ObserverHello, decode, encode
+from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer, OrderVerb
+from penstock.server.link.ports import EngineHello, EngineUnavailable
+from penstock.server.link.wire import LinkError
+from penstock.server.observe.front_receiver import Questions
+
+_PAUSES_S = (0.05, 1.0)
+_MAX_UNSENT_BYTES = 1024 * 1024
+_T = TypeVar("_T")
+
+
+class EngineClient:
+    """Everything happens on the loop that called `start`.
+
+    `hello`: what the engine said of itself; None while there is none. `on_hello` hears it too.
+    """
+
+    def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:
+        self._on_hello = on_hello
+        self.hello: EngineHello | None = None
+        self._path = path
+        self._line: Connection[Frame] | None = None
+        self._looks: Questions[tuple[LiveView, ...]] = Questions()
+        self._orders: Questions[OrderAnswer] = Questions()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
+        self._task = asyncio.create_task(
+            keep_connected(self._path, self._new_connection, pauses_s=_PAUSES_S),
+            name="engine line",
+        )
+
+    async def close(self) -> None:
+        """Hang up for good."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        if self._line is not None:
+            self._line.abort()
+
+    async def look(self, limit_s: float) -> tuple[LiveView, ...]:
+        """Every output that lives in the engine. Raises EngineUnavailable, also past `limit_s`."""
+        return await self._ask(self._looks, lambda ticket: Look(ticket=ticket), limit_s)
+
+    async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+        """Have the engine's process do something. Raises EngineUnavailable."""
+        return await self._ask(
+            self._orders,
+            lambda ticket: Order(ticket=ticket, verb=verb, argument=argument),
+            limit_s,
+        )
+
+    async def _ask(
+        self, questions: Questions[_T], frame: Callable[[int], Frame], limit_s: float
+    ) -> _T:
+        line = self._open_line()
+        ticket, answer = questions.ask()
+        line.write(encode(frame(ticket)))
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable("the engine does not answer") from None
+
+    def _open_line(self) -> Connection[Frame]:
+        if self._line is None or self.hello is None:
+            raise EngineUnavailable("the engine is down")
+        return self._line
+
+    def _new_connection(self) -> Connection[Frame]:
+        return Connection(
+            "the engine",
+            decode,
+            on_frame=self._on_frame,
+            on_open=self._on_open,
+            on_closed=self._on_closed,
+            max_unsent_bytes=_MAX_UNSENT_BYTES,
+        )
+
+    def _on_open(self, connection: Connection[Frame]) -> None:
+        self._line = connection
+        connection.write(encode(ObserverHello()))
+
+    def _on_frame(self, line: Connection[Frame], frame: Frame) -> None:
+        match frame:
+            case EngineHello() as hello:
+                line.is_established = True
+                self.hello = hello
+                if self._on_hello is not None:
+                    self._on_hello(hello)
+            case LookAnswer(ticket=ticket, views=views):
+                self._looks.answer(ticket, views)
+            case OrderAnswer() as answer:
+                self._orders.answer(answer.ticket, answer)
+            case other:
+                raise LinkError(f"an engine does not send {type(other).__name__} to an observer")
+
+    def _on_closed(self, line: Connection[Frame]) -> None:
+        del line
+        self._line = self.hello = None
+        gone = EngineUnavailable("the engine went away")
+        self._looks.fail(gone)
+        self._orders.fail(gone)

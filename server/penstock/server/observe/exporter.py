@@ -1,0 +1,260 @@
+"""A front's line to the observer process: what is told goes out in batches, and nothing waits.
+
+Owns the connection, what has not left yet, and the count of what never will. An observer that is
+gone, slow or hung costs records, which are counted, and never time. The observer's listening socket
+outlives it: one that starts again finds on it what fronts have sent meanwhile.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+from penstock.server.link.connection import Connection, keep_connected
+from penstock.server.link.dispatch import CarryOut
+from penstock.server.link.look_frames import Order, OrderAnswer
+from penstock.server.link.wire import LinkError
+from penstock.server.observe.frames import (
+    FrontView,
+    Hello,
+    LiveAnswer,
+    LiveQuery,
+    ObserverFrame,
+    Records,
+    decode,
+    encode,
+)
+from penstock.server.observe.heartbeat import Heartbeat
+
+log = logging.getLogger(__name__)
+
+FULL = "full"
+"""Why a record was dropped: the observer takes them more slowly than they come."""
+NO_OBSERVER = "no_observer"
+"""Why a record was dropped: nobody is there to take it."""
+
+_FLUSH_S = 0.05
+_FLUSH_BYTES = 64 * 1024
+_MAX_FRAMES_PER_FLUSH = 16
+_MAX_ANSWERS = 256
+_MAX_VIEWS_PER_FRAME = 128
+_MAX_QUERY_BYTES = 4096
+_PAUSES_S = (0.05, 1.0)
+
+_Line: TypeAlias = Connection[ObserverFrame]
+
+
+class Exporter:
+    """What one front has for the observer. Lives on the loop that called `start`.
+
+    `max_bytes` and `max_records` bound what waits to be sent. `live_views` and `carry_out` answer
+    the observer's questions. `dropped`: records that the observer will never see, by reason.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        hello: Hello,
+        *,
+        live_views: Callable[[], Iterable[FrontView]],
+        carry_out: CarryOut,
+        max_bytes: int = 4 * 1024 * 1024,
+        max_records: int = 20_000,
+    ) -> None:
+        self.dropped = {FULL: 0, NO_OBSERVER: 0}
+        self._path = path
+        self._hello = hello
+        self._live_views = live_views
+        self._carry_out = carry_out
+        self._max_bytes = max_bytes
+        self._max_records = max_records
+        self._records: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._num_in_flight = 0
+        self._beat: Heartbeat | None = None
+        self._answers: deque[bytes] = deque()
+        self._line: _Line | None = None
+        self._is_absent = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._emptied = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin to connect, and stay connected until `close`. Does not wait for the observer."""
+        self._task = asyncio.create_task(
+            keep_connected(
+                self._path, self._new_line, pauses_s=_PAUSES_S, on_absent=self._on_absent
+            ),
+            name="observer line",
+        )
+
+    def offer(self, payload: bytes) -> bool:
+        """Take one record, as its codec made it; False when it is dropped (and counted)."""
+        if self._is_absent:
+            self.dropped[NO_OBSERVER] += 1
+            return False
+        num_bytes = self._num_bytes + len(payload)
+        if num_bytes > self._max_bytes or len(self._records) >= self._max_records:
+            self.dropped[FULL] += 1
+            return False
+        self._records.append(payload)
+        self._num_bytes = num_bytes
+        if num_bytes >= _FLUSH_BYTES:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._on_timer)
+        return True
+
+    def tell(self, beat: Heartbeat) -> None:
+        """Send this front's state soon; of several that wait, the newest."""
+        self._beat = beat
+        self._flush()
+
+    async def close(self, limit_s: float) -> None:
+        """Send what is left, for at most `limit_s`, and hang up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._drained()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        if self._line is not None:
+            self._line.abort()
+            self._on_lost(self._line)
+        self._is_absent = True
+        self._drop_all(NO_OBSERVER)
+
+    async def _drained(self) -> None:
+        while not self._is_absent:
+            self._emptied.clear()
+            self._flush()
+            if self._line is not None and self._line.is_writable and not self._has_news:
+                return
+            await self._emptied.wait()
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._records or self._answers or self._beat is not None)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write until the socket takes no more, the news are out, or others want the loop."""
+        line = self._line
+        if line is None:
+            return
+        for _ in range(_MAX_FRAMES_PER_FLUSH):
+            if not line.is_writable:
+                return  # it calls again
+            self._num_in_flight = 0
+            if self._answers:
+                line.write(self._answers.popleft())
+            elif self._beat is not None:
+                beat, self._beat = self._beat, None
+                line.write(encode(beat))
+            elif self._records:
+                self._write_records(line)
+            else:
+                self._emptied.set()
+                return
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _write_records(self, line: _Line) -> None:
+        payloads: list[bytes] = []
+        num_bytes = 0
+        while self._records and num_bytes < _FLUSH_BYTES:
+            payload = self._records.popleft()
+            payloads.append(payload)
+            num_bytes += len(payload)
+        self._num_bytes -= num_bytes
+        self._num_in_flight = len(payloads)
+        line.write(encode(Records(payloads=tuple(payloads))))
+        if line.is_lost:
+            # The line broke just now: they are for the next one.
+            self._records.extendleft(reversed(payloads))
+            self._num_bytes += num_bytes
+            self._num_in_flight = 0
+
+    def _new_line(self) -> _Line:
+        return Connection(
+            "the observer",
+            decode,
+            on_frame=self._on_frame,
+            on_open=self._on_open,
+            on_closed=self._on_lost,
+            on_writable=self._flush,
+            max_frame_bytes=_MAX_QUERY_BYTES,
+        )
+
+    def _on_open(self, line: _Line) -> None:
+        line.is_established = True
+        line.write(encode(self._hello))
+        self._line, self._is_absent = line, False
+        self._flush()
+
+    def _on_absent(self) -> None:
+        self._is_absent = True
+        self._drop_all(NO_OBSERVER)
+        self._emptied.set()
+
+    def _on_lost(self, line: _Line) -> None:
+        if line is not self._line:
+            return
+        self._line = None
+        self._answers.clear()  # nobody asks any more
+        if line.has_unsent:
+            self.dropped[NO_OBSERVER] += self._num_in_flight
+        self._num_in_flight = 0
+
+    def _drop_all(self, reason: str) -> None:
+        self.dropped[reason] += len(self._records)
+        self._records.clear()
+        self._num_bytes = 0
+
+    def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
+        match frame:
+            case LiveQuery(ticket=ticket):
+                self._answer_live(line, ticket)
+            case Order() as order:
+                loop = asyncio.get_running_loop()
+
+                def answer(done: OrderAnswer) -> None:
+                    loop.call_soon_threadsafe(self._answer, line, encode(done))
+
+                self._carry_out(order, answer)
+            case other:
+                raise LinkError(f"an observer does not send {type(other).__name__}")
+
+    def _answer_live(self, line: _Line, ticket: int) -> None:
+        # Made and sent in parts, with room between them for the streams of this loop.
+        views = iter(self._live_views())
+        loop = asyncio.get_running_loop()
+
+        def next_part() -> None:
+            part = tuple(itertools.islice(views, _MAX_VIEWS_PER_FRAME))
+            is_last = len(part) < _MAX_VIEWS_PER_FRAME
+            self._answer(line, encode(LiveAnswer(ticket=ticket, views=part, is_last=is_last)))
+            if not is_last and line is self._line:
+                loop.call_soon(next_part)
+
+        next_part()
+
+    def _answer(self, line: _Line, frame: bytes) -> None:
+        if line is not self._line:
+            return  # whoever asked is gone
+        if len(self._answers) >= _MAX_ANSWERS:
+            log.error("the observer asks and does not read: hanging up")
+            line.abort()
+            return
+        self._answers.append(frame)
+        self._flush()

@@ -1,0 +1,173 @@
+"""The memory of a flight recorder: nameless, shared, there when its writer is not; and its writer.
+
+Owns how it is made and mapped, and the order of writes that lets others read meanwhile: a row
+first, the count that makes it one after it. Whoever holds the file descriptor has the memory; an
+engine that is killed takes nothing of it along. Does not know what the rows mean.
+"""
+
+import functools
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.server.observe.flight.facts import FlightFacts, encode_facts
+from penstock.server.observe.flight.layout import (
+    COPIED_OFFSET,
+    FACTS_OFFSET,
+    FACTS_SIZE_OFFSET,
+    FIRST_OFFSET,
+    GENERATION_OFFSET,
+    HEADER_BYTES,
+    LAUNCH,
+    LAUNCH_OFFSET,
+    LAYOUT_VERSION,
+    MAGIC,
+    MAX_FACTS_BYTES,
+    RINGS,
+    SIZES,
+    SIZES_OFFSET,
+    TOTALS,
+    TOTALS_OFFSET,
+    FlightError,
+    Geometry,
+    row_struct,
+)
+
+
+def create_memory(num_steps: int, name: str) -> int:
+    """A new memory for the last `num_steps` steps, a power of two; its file descriptor.
+
+    Not inherited unless it is handed on. Raises FlightError for a size that it cannot have, OSError
+    when there is no memory for it.
+    """
+    geometry = Geometry.of_steps(num_steps)
+    fd = _nameless_file(name)
+    try:
+        os.ftruncate(fd, geometry.num_bytes)
+        sizes = SIZES.pack(LAYOUT_VERSION, HEADER_BYTES, *geometry.num_rows, 0)
+        os.pwrite(fd, sizes, SIZES_OFFSET)
+        os.pwrite(fd, MAGIC, 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry]:
+    """The memory of a descriptor, which may be closed then. Raises FlightError, OSError."""
+    num_bytes = os.fstat(fd).st_size
+    if num_bytes < HEADER_BYTES:
+        raise FlightError("is not a flight recording")
+    access = mmap.ACCESS_WRITE if is_writer else mmap.ACCESS_READ
+    mapped = mmap.mmap(fd, num_bytes, access=access)
+    try:
+        return mapped, Geometry.of_header(mapped[:HEADER_BYTES], num_bytes)
+    except FlightError:
+        mapped.close()
+        raise
+
+
+def _nameless_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    # Not Linux: a file that nobody finds, in memory where the system keeps such files there.
+    fd, path = tempfile.mkstemp(prefix=f"{name}-")
+    Path(path).unlink()
+    return fd
+
+
+STEP_RING, EVENT_RING, REQUEST_RING = range(3)
+_MAX_BATCH = 16
+"""Rows that are packed at once."""
+
+
+class RingMemory:
+    """The mapped memory, for the one process that writes; what another left there is gone.
+
+    `totals`: the counts of `layout.TOTALS`, whole 8-byte words, so that nobody sees half of one;
+    the first three are the rings' own. Raises FlightError, OSError.
+    """
+
+    def __init__(self, fd: int, facts: FlightFacts) -> None:
+        self._map, self._geometry = map_memory(fd, is_writer=True)
+        view = memoryview(self._map)
+        self._generation = view[GENERATION_OFFSET:TOTALS_OFFSET].cast("Q")
+        self.totals = view[TOTALS_OFFSET:FIRST_OFFSET].cast("Q")
+        self._view = view
+        self._masks = [num - 1 for num in self._geometry.num_rows]
+        self._offsets = [self._geometry.offset(ring) for ring in range(len(RINGS))]
+        self._structs = [row_struct(row) for row in RINGS]
+        self._reset(facts)
+
+    def appender(self, ring: int) -> Callable[..., None]:
+        """What adds a row to a ring, from its fields in order; as quick as it can be.
+
+        It raises struct.error for values that the fields cannot hold.
+        """
+        pack, data, totals = self._structs[ring].pack_into, self._map, self.totals
+        offset, mask, size = self._offsets[ring], self._masks[ring], self._structs[ring].size
+
+        def append(*values: object) -> None:
+            num = totals[ring]
+            pack(data, offset + (num & mask) * size, *values)
+            totals[ring] = num + 1
+
+        return append
+
+    def append(self, ring: int, *values: object) -> None:
+        """One more row, for who adds few."""
+        self.appender(ring)(*values)
+
+    def batch_appender(self, ring: int) -> Callable[[list[object]], None]:
+        """What adds as many rows as a list has fields for, one row's behind the other's.
+
+        Several cost little more than one. Raises as what `appender` gives does.
+        """
+        data, totals, row = self._map, self.totals, self._structs[ring]
+        offset, num_places = self._offsets[ring], self._masks[ring] + 1
+        num_fields, codes = len(RINGS[ring].names or ()), row.format[1:]
+        packers: list[Callable[..., None]] = [
+            struct.Struct("<" + codes * num_rows).pack_into for num_rows in range(_MAX_BATCH + 1)
+        ]
+
+        def append(values: list[object]) -> None:
+            num_left = len(values) // num_fields
+            if num_left == 0:
+                return
+            num, at = totals[ring], 0
+            while num_left:
+                place = num % num_places
+                num_rows = min(num_left, num_places - place, _MAX_BATCH)
+                fields = num_rows * num_fields
+                packers[num_rows](data, offset + place * row.size, *values[at : at + fields])
+                num, at, num_left = num + num_rows, at + fields, num_left - num_rows
+                totals[ring] = num
+
+        return append
+
+    def launch_writer(self) -> Callable[..., None]:
+        """What notes the step that was launched last, from the fields of `geometry.LAUNCH`."""
+        return functools.partial(LAUNCH.pack_into, self._map, LAUNCH_OFFSET)
+
+    def close(self) -> None:
+        """Unmap; what was written stays. Idempotent."""
+        for view in (self._generation, self.totals, self._view):
+            view.release()
+        self._map.close()
+
+    def _reset(self, facts: FlightFacts) -> None:
+        data = encode_facts(facts)
+        if len(data) > MAX_FACTS_BYTES:
+            raise FlightError(f"the facts have {len(data)} bytes, at most {MAX_FACTS_BYTES} fit")
+        # Odd if the engine before was killed right here.
+        self._generation[0] |= 1
+        for number in range(len(TOTALS)):
+            self.totals[number] = 0
+        self._map[FIRST_OFFSET:COPIED_OFFSET] = bytes(COPIED_OFFSET - FIRST_OFFSET)
+        self._map[LAUNCH_OFFSET : LAUNCH_OFFSET + LAUNCH.size] = bytes(LAUNCH.size)
+        self._map[FACTS_OFFSET : FACTS_OFFSET + len(data)] = data
+        struct.pack_into("<I", self._map, FACTS_SIZE_OFFSET, len(data))
+        self._generation[0] += 1

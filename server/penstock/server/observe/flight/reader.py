@@ -1,0 +1,236 @@
+"""Reads a flight recording: the memory while an engine writes to it, a copy of it, or a file.
+
+Owns the rule that keeps a reader from seeing half a row: counts are read before and after the rows
+are copied, and what may have been written over meanwhile is dropped. The writer is never held up.
+"""
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.observe.flight.facts import FlightFacts, decode_facts
+from penstock.server.observe.flight.layout import (
+    COPIED_OFFSET,
+    FACTS_OFFSET,
+    FACTS_SIZE_OFFSET,
+    FIRST_OFFSET,
+    GENERATION_OFFSET,
+    HEADER_BYTES,
+    LAUNCH,
+    LAUNCH_OFFSET,
+    MAX_FACTS_BYTES,
+    RINGS,
+    STEP,
+    TOTALS,
+    TOTALS_OFFSET,
+    FlightError,
+    Geometry,
+)
+from penstock.server.observe.flight.memory import map_memory
+
+_NUM_TRIES = 5
+_NUM_RINGS = len(RINGS)
+_MAX_COUNT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A step that was launched at `at_s`; counts of its rows, and tokens of its prefill rows."""
+
+    step: int
+    at_s: float
+    num_decodes: int
+    num_prefill_rows: int
+    num_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording:
+    """What was held when it was read: rows of `layout.STEP`, `EVENT` and `REQUEST`, oldest first.
+
+    `last_launch`: None before the first; its step may not be among `steps`, and is under way then.
+    `copied_s`: when the copy was made, monotonic clock; 0 if this was not read from a copy.
+    """
+
+    facts: FlightFacts
+    totals: dict[str, int]
+    steps: NDArray[Any]
+    events: NDArray[Any]
+    requests: NDArray[Any]
+    last_launch: Launch | None
+    copied_s: float
+
+
+class FlightReader:
+    """Of a memory (its descriptor), a copy, or a file. Raises FlightError, OSError.
+
+    One thread uses it. Engines that start over in the same memory are followed.
+    """
+
+    def __init__(self, source: int | bytes | Path) -> None:
+        self._map: mmap.mmap | None = None
+        if isinstance(source, int):
+            self._map, geometry = map_memory(source)
+            data: bytes | mmap.mmap = self._map
+        else:
+            data, geometry = _checked(source)
+        view = memoryview(data)
+        self._view = view
+        self._sizes = geometry.num_rows
+        self._generations = view[GENERATION_OFFSET:TOTALS_OFFSET].cast("Q")
+        self._totals = view[TOTALS_OFFSET:FIRST_OFFSET].cast("Q")
+        self._firsts = view[FIRST_OFFSET:COPIED_OFFSET].cast("Q")
+        self._rings = [
+            np.frombuffer(data, dtype=row, count=num, offset=geometry.offset(ring))
+            for ring, (row, num) in enumerate(zip(RINGS, geometry.num_rows, strict=True))
+        ]
+        self._generation: int = 0
+        self._facts: FlightFacts | None = None
+        self._next_step = 0
+
+    @property
+    def facts(self) -> FlightFacts | None:
+        """Of the engine whose steps `new_steps` gave last; None before the first one wrote."""
+        if self._facts is None:
+            self._follow()
+        return self._facts
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts since the engine's start, by name; see `layout.TOTALS`."""
+        return dict(zip(TOTALS, self._totals.tolist(), strict=True))
+
+    def new_steps(self) -> tuple[NDArray[Any], int]:
+        """Steps since the last call, a copy of rows of STEP, and how many were lost before them.
+
+        All of one engine: `facts`, asked after, are its own.
+        """
+        if not self._follow():
+            return np.zeros(0, dtype=STEP), 0
+        rows, first, num = self._held(0, self._next_step)
+        if self._generations[0] != self._generation:
+            return np.zeros(0, dtype=STEP), 0
+        num_missed = first - self._next_step
+        self._next_step = num
+        return rows, num_missed
+
+    def recording(self) -> Recording:
+        """All that is held now, of one engine. Raises FlightError when none has written yet."""
+        for _ in range(_NUM_TRIES):
+            if not self._follow():
+                continue
+            generation, facts = self._generation, self._facts
+            totals = self.totals
+            held = [self._held(ring, 0)[0] for ring in range(_NUM_RINGS)]
+            launch = self._last_launch()
+            (copied_s,) = struct.unpack_from("<d", self._view, COPIED_OFFSET)
+            if facts is not None and self._generations[0] == generation:
+                return Recording(
+                    facts=facts,
+                    totals=totals,
+                    steps=held[0],
+                    events=held[1],
+                    requests=held[2],
+                    last_launch=launch,
+                    copied_s=copied_s,
+                )
+        raise FlightError("holds no engine's record, or one that just begins")
+
+    def copy(self, now: float) -> bytes:
+        """The memory at `now` as files hold it: rows that changed meanwhile do not count in it.
+
+        Raises FlightError when no engine has written yet.
+        """
+        for _ in range(_NUM_TRIES):
+            if not self._follow():
+                continue
+            generation = self._generation
+            totals = self._totals.tolist()
+            data = bytearray(self._view)
+            counts = self._totals[:_NUM_RINGS].tolist()
+            if self._generations[0] != generation:
+                continue
+            firsts = [
+                max(first, count - size + 1)
+                for first, count, size in zip(
+                    self._firsts.tolist(), counts, self._sizes, strict=True
+                )
+            ]
+            struct.pack_into(f"<{len(totals)}Q", data, TOTALS_OFFSET, *totals)
+            struct.pack_into(f"<{_NUM_RINGS}Q", data, FIRST_OFFSET, *(max(0, n) for n in firsts))
+            struct.pack_into("<d", data, COPIED_OFFSET, now)
+            return bytes(data)
+        raise FlightError("holds no engine's record, or one that just begins")
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        self._rings = []
+        for view in (self._generations, self._totals, self._firsts, self._view):
+            view.release()
+        if self._map is not None:
+            self._map.close()
+
+    def _follow(self) -> bool:
+        """Turn to the engine that writes now; whether there is one."""
+        generation: int = self._generations[0]
+        if not generation or generation % 2:
+            return False
+        if generation != self._generation:
+            facts = self._read_facts()
+            if self._generations[0] != generation:
+                return False
+            self._generation, self._facts, self._next_step = generation, facts, 0
+        return True
+
+    def _read_facts(self) -> FlightFacts:
+        (num_bytes,) = struct.unpack_from("<I", self._view, FACTS_SIZE_OFFSET)
+        data = bytes(self._view[FACTS_OFFSET : FACTS_OFFSET + min(num_bytes, MAX_FACTS_BYTES)])
+        try:
+            return decode_facts(data)
+        except ValueError as error:
+            raise FlightError(f"has facts that cannot be read: {error}") from error
+
+    def _held(self, ring: int, first: int) -> tuple[NDArray[Any], int, int]:
+        """Rows of a ring from `first` on that are there, the first one's number, and the end."""
+        rows, size = self._rings[ring], self._sizes[ring]
+        num = self._totals[ring]
+        first = max(first, num - size + 1, self._firsts[ring])
+        if max(first, num) > _MAX_COUNT:
+            raise FlightError("has counts that nobody ever reached")
+        taken = rows[np.arange(first, num) & (size - 1)]
+        # The oldest may have been written over since; one more is perhaps half written.
+        oldest = min(max(first, self._totals[ring] - size + 1), num)
+        return taken[oldest - first :], oldest, num
+
+    def _last_launch(self) -> Launch | None:
+        step, at_s, num_decodes, num_rows, num_tokens = LAUNCH.unpack_from(
+            self._view, LAUNCH_OFFSET
+        )
+        if not at_s:
+            return None
+        return Launch(
+            step=step,
+            at_s=at_s,
+            num_decodes=num_decodes,
+            num_prefill_rows=num_rows,
+            num_prefill_tokens=num_tokens,
+        )
+
+
+def _checked(source: bytes | Path) -> tuple[bytes, Geometry]:
+    if isinstance(source, bytes):
+        return source, Geometry.of_header(source[:HEADER_BYTES], len(source))
+    with source.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+        # Before a file of any size is read that is none of ours.
+        geometry = Geometry.of_header(header, os.fstat(file.fileno()).st_size)
+        data = header + file.read(geometry.num_bytes - len(header))
+    if len(data) != geometry.num_bytes:
+        raise FlightError("became shorter while it was read")
+    return data, geometry

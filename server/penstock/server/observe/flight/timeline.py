@@ -1,0 +1,292 @@
+"""A flight recording as a picture that opens in ui.perfetto.dev and chrome://tracing.
+
+Owns what is drawn where. Groups of tracks: the engine (its steps, what it plans and takes in,
+counters of blocks, requests and tokens), the slots (a slice for each stay of a request, prefill
+chunks and decode within it), the queue (a slice for each wait, in as many lanes as were needed at
+once). An arrow follows each request from the queue through its slots to the step that ended it.
+Pure.
+"""
+
+import heapq
+from collections.abc import Iterator
+from math import isfinite, isnan
+from typing import Any
+
+from penstock.scheduler.events import WaitReason
+from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.observe.flight.layout import NO_REASON, EventKind
+from penstock.server.observe.flight.lives import Life, SlotStay, begin_s, end_s, lives_of
+from penstock.server.observe.flight.reader import Recording
+from penstock.server.observe.flight.trace_events import TraceEvents
+
+
+class Lanes:
+    """Grows as it must."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._busy_until: list[tuple[float, int]] = []
+
+    def take(self, start_s: float, end_s: float) -> int:
+        """A lane for this interval, from 0; intervals come in order of their start.
+
+        A nanosecond lies between two on one lane, which is as short as anything is drawn.
+        """
+        until_s = max(end_s, start_s) + 2e-9
+        if self._busy_until and self._busy_until[0][0] <= start_s:
+            _, lane = heapq.heapreplace(self._busy_until, (until_s, self._busy_until[0][1]))
+            return lane
+        lane = self.num
+        self.num += 1
+        heapq.heappush(self._busy_until, (until_s, lane))
+        return lane
+
+
+ENGINE, SLOTS, QUEUE = 1, 2, 3
+STEPS_TRACK, WORK_TRACK = (ENGINE, 1), (ENGINE, 2)
+Point = tuple[tuple[int, int], int]
+_NANOSECOND_S = 1e-9
+
+
+def timeline_json(recording: Recording, *, num_steps: int | None = None) -> Iterator[bytes]:
+    """The trace file in pieces. `num_steps`: draw the last so many; None: all."""
+    return _Timeline(recording, num_steps).draw()
+
+
+def waits_for(reason: int) -> str:
+    """A value of `waits_for` in words; empty for nobody."""
+    known = {each.value: each.name for each in WaitReason}
+    return "" if reason == NO_REASON else known.get(reason, f"reason {reason}")
+
+
+def end_of(life: Life) -> str:
+    """How a life ended, in words; empty while it goes on."""
+    match life.end:
+        case EventKind.FINISHED:
+            known = {int(each): each.name for each in FinishReason}
+        case EventKind.FAILED:
+            known = {int(each): each.name for each in FailureReason}
+        case _:
+            return ""
+    return known.get(life.reason, f"reason {life.reason}")
+
+
+class _Timeline:
+    def __init__(self, recording: Recording, num_steps: int | None) -> None:
+        steps = recording.steps if num_steps is None else recording.steps[-num_steps:]
+        self._recording, self._steps = recording, steps
+        self._end_s = end_s(recording)
+        is_part = len(steps) < len(recording.steps) and len(steps) > 0
+        self._since_s = float(steps["begun_s"][0]) if is_part else begin_s(recording)
+        self._trace = TraceEvents(self._since_s)
+        # Of each step: when the device had its turn at it, and when its result was taken in.
+        self._spans: dict[int, tuple[float, float, float]] = {}
+        self._arrow_ends: dict[int, Point] = {}
+
+    def draw(self) -> Iterator[bytes]:
+        trace, facts = self._trace, self._recording.facts
+        trace.name_process(ENGINE, f"engine {facts.model}")
+        trace.name_thread(*STEPS_TRACK, "steps")
+        trace.name_thread(*WORK_TRACK, "scheduler")
+        trace.name_process(SLOTS, "slots")
+        trace.name_process(QUEUE, "queue")
+        self._draw_steps()
+        self._draw_lives()
+        return trace.json(
+            {
+                "model": facts.model,
+                "executor": facts.executor,
+                "engine_epoch": facts.epoch,
+                "penstock": facts.version,
+                "begins_unix_s": facts.unix_time_s(self._since_s),
+            }
+        )
+
+    def _draw_steps(self) -> None:
+        last_s = self._since_s
+        names = self._steps.dtype.names or ()
+        for values in self._steps.tolist():
+            step: dict[str, Any] = dict(zip(names, values, strict=True))
+            # Of two that are in flight the later one begins when the earlier one is done.
+            start_s = max(step["begun_s"], last_s)
+            last_s = max(step["collected_s"], start_s)
+            self._spans[step["step"]] = (start_s, last_s, step["updated_s"])
+            start = self._trace.slice(
+                STEPS_TRACK, _step_name(step), start_s, last_s, _step_args(step, last_s - start_s)
+            )
+            end = start + max(round((last_s - start_s) * 1e9) - 1, 0)
+            self._arrow_ends[step["step"]] = (STEPS_TRACK, end)
+            self._trace.slice(WORK_TRACK, "plan", step["begun_s"], step["launched_s"], {})
+            self._trace.slice(WORK_TRACK, "take in", step["collected_s"], step["updated_s"], {})
+            self._count(step)
+        launch = self._recording.last_launch
+        if launch is not None and launch.step not in self._spans and launch.at_s >= self._since_s:
+            args = {
+                "decodes": launch.num_decodes,
+                "prefill_rows": launch.num_prefill_rows,
+                "prefill_tokens": launch.num_prefill_tokens,
+            }
+            start_s = max(launch.at_s, last_s)
+            name = f"step {launch.step} (never came back)"
+            self._trace.slice(STEPS_TRACK, name, start_s, self._end_s, args)
+
+    def _count(self, step: dict[str, Any]) -> None:
+        counter, at_s = self._trace.counter, step["collected_s"]
+        blocks = {name: step[f"num_{name}_blocks"] for name in ("used", "cached", "free")}
+        counter(ENGINE, "KV blocks", at_s, blocks)
+        counter(ENGINE, "running", at_s, {"requests": step["num_running"]})
+        counter(ENGINE, "waiting", at_s, {"requests": step["num_waiting"]})
+        tokens = {"prefill": step["num_prefill_tokens"], "out": step["num_tokens"]}
+        counter(ENGINE, "tokens per step", at_s, tokens)
+
+    def _draw_lives(self) -> None:
+        lives = lives_of(self._recording)
+        points = {life.key: self._draw_stays(life) for life in lives}
+        self._draw_queue(lives, points)
+        for number, arrow in enumerate(points.values(), 1):
+            # At one moment: from the queue to a slot, from there to the step.
+            in_order = sorted(arrow, key=lambda point: (point[1], -point[0][0]))
+            self._trace.flow(number, "request", in_order)
+
+    def _draw_stays(self, life: Life) -> list[Point]:
+        """In slots; what the arrow goes through, the step that ended it last."""
+        points: list[Point] = []
+        for number, stay in enumerate(life.stays):
+            # One that ended as the part began would lie over the next one of its slot.
+            if stay.end_s - self._since_s > _NANOSECOND_S and stay.slot >= 0:
+                self._trace.name_thread(SLOTS, stay.slot + 1, f"slot {stay.slot}")
+                points.append(self._draw_stay(life, stay, number))
+        self._arrow_to_end(life, points)
+        return points
+
+    def _draw_queue(self, lives: list[Life], points: dict[int, list[Point]]) -> None:
+        lanes = Lanes()
+        waits: list[tuple[float, float, Life, int]] = []
+        for life in lives:
+            spans = [(wait.start_s, wait.end_s) for wait in life.waits]
+            if not life.waits and not life.stays:
+                # Refused at the door, or all that is held of it is its end.
+                spans = [(life.end_s, life.end_s)]
+            for number, (start_s, until_s) in enumerate(spans):
+                if until_s >= self._since_s:
+                    waits.append((start_s, until_s, life, number))
+        for start_s, until_s, life, number in sorted(waits, key=lambda wait: wait[0]):
+            points[life.key].append(self._draw_wait(life, number, start_s, until_s, lanes))
+        for lane in range(lanes.num):
+            self._trace.name_thread(QUEUE, lane + 1, f"lane {lane}")
+
+    def _draw_wait(
+        self, life: Life, number: int, start_s: float, until_s: float, lanes: Lanes
+    ) -> Point:
+        start_s, until_s = max(start_s, self._since_s), min(until_s, self._end_s)
+        track = (QUEUE, lanes.take(start_s, until_s) + 1)
+        args = _request_args(life)
+        if number < len(life.waits) and life.waits[number].num_ahead is not None:
+            args["ahead"] = life.waits[number].num_ahead
+        args["again"] = number > 0
+        start = self._trace.slice(track, life.name, start_s, until_s, args)
+        if life.end is not None and life.end_s <= until_s:
+            # It never got in, or not again.
+            self._trace.instant(track, end_of(life), life.end_s, {"request_id": life.name})
+        return track, start
+
+    def _draw_stay(self, life: Life, stay: SlotStay, number: int) -> Point:
+        track = (SLOTS, stay.slot + 1)
+        start_s, until_s = max(stay.start_s, self._since_s), min(stay.end_s, self._end_s)
+        args = _request_args(life)
+        is_last = number == len(life.stays) - 1
+        args |= {
+            "cached_tokens": life.num_cached_tokens,
+            "stay": number + 1,
+            "ended": (end_of(life) or "not yet") if is_last and life.end else "",
+        }
+        if not is_last or (life.end is None and stay.end_s <= self._end_s):
+            args["ended"] = "PREEMPTED"
+            self._trace.instant(track, "preempted", until_s, {"request_id": life.name})
+        elif life.end is None:
+            args["ended"] = "still running"
+        if stay.is_cut:
+            args["began"] = "before the recording"
+        start = self._trace.slice(track, life.name, start_s, until_s, args)
+        self._draw_phases(track, stay, start_s, until_s)
+        if is_last and life.end is EventKind.FAILED and stay.end_s <= self._end_s:
+            self._trace.instant(track, end_of(life), until_s, {"request_id": life.name})
+        return track, start
+
+    def _draw_phases(
+        self, track: tuple[int, int], stay: SlotStay, start_s: float, until_s: float
+    ) -> None:
+        last_s = start_s
+        for chunk in stay.chunks:
+            # Under way when the recording ends, unless its step came back.
+            span = self._spans.get(chunk.step)
+            step_end_s = self._end_s if span is None else span[1]
+            from_s, to_s = max(chunk.at_s, last_s), min(step_end_s, until_s)
+            if to_s > from_s:
+                args = {"tokens": chunk.num_tokens, "step": chunk.step}
+                self._trace.slice(track, "prefill", from_s, to_s, args, is_inner=True)
+                last_s = to_s
+        decode_s = stay.first_token_s
+        if stay.is_cut and isnan(decode_s) and not stay.chunks:
+            decode_s = start_s
+        decode_s = max(decode_s, last_s)
+        if until_s > decode_s:
+            self._trace.slice(track, "decode", decode_s, until_s, {}, is_inner=True)
+
+    def _arrow_to_end(self, life: Life, points: list[Point]) -> None:
+        """The step that ended it, where it was a step that did."""
+        span, end = self._spans.get(life.end_step), self._arrow_ends.get(life.end_step)
+        if life.end is None or span is None or end is None or not points:
+            return
+        if span[0] <= life.end_s <= span[2] and points[-1][1] <= end[1]:
+            points.append(end)
+
+
+def _step_name(step: dict[str, Any]) -> str:
+    parts = [f"{step['num_prefill_tokens']} prefill"] if step["num_prefill_rows"] else []
+    parts += [f"{step['num_decodes']} decode"] if step["num_decodes"] else []
+    return " + ".join(parts) or "no rows"
+
+
+def _step_args(step: dict[str, Any], measured_s: float) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        "step": step["step"],
+        "decodes": step["num_decodes"],
+        "prefill_rows": step["num_prefill_rows"],
+        "prefill_tokens": step["num_prefill_tokens"],
+        "context_tokens": step["num_context_tokens"],
+        "tokens_out": step["num_tokens"],
+        "measured_ms": round(measured_s * 1e3, 4),
+        "waits_for": waits_for(step["waits_for"]) or "nothing",
+    }
+    for name in ("running", "waiting", "waiting_tokens"):
+        args[name] = step[f"num_{name}"]
+    for name in ("admitted", "preempted", "finished", "failed"):
+        if step[f"num_{name}"]:
+            args[name] = step[f"num_{name}"]
+    if isfinite(step["predicted_s"]):
+        args["predicted_ms"] = round(step["predicted_s"] * 1e3, 4)
+    return args
+
+
+def _request_args(life: Life) -> dict[str, Any]:
+    if life.asked is None:
+        return {"key": life.key}
+    asked = life.asked
+    args: dict[str, Any] = {
+        "request_id": asked.request_id,
+        "tenant": asked.tenant,
+        "trace_id": asked.trace_id,
+        "priority": asked.priority,
+        "prompt_tokens": asked.num_prompt_tokens,
+        "max_tokens": asked.max_tokens,
+        "output_tokens": life.num_output_tokens,
+        "preemptions": life.num_preemptions,
+    }
+    for name, at_s in (
+        ("ttft_deadline_s", asked.ttft_deadline_s),
+        ("deadline_s", asked.deadline_s),
+    ):
+        if isfinite(at_s):
+            args[name] = round(at_s - asked.arrival_s, 6)
+    return args

@@ -1,0 +1,389 @@
+"""Writes the flight record of an engine, on the engine's thread, at next to no cost.
+
+Owns what is remembered of live requests between events. Per step it packs one row and copies one
+column of the slot arrays; Python runs per event (admission, chunk, first token, end), never per
+running request. Nothing of what a request says is looked at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.events import (
+    Admitted,
+    Failed,
+    Preempted,
+    PrefixFound,
+    Queued,
+    StepEvents,
+)
+from penstock.scheduler.flight import Chunk
+from penstock.scheduler.request import RequestSpec
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.step_note import StepNote
+from penstock.server.observe.flight.facts import FlightFacts
+from penstock.server.observe.flight.layout import NO_REASON, TOTALS, EventKind
+from penstock.server.observe.flight.memory import (
+    EVENT_RING,
+    REQUEST_RING,
+    STEP_RING,
+    RingMemory,
+)
+from penstock.server.tenants import own_request_id
+
+
+class TurnGaps:
+    """Of `num_slots` slots."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._last_s: NDArray[np.float64] = np.full(num_slots, nan)
+        self._begun: list[int] = []
+
+    def begin(self, slot: int) -> None:
+        """Somebody new is in a slot since this turn, or was in it."""
+        if slot >= 0:
+            self._last_s[slot] = nan
+            self._begun.append(slot)
+
+    def measure(
+        self, arrays: SlotArrays | None, known: NDArray[np.int32], now: float
+    ) -> tuple[float, int]:
+        """Mean gap of the slots that got tokens in this turn, NaN for none, and how many they are.
+
+        `known` int32 [S]: tokens of each slot after the turn before.
+        """
+        if arrays is None:
+            return nan, 0
+        has_more = arrays.num_tokens > known
+        # What was known of such a slot was another's; its first token comes in a later turn.
+        has_more[self._begun] = False
+        gaps = now - self._last_s[has_more]
+        gaps = gaps[~np.isnan(gaps)]
+        self._last_s[has_more] = now
+        return (float(gaps.mean()), len(gaps)) if len(gaps) else (nan, 0)
+
+    def end_turn(self) -> None:
+        """What was known after the turn before is known after this one."""
+        self._begun.clear()
+
+
+_PROMPT, _CACHED, _OUTPUT, _ADMITTED, _PREEMPTED, _FINISHED, _FAILED = range(3, len(TOTALS))
+_MAX_U4, _MAX_U2 = 2**32 - 1, 2**16 - 1
+_MAX_PRIORITY = 2**31 - 1
+_NOTHING: Sequence[int] = (0, 0, 0, 0)
+# Plain numbers: an enumeration's members are looked up in many times the time.
+_QUEUED, _ADMIT, _CHUNK, _FIRST_TOKEN, _PREEMPT, _FINISH, _FAIL, _FOUND = map(int, EventKind)
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request that has not ended. `num_output`: as of when it last lost its slot.
+
+    `turn`: when it was last admitted. `has_token`: ever.
+    """
+
+    num_prompt: int
+    num_output: int = 0
+    num_cached: int = 0
+    slot: int = -1
+    turn: int = -1
+    has_token: bool = False
+
+
+class FlightWriter:
+    """Makes the memory of `fd` its own and writes to it. Raises FlightError, OSError at first.
+
+    An `EngineListener` that may raise: see `EngineListeners`.
+    """
+
+    def __init__(self, fd: int, facts: FlightFacts) -> None:
+        self._memory = memory = RingMemory(fd, facts)
+        self._totals = memory.totals
+        self._append_step = memory.appender(STEP_RING)
+        self._append_events = memory.batch_appender(EVENT_RING)
+        # Fields of events that are not in the memory yet, one after the other.
+        self._events: list[object] = []
+        self._append_request = memory.appender(REQUEST_RING)
+        self._write_launch = memory.launch_writer()
+        self._live: dict[int, _Live] = {}
+        # Keys of the outputs of a request, by that of the first, until it is queued or refused.
+        self._outputs: dict[int, tuple[int, ...]] = {}
+        # Slots granted in this turn; who has had no token in its stay; whose chunks are under way.
+        self._granted: dict[int, int] = {}
+        self._awaiting: set[int] = set()
+        self._prefilling: set[int] = set()
+        self._is_self_paced = facts.is_self_paced
+        # Decodes left out of the latest steps, and how long those took.
+        self._num_paused, self._paused_s = 0, 0.0
+        self._gaps = TurnGaps(facts.max_num_seqs) if facts.is_self_paced else None
+        self._arrays: SlotArrays | None = None
+        # Known tokens of each slot after the turn before.
+        self._known: NDArray[np.int32] = np.zeros(facts.max_num_seqs, dtype=np.int32)
+        self._turn = 0
+        self._step = 0
+        self._collected_s = nan
+        # Rows and tokens of prefill that a step computes for the first time.
+        self._new_prefill: dict[int, tuple[int, int]] = {}
+        # Counts that no row has told yet: admitted, preempted, finished, failed.
+        self._untold = _NOTHING
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """See `EngineListener`."""
+        for spec in specs:
+            self._live[spec.key] = _Live(spec.num_prompt_tokens)
+            self._append_request(
+                spec.key,
+                spec.arrival_s,
+                spec.ttft_deadline_s,
+                spec.deadline_s,
+                min(spec.num_prompt_tokens, _MAX_U4),
+                min(spec.max_tokens, _MAX_U4),
+                max(-_MAX_PRIORITY, min(spec.priority, _MAX_PRIORITY)),
+                min(spec.output_index, _MAX_U2),
+                spec.trace_id,
+                own_request_id(spec.tenant, spec.request_id).encode("utf-8", "replace"),
+                spec.tenant.encode("utf-8", "replace"),
+            )
+        if len(specs) > 1:
+            self._outputs[specs[0].key] = tuple(spec.key for spec in specs)
+
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """See `EngineListener`."""
+        self._arrays = batch.arrays
+        for request in batch.admitted:
+            self._granted[request.spec.key] = request.slot
+        if chunks:
+            num_new, num_tokens = self._note_chunks(batch.step, chunks, launched_s)
+            self._write_events()
+            self._new_prefill[batch.step] = (num_new, num_tokens)
+            self._write_launch(batch.step, launched_s, batch.num_decodes, num_new, num_tokens)
+        elif batch.num_decodes:
+            self._write_launch(batch.step, launched_s, batch.num_decodes, 0, 0)
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """See `EngineListener`."""
+        if note is not None:
+            self._step = note.batch.step
+        if events.changes:
+            self._note_changes(events)
+        num_first, num_tokens = 0, len(events.keys)
+        if num_tokens:
+            if self._awaiting:
+                num_first = self._note_first_tokens(events, note)
+            self._totals[_OUTPUT] += num_tokens
+        if events.ends:
+            self._note_ends(events)
+        if self._events:
+            self._write_events()
+        if note is not None:
+            self._write_step(note, num_tokens, num_first)
+        if self._arrays is not None:
+            self._known[:] = self._arrays.num_tokens
+        if self._gaps is not None:
+            self._gaps.end_turn()
+        self._turn += 1
+
+    def close(self) -> None:
+        """Let go of the memory; what was written stays. Idempotent."""
+        self._memory.close()
+
+    def _write_events(self) -> None:
+        self._append_events(self._events)
+        self._events.clear()
+
+    def _event(self, kind: int, key: int, at_s: float, slot: int, count: int) -> None:
+        count = count if count < _MAX_U4 else _MAX_U4
+        self._events += (at_s, self._step, key, slot, count, kind, NO_REASON)
+
+    def _note_chunks(
+        self, step: int, chunks: Sequence[Chunk], launched_s: float
+    ) -> tuple[int, int]:
+        """The rows of prefill; how many are new, and their tokens."""
+        num_new = num_tokens = 0
+        for chunk in chunks:
+            key, count = chunk.request.spec.key, chunk.count
+            if self._is_self_paced:
+                # A prompt stands in every step until it is answered.
+                if key in self._prefilling:
+                    continue
+                self._prefilling.add(key)
+            self._events += (launched_s, step, key, chunk.slot, count, _CHUNK, NO_REASON)
+            num_new += 1
+            num_tokens += count
+        return num_new, num_tokens
+
+    def _note_changes(self, events: StepEvents) -> None:
+        for change in events.changes:
+            if isinstance(change, Queued):
+                for key in self._outputs.pop(change.key, (change.key,)):
+                    self._event(_QUEUED, key, change.at_s, -1, change.num_ahead)
+            elif isinstance(change, Admitted):
+                self._note_admitted(change)
+            elif isinstance(change, Preempted):
+                self._note_preempted(change.key, change.at_s, events.keys)
+            else:
+                self._note_found(change)
+        self._granted.clear()
+
+    def _note_found(self, found: PrefixFound) -> None:
+        live = self._live.get(found.key)
+        slot = -1
+        if live is not None:
+            live.num_cached, slot = found.num_cached_tokens, live.slot
+        self._event(_FOUND, found.key, found.at_s, slot, found.num_cached_tokens)
+
+    def _note_admitted(self, change: Admitted) -> None:
+        key, num_cached = change.key, change.num_cached_tokens
+        slot = self._granted.get(key, -1)
+        self._event(_ADMIT, key, change.at_s, slot, num_cached)
+        self._tell(0)
+        self._totals[_ADMITTED] += 1
+        live = self._live.get(key)
+        if live is not None:
+            live.slot, live.turn = slot, self._turn
+            if not live.has_token:
+                live.num_cached = num_cached
+            self._awaiting.add(key)
+            if self._gaps is not None:
+                self._gaps.begin(slot)
+
+    def _note_preempted(self, key: int, at_s: float, keys: NDArray[np.int64]) -> None:
+        live = self._live.get(key)
+        slot, num_output = -1, 0
+        if live is not None:
+            live.num_output = num_output = self._num_output(key, live, keys)
+            slot, live.slot = live.slot, -1
+        self._event(_PREEMPT, key, at_s, slot, num_output)
+        self._awaiting.discard(key)
+        self._prefilling.discard(key)
+        self._tell(1)
+        self._totals[_PREEMPTED] += 1
+
+    def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
+        """How many had their first token of a stay."""
+        first = self._first_of(events.keys, note)
+        if not first:
+            return 0
+        at_s = events.at_s if note is None else note.collected_s
+        self._awaiting -= first
+        self._prefilling -= first
+        totals = self._totals
+        for key in first:
+            live = self._live[key]
+            self._event(_FIRST_TOKEN, key, at_s, live.slot, 0)
+            if not live.has_token:
+                live.has_token = True
+                totals[_PROMPT] += live.num_prompt
+                totals[_CACHED] += min(live.num_cached, live.num_prompt)
+        return len(first)
+
+    def _first_of(self, keys: NDArray[np.int64], note: StepNote | None) -> set[int]:
+        """Who of those that have had none has a token in this turn."""
+        if note is not None and not self._is_self_paced:
+            # Only a prompt that was completed brings a first token, and its row is behind those
+            # that decode; unless some were dropped, or were answered in another order.
+            num_completed = len(note.batch.sampled_slots) - note.batch.num_decodes
+            if not num_completed:
+                return set()
+            first = self._awaiting.intersection(keys[-num_completed:].tolist())
+            if len(first) == num_completed:
+                return first
+        return self._awaiting.intersection(keys.tolist())
+
+    def _note_ends(self, events: StepEvents) -> None:
+        for end in events.ends:
+            self._outputs.pop(end.key, None)
+            self._awaiting.discard(end.key)
+            self._prefilling.discard(end.key)
+            live = self._live.pop(end.key, None)
+            slot, num_output = -1, 0
+            if live is not None:
+                slot, num_output = live.slot, self._num_output(end.key, live, events.keys)
+            is_failure = isinstance(end, Failed)
+            kind = _FAIL if is_failure else _FINISH
+            count = num_output if num_output < _MAX_U4 else _MAX_U4
+            self._events += (end.at_s, self._step, end.key, slot, count, kind, end.reason)
+            self._tell(3 if is_failure else 2)
+            self._totals[_FAILED if is_failure else _FINISHED] += 1
+
+    def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
+        """Tokens a request has generated, those of this turn (`keys`) among them.
+
+        The slot arrays forget a request when it gives its slot back: what they said after the turn
+        before and what came in this one add up to it.
+        """
+        if live.slot < 0:
+            return live.num_output
+        num_before = live.num_output
+        if live.turn != self._turn:
+            num_before = int(self._known[live.slot]) - live.num_prompt
+        return num_before + int(np.count_nonzero(keys == key))
+
+    def _write_step(self, note: StepNote, num_tokens: int, num_first: int) -> None:
+        (
+            batch, begun_s, launched_s, num_prefill, num_context, predicted_s, waits_for,
+            collected_s, updated_s, num_running, num_waiting, num_waiting_tokens,
+            num_used, num_cached, num_free,
+        ) = note  # fmt: skip
+        num_decodes = batch.num_decodes
+        num_rows = len(batch.slots) - num_decodes
+        if num_rows:
+            num_rows, num_prefill = self._new_prefill.pop(batch.step, (0, 0))
+        if self._gaps is None:
+            num_itl = min(num_tokens - num_first, num_decodes)
+            itl_s = self._mean_gap_s(batch, collected_s, num_itl)
+        else:
+            itl_s, num_itl = self._gaps.measure(self._arrays, self._known, collected_s)
+        self._collected_s = collected_s
+        self._append_step(
+            batch.step,
+            begun_s,
+            launched_s,
+            collected_s,
+            updated_s,
+            itl_s,
+            predicted_s,
+            num_itl if num_itl > 0 else 0,
+            num_prefill,
+            num_rows,
+            num_decodes,
+            num_context,
+            num_tokens,
+            num_running,
+            num_waiting,
+            num_waiting_tokens if num_waiting_tokens < _MAX_U4 else _MAX_U4,
+            num_used,
+            num_cached,
+            num_free,
+            *self._untold,
+            waits_for or NO_REASON,
+        )
+        self._untold = _NOTHING
+
+    def _mean_gap_s(self, batch: Batch, collected_s: float, num_itl: int) -> float:
+        """Mean time since the decodes of a step had their token before; NaN without any.
+
+        All had it in the step before, but for those that were paused: the first step with them
+        has a mean of two gaps.
+        """
+        step_s = collected_s - self._collected_s
+        gap_s = step_s if num_itl > 0 else nan
+        if batch.num_paused:
+            self._num_paused = batch.num_paused
+            self._paused_s += step_s
+        elif self._num_paused:
+            num_resumed = min(self._num_paused, max(num_itl, 0))
+            if num_itl > 0:
+                gap_s += self._paused_s * num_resumed / num_itl
+            self._num_paused, self._paused_s = 0, 0.0
+        return gap_s
+
+    def _tell(self, place: int) -> None:
+        """Count something for the next row."""
+        untold = list(self._untold)
+        untold[place] = min(untold[place] + 1, _MAX_U2)
+        self._untold = untold

@@ -1,0 +1,252 @@
+"""Where fronts tell the observer what happens, and are asked what lives.
+
+Owns the connections of the fronts. The listening socket is the supervisor's: it outlives every
+observer, so that fronts that come or tell something while there is none are heard by the next.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+from penstock.server.link.connection import Connection
+from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.wire import LinkError
+from penstock.server.observe.frames import (
+    FrontView,
+    Hello,
+    LiveAnswer,
+    LiveQuery,
+    ObserverFrame,
+    Records,
+    decode,
+    encode,
+)
+from penstock.server.observe.heartbeat import Heartbeat
+from penstock.server.observe.request_record import RequestRecord, decode_record
+from penstock.server.observe.service_listeners import ServiceListener
+
+T = TypeVar("T")
+_NUM_TICKETS = 2**32
+
+
+class Questions(Generic[T]):
+    """Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[T]] = {}
+        self._next_ticket = 0
+
+    def ask(self) -> tuple[int, asyncio.Future[T]]:
+        """A ticket for the question, and its answer to come."""
+        ticket = self._next_ticket
+        self._next_ticket = (ticket + 1) % _NUM_TICKETS
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = answer
+        answer.add_done_callback(lambda _: self._waiting.pop(ticket, None))
+        return ticket, answer
+
+    def answer(self, ticket: int, value: T) -> None:
+        """The answer is here; nothing when nobody waits for it any more."""
+        waiting = self._waiting.get(ticket)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Nobody will answer what is open."""
+        for waiting in list(self._waiting.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+
+
+log = logging.getLogger(__name__)
+
+_MAX_TOLD_UNREADABLE = 20
+_MAX_UNSENT_BYTES = 1024 * 1024
+_Line: TypeAlias = Connection[ObserverFrame]
+
+
+class FrontUnavailable(Exception):
+    """The front cannot be asked; the message is for the operator."""
+
+
+@dataclass(slots=True, eq=False)
+class _Front:
+    """One front that is connected."""
+
+    front_id: int
+    pid: int
+    line: _Line
+    looks: Questions[tuple[FrontView, ...]] = field(
+        default_factory=Questions[tuple[FrontView, ...]]
+    )
+    parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
+    orders: Questions[OrderAnswer] = field(default_factory=Questions[OrderAnswer])
+    last_beat: Heartbeat | None = None
+
+    def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
+        """Its requests, to come."""
+        ticket, answer = self.looks.ask()
+        self.line.write(encode(LiveQuery(ticket=ticket)))
+        return answer
+
+    def take_live(self, answer: LiveAnswer) -> None:
+        """A part of them."""
+        part = self.parts.setdefault(answer.ticket, [])
+        part += answer.views
+        if answer.is_last:
+            self.looks.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
+
+    def ask_order(self, verb: OrderVerb, argument: str) -> "asyncio.Future[OrderAnswer]":
+        """What comes of an order, to come."""
+        ticket, answer = self.orders.ask()
+        self.line.write(encode(Order(ticket=ticket, verb=verb, argument=argument)))
+        return answer
+
+    def lose(self) -> None:
+        """It is gone."""
+        gone = FrontUnavailable(f"front {self.front_id} is gone")
+        self.looks.fail(gone)
+        self.orders.fail(gone)
+
+
+class FrontReceiver:
+    """Takes in what fronts send, for `listener`. Lives on one event loop.
+
+    `num_unreadable` counts the records that could not be read.
+    """
+
+    def __init__(self, listener: ServiceListener) -> None:
+        self.num_unreadable = 0
+        self._listener = listener
+        self._lines: dict[_Line, _Front | None] = {}
+        self._by_id: dict[int, _Front] = {}
+        self._server: asyncio.AbstractServer | None = None
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @property
+    def front_ids(self) -> tuple[int, ...]:
+        """Of the fronts that are connected."""
+        return tuple(sorted(self._by_id))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of those, by front id. From any thread."""
+        # A copy is made in one go; a walk of the dictionary itself breaks when a front comes.
+        return {front_id: front.pid for front_id, front in self._by_id.copy().items()}
+
+    @property
+    def num_live(self) -> int:
+        """Requests that live on the fronts, by their last word."""
+        beats = [front.last_beat for front in self._by_id.values()]
+        return sum(beat.num_live for beat in beats if beat is not None)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Listen from now on; what fronts said before comes first."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._new_line, sock=listener)
+
+    async def close(self, limit_s: float) -> None:
+        """Hear fronts that are about to end out, for at most `limit_s`; then hang up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._is_empty.wait()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for line in list(self._lines):
+            line.abort()
+
+    async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
+        """The live requests of all fronts, and whether each of them answered in time."""
+        asked = [front.ask_live() for front in self._by_id.values()]
+        if not asked:
+            return (), True
+        await asyncio.wait(asked, timeout=limit_s)
+        views: list[FrontView] = []
+        is_whole = True
+        for answer in asked:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                views += answer.result()
+            else:
+                is_whole = False
+                answer.cancel()
+        return tuple(views), is_whole
+
+    async def order(
+        self, front_id: int, verb: OrderVerb, argument: str, limit_s: float
+    ) -> OrderAnswer:
+        """Have one front do something. Raises FrontUnavailable."""
+        front = self._by_id.get(front_id)
+        if front is None:
+            raise FrontUnavailable(f"there is no front {front_id}")
+        try:
+            async with asyncio.timeout(limit_s):
+                return await front.ask_order(verb, argument)
+        except TimeoutError:
+            raise FrontUnavailable(f"front {front_id} does not answer") from None
+
+    def _new_line(self) -> _Line:
+        return Connection(
+            "a front",
+            decode,
+            on_frame=self._on_frame,
+            on_open=self._on_open,
+            on_closed=self._on_closed,
+            max_unsent_bytes=_MAX_UNSENT_BYTES,
+        )
+
+    def _on_open(self, line: _Line) -> None:
+        self._lines[line] = None
+        self._is_empty.clear()
+
+    def _on_closed(self, line: _Line) -> None:
+        front = self._lines.pop(line, None)
+        if not self._lines:
+            self._is_empty.set()
+        if front is None:
+            return
+        front.lose()
+        if self._by_id.get(front.front_id) is front:
+            del self._by_id[front.front_id]
+            self._listener.front_gone(front.front_id)
+
+    def _on_frame(self, line: _Line, frame: ObserverFrame) -> None:
+        front = self._lines.get(line)
+        if front is not None:
+            self._take(front, frame)
+        elif isinstance(frame, Hello):
+            front = _Front(front_id=frame.front_id, pid=frame.pid, line=line)
+            line.name = f"front {frame.front_id}"
+            self._lines[line] = self._by_id[frame.front_id] = front
+        else:
+            raise LinkError("the first frame is no hello")
+
+    def _take(self, front: _Front, frame: ObserverFrame) -> None:
+        match frame:
+            case Records(payloads=payloads):
+                self._take_records(payloads)
+            case Heartbeat() as beat:
+                front.last_beat = beat
+                self._listener.take_heartbeat(beat)
+            case LiveAnswer() as answer:
+                front.take_live(answer)
+            case OrderAnswer() as answer:
+                front.orders.answer(answer.ticket, answer)
+            case other:
+                raise LinkError(f"a front does not send {type(other).__name__}")
+
+    def _take_records(self, payloads: tuple[bytes, ...]) -> None:
+        records: list[RequestRecord] = []
+        for payload in payloads:
+            try:
+                records.append(decode_record(payload))
+            except ValueError as error:
+                self.num_unreadable += 1
+                if self.num_unreadable <= _MAX_TOLD_UNREADABLE:
+                    log.error("a record cannot be read: %s", error)  # noqa: TRY400 (no traceback)
+        if records:
+            self._listener.take_records(records)

@@ -1,0 +1,98 @@
+"""Log lines of a process: one per event, on stderr, few of each kind, no content.
+
+Owns how logging is set up and its levels. What a line looks like is in `lines`, what it tells of an
+exception in `failures`, which one is left out in `no_fault`, how many pass in `rate`. Never the
+place for prompt or completion text, and no caller puts it here.
+"""
+
+import contextlib
+import logging
+import sys
+import threading
+from types import TracebackType
+from typing import TextIO
+
+from penstock.server.observe.logs.limits import NoFault, RateLimit
+from penstock.server.observe.logs.lines import (
+    JsonFormatter,
+    LineFormatter,
+    ShortFormatter,
+    TextFormatter,
+)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_FORMATTERS: dict[str, type[LineFormatter]] = {
+    "text": TextFormatter,
+    "json": JsonFormatter,
+    "short": ShortFormatter,
+}
+AUTO_FORMAT = "auto"
+"""`short` where stderr is a terminal, `text` elsewhere."""
+LOG_FORMATS = (AUTO_FORMAT, *_FORMATTERS)
+
+_log = logging.getLogger(__name__)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Says of a line that cannot be written what kind of fault it was, and not what was in it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """The base class would write the arguments of the line."""
+        kind, _, _ = sys.exc_info()
+        name = "a fault" if kind is None else kind.__name__
+        # Whoever read stderr may be gone: then there is nowhere to tell it.
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(f"a line of {record.name}:{record.lineno} is lost: {name}\n")
+            self.flush()
+
+
+def configure_logging(
+    process: str, level: str, *, form: str = "text", has_foreign_text: bool = False
+) -> None:
+    """Send all log records of this process to stderr, and what nobody caught.
+
+    `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether the
+    words of exceptions that are not ours are written, which may quote what clients sent.
+    """
+    if form == AUTO_FORMAT:
+        form = "short" if sys.stderr.isatty() else "text"
+    handler = _StderrHandler(sys.stderr)
+    handler.setFormatter(_FORMATTERS[form](process, has_foreign_text=has_foreign_text))
+    handler.addFilter(NoFault())
+    handler.addFilter(RateLimit())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    sys.excepthook = _on_uncaught
+    threading.excepthook = _on_uncaught_in_thread
+    sys.unraisablehook = _on_unraisable
+
+
+def set_log_level(level: str) -> None:
+    """From now on. Raises ValueError for what is no level of ours."""
+    if level not in LOG_LEVELS:
+        raise ValueError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
+    logging.getLogger().setLevel(level.upper())
+
+
+# Python's own hooks write the text of the exception, whatever it quotes.
+
+
+def _on_uncaught(
+    kind: type[BaseException], error: BaseException, frames: TracebackType | None
+) -> None:
+    _log.critical("nobody caught it: this process ends", exc_info=(kind, error, frames))
+
+
+def _on_uncaught_in_thread(told: threading.ExceptHookArgs) -> None:
+    if told.exc_value is None or issubclass(told.exc_type, SystemExit):
+        return
+    name = "a thread" if told.thread is None else f"the thread {told.thread.name}"
+    failure = (told.exc_type, told.exc_value, told.exc_traceback)
+    _log.critical("nobody caught it: %s ends", name, exc_info=failure)
+
+
+def _on_unraisable(told: "sys.UnraisableHookArgs") -> None:
+    if told.exc_value is None:
+        _log.error("a finaliser failed with %s", told.exc_type.__name__)
+        return
+    failure = (told.exc_type, told.exc_value, told.exc_traceback)
+    _log.error("a finaliser failed", exc_info=failure)

@@ -1,0 +1,92 @@
+"""Which log lines pass: a burst of a kind, then one a second; and none of gRPC's that is no fault.
+
+Owns the count per place in the code, and the line that gRPC writes as an error when a client left
+before its answer was sent. Lines of level CRITICAL pass always, as do those that are logged with
+`extra=ALWAYS`: starts and ends of processes, few of which none may be missing.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+_LOGGER: Final = "grpc._cython.cygrpc"
+_KIND: Final = "ExecuteBatchError"
+_SENDING: Final = frozenset({"_finish_handler_with_unary_response", "_send_message"})
+"""The functions that send a call's one answer."""
+
+
+class NoFault(logging.Filter):
+    """Holds that line back, and none but that."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line may pass."""
+        if record.name != _LOGGER or not record.exc_info:
+            return True
+        kind, _, traceback = record.exc_info
+        if kind is None or kind.__name__ != _KIND:
+            return True
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_name in _SENDING:
+                return False
+            traceback = traceback.tb_next
+        return True
+
+
+ALWAYS: Final[dict[str, Any]] = {"is_always_logged": True}
+"""As `extra` of a log call: this line is never left out."""
+LEFT_OUT: Final = "num_left_out"
+"""The attribute of a record that tells how many before it were left out."""
+
+BURST = 10
+PER_SECOND = 1.0
+MAX_PLACES = 1024
+
+Place = tuple[str, str, int]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled_s: float
+    num_left_out: int = 0
+
+
+class RateLimit(logging.Filter):
+    """A token bucket for each place that logs. Threads may share one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._buckets: dict[Place, _Bucket] = {}
+        # Filters run before the handler takes its lock.
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line may pass."""
+        if record.levelno >= logging.CRITICAL or getattr(record, "is_always_logged", False):
+            return True
+        now_s = self._clock()
+        with self._lock:
+            bucket = self._bucket_of((record.name, record.pathname, record.lineno), now_s)
+            bucket.tokens = min(BURST, bucket.tokens + (now_s - bucket.filled_s) * PER_SECOND)
+            bucket.filled_s = now_s
+            if bucket.tokens < 1.0:
+                bucket.num_left_out += 1
+                return False
+            bucket.tokens -= 1.0
+            if bucket.num_left_out:
+                setattr(record, LEFT_OUT, bucket.num_left_out)
+                bucket.num_left_out = 0
+            return True
+
+    def _bucket_of(self, place: Place, now_s: float) -> _Bucket:
+        bucket = self._buckets.get(place)
+        if bucket is None:
+            if len(self._buckets) >= MAX_PLACES:
+                # Code has fewer places; whoever makes them up as it goes is not worth the memory.
+                self._buckets.clear()
+            bucket = self._buckets[place] = _Bucket(tokens=BURST, filled_s=now_s)
+        return bucket

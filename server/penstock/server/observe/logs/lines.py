@@ -1,0 +1,139 @@
+"""What a log line looks like: text for people, JSON for collectors; both with the same facts.
+
+Owns the facts, their names and the escaping. A line is one, whatever a client calls its request.
+"""
+
+import json
+import logging
+import os
+import time
+from typing import Any
+
+from penstock.server.observe.logs.failures import Failure, Frame, failures_of
+from penstock.server.observe.logs.limits import LEFT_OUT
+
+FACTS = ("request_id", "trace_id", "tenant", "front_id", "step")
+"""What a log call may say in `extra`, beside its message. The rest of `extra` is not written."""
+FOREIGN_TEXT = "foreign_text"
+"""The key in `extra` of somebody else's words, written only where words of exceptions are."""
+_SHORT_NAMES = {"request_id": "request", "trace_id": "trace"}
+_QUOTERS = "asyncio"
+"""A logger that shows the objects it speaks of, with all that they hold."""
+
+_CONTROLS = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
+    **{ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"},
+    **{0x2028: "\\u2028", 0x2029: "\\u2029"},
+}
+
+
+class LineFormatter(logging.Formatter):
+    """What both forms share. `has_foreign_text`: see `configure_logging`."""
+
+    def __init__(self, process: str, *, has_foreign_text: bool = False) -> None:
+        super().__init__()
+        self._process = process
+        self._pid = os.getpid()
+        self._has_foreign_text = has_foreign_text
+
+    def _message_of(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if record.name.partition(".")[0] == _QUOTERS and not self._has_foreign_text:
+            # "Exception in callback f(arguments)", "...\nfuture: <Task ... exception=...>".
+            message = message.partition("\n")[0].partition("(")[0]
+        return message
+
+    def _facts_of(self, record: logging.LogRecord) -> dict[str, Any]:
+        names = (*FACTS, FOREIGN_TEXT) if self._has_foreign_text else FACTS
+        facts = {name: getattr(record, name, None) for name in names}
+        return {name: fact for name, fact in facts.items() if fact not in (None, "")}
+
+    def _failures_of(self, record: logging.LogRecord) -> tuple[Failure, ...]:
+        if not record.exc_info or record.exc_info[1] is None:
+            return ()
+        return failures_of(record.exc_info[1], has_foreign_text=self._has_foreign_text)
+
+
+class TextFormatter(LineFormatter):
+    """`<UTC time> <LEVEL> <process>[<pid>] <logger>: <message>`, then the facts and the failure."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return (
+            f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {self._process}[{self._pid}]"
+            f" {record.name}: {self._text_of(record)}"
+        )
+
+    def _text_of(self, record: logging.LogRecord) -> str:
+        parts = [self._message_of(record)]
+        for name, fact in self._facts_of(record).items():
+            parts.append(f"{_SHORT_NAMES.get(name, name)}={_quoted(str(fact))}")
+        num_left_out = getattr(record, LEFT_OUT, 0)
+        if num_left_out:
+            parts.append(f"({num_left_out} more like it left out)")
+        failures = " from ".join(map(_told, self._failures_of(record)))
+        if failures:
+            parts.append(f"| {failures}")
+        return " ".join(parts).translate(_CONTROLS)
+
+
+class ShortFormatter(TextFormatter):
+    """For a terminal: `<local time> <process>: <message>`, with the level where it is not INFO."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "" if record.levelno == logging.INFO else f" {record.levelname}"
+        return f"{stamp}{level} {self._process}: {self._text_of(record)}"
+
+
+class JsonFormatter(LineFormatter):
+    """One object a line; a key that has nothing to say is left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told: dict[str, Any] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "pid": self._pid,
+            "logger": record.name,
+            "message": self._message_of(record),
+            **self._facts_of(record),
+        }
+        num_left_out = getattr(record, LEFT_OUT, 0)
+        if num_left_out:
+            told[LEFT_OUT] = num_left_out
+        failures = self._failures_of(record)
+        if failures:
+            told["exception"] = [_as_object(failure) for failure in failures]
+        # Escapes whatever is not ASCII: no reader breaks a line in two or trips over a surrogate.
+        return json.dumps(told, default=str)
+
+
+def _quoted(fact: str) -> str:
+    is_plain = fact.isprintable() and not any(mark in fact for mark in " \"'=")
+    return fact if is_plain else json.dumps(fact, ensure_ascii=False)
+
+
+def _told(failure: Failure) -> str:
+    words = f": {failure.words}" if failure.words else ""
+    places = " < ".join(map(_place, reversed(failure.frames)))
+    return f"{failure.kind}{words} at {places}" if places else f"{failure.kind}{words}"
+
+
+def _place(frame: Frame) -> str:
+    return f"{frame.module}:{frame.line} {frame.function}"
+
+
+def _as_object(failure: Failure) -> dict[str, Any]:
+    told: dict[str, Any] = {"type": failure.kind}
+    if failure.words:
+        told["message"] = failure.words
+    told["frames"] = [
+        {"module": frame.module, "line": frame.line, "function": frame.function}
+        for frame in failure.frames
+    ]
+    return told

@@ -1,0 +1,112 @@
+"""Our metrics under the names of others, for dashboards that exist.
+
+Owns the tables. An alias tells the very same numbers; what has no counterpart here is not made up.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+
+from penstock.server.observe.metrics import catalogue
+from penstock.server.observe.metrics.catalogue import MetricSpec
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alias:
+    """`name` tells what `spec` does.
+
+    Only series whose labels contain `where`. `keep` names the labels that
+    stay, beside the model, and what they are called there. Series that become one are added up.
+    """
+
+    name: str
+    spec: MetricSpec
+    where: Labels = field(default_factory=dict[str, str])
+    keep: Labels = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """Somebody else's names. `model_labels`: what they put in place of the label `model`."""
+
+    aliases: tuple[Alias, ...]
+    model_labels: Callable[[str], Labels]
+
+
+def _state(name: str, state: str) -> Alias:
+    return Alias(name=name, spec=catalogue.KV_BLOCKS, where={"state": state})
+
+
+TENSORRT_LLM: Final = Dialect(
+    model_labels=lambda model: {"model_name": model, "engine_type": "penstock"},
+    aliases=(
+        Alias(name="trtllm_num_requests_waiting", spec=catalogue.WAITING),
+        Alias(name="trtllm_num_requests_running", spec=catalogue.RUNNING),
+        Alias(name="trtllm_kv_cache_utilization", spec=catalogue.KV_USAGE),
+        Alias(name="trtllm_kv_cache_tokens_per_block", spec=catalogue.KV_BLOCK_SIZE),
+        Alias(name="trtllm_kv_cache_max_blocks", spec=catalogue.KV_TOTAL),
+        _state("trtllm_kv_cache_free_blocks", "free"),
+        _state("trtllm_kv_cache_used_blocks", "used"),
+        Alias(name="trtllm_time_to_first_token_seconds", spec=catalogue.TTFT),
+        Alias(name="trtllm_time_per_output_token_seconds", spec=catalogue.TPOT),
+        Alias(name="trtllm_e2e_request_latency_seconds", spec=catalogue.REQUEST_SECONDS),
+        Alias(name="trtllm_request_queue_time_seconds", spec=catalogue.QUEUE_SECONDS),
+        Alias(name="trtllm_request_prefill_time_seconds", spec=catalogue.PREFILL_SECONDS),
+        Alias(name="trtllm_request_decode_time_seconds", spec=catalogue.DECODE_SECONDS),
+        Alias(name="trtllm_prompt_tokens_total", spec=catalogue.PROMPT_TOKENS),
+        Alias(name="trtllm_generation_tokens_total", spec=catalogue.GENERATION_TOKENS),
+        Alias(
+            name="trtllm_request_success_total",
+            spec=catalogue.REQUESTS,
+            where={"code": "OK"},
+            keep={"finish_reason": "finished_reason"},
+        ),
+        Alias(name="trtllm_request_error_total", spec=catalogue.REQUEST_ERRORS),
+        Alias(name="trtllm_iteration_latency_seconds", spec=catalogue.STEP_SECONDS),
+    ),
+)
+"""Those of `trtllm-serve`. Its cache hit rate is a quotient here: hits by queries, see the page."""
+
+GEN_AI: Final = Dialect(
+    model_labels=lambda model: {"gen_ai_request_model": model},
+    aliases=(
+        Alias(name="gen_ai_server_request_duration_seconds", spec=catalogue.REQUEST_SECONDS),
+        Alias(name="gen_ai_server_time_to_first_token_seconds", spec=catalogue.TTFT),
+        Alias(name="gen_ai_server_time_per_output_token_seconds", spec=catalogue.TPOT),
+    ),
+)
+"""The OpenTelemetry conventions for generative AI, as Prometheus writes their names."""
+
+DIALECTS: Final[Mapping[str, Dialect]] = {"trtllm": TENSORRT_LLM, "gen_ai": GEN_AI}
+
+
+def aliased(families: Iterable[Metric], dialect: Dialect) -> Iterator[Metric]:
+    """Our families once more, in another dialect."""
+    by_name = {family.name: family for family in families}
+    for alias in dialect.aliases:
+        # prometheus_client names a counter without its ending.
+        found = by_name.get(alias.spec.name.removesuffix("_total"))
+        if found is not None:
+            yield _renamed(found, alias, dialect)
+
+
+def _renamed(family: Metric, alias: Alias, dialect: Dialect) -> Metric:
+    renamed = Metric(alias.name.removesuffix("_total"), family.documentation, family.type)
+    added: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+    for sample in family.samples:
+        if not alias.where.items() <= sample.labels.items():
+            continue
+        labels = {**dialect.model_labels(sample.labels["model"])}
+        labels |= {theirs: sample.labels[ours].lower() for ours, theirs in alias.keep.items()}
+        if "le" in sample.labels:
+            labels["le"] = sample.labels["le"]
+        name = renamed.name + sample.name.removeprefix(family.name)
+        added[name, tuple(labels.items())] += sample.value
+    renamed.samples = [Sample(name, dict(labels), value) for (name, labels), value in added.items()]
+    return renamed

@@ -1,0 +1,230 @@
+"""What the metrics port answers: metrics, the status page, its JSON, health; and to which callers.
+
+Owns the routes, as a WSGI application. Does not know sockets or threads. It reads and never
+changes anything.
+"""
+
+import gzip
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from importlib import resources
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs
+
+from penstock.server.observe.metrics.exposition import Exposition
+from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
+from penstock.server.security.rights import Right
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+_log = logging.getLogger(__name__)
+
+
+class MetricsAccess:
+    """Judges Authorization headers. Threads may share one."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    def fault(self, authorization: str | None) -> HTTPStatus | None:
+        """What is answered to a caller with this header instead of metrics; None: let it in."""
+        shown = [] if authorization is None else [authorization]
+        try:
+            # This port asks for no certificate, so there is none.
+            caller = self._authenticator.identify(shown, tuple)
+        except Unknown as error:
+            _log.info("turned away from the metrics port: %s", error)
+            return HTTPStatus.UNAUTHORIZED
+        except NotListed as error:
+            _log.info("turned away from the metrics port: %s", error)
+            return HTTPStatus.FORBIDDEN
+        if Right.METRICS not in caller.rights:
+            _log.info("tenant %s may not read metrics", caller.tenant)
+            return HTTPStatus.FORBIDDEN
+        return None
+
+
+Status = Callable[[], bytes]
+"""Makes the JSON of the status page. Raises OperationsError or TimeoutError while it cannot."""
+
+_TEXT: Final = "text/plain; charset=utf-8"
+_PAGE: Final[Mapping[str, tuple[str, str]]] = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_HEADERS: Final = (
+    (
+        "Content-Security-Policy",
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Server", "penstock"),  # and not what it runs on
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+_MIN_GZIP_BYTES: Final = 1024
+METRICS_PATH: Final = "/metrics"
+HEALTH_PATH: Final = "/healthz"
+_OPEN_PATHS: Final = frozenset({METRICS_PATH, HEALTH_PATH})
+"""Answered by whatever name they are asked for: scrapers and probes go by names of their own."""
+_HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::[0-9]*)?")
+MAX_STATUS_CALLS: Final = 4
+"""Fewer than there are seats: an engine that is slow to answer does not keep the page out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    path: str
+    accept: str
+    parameters: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+
+class MetricsApplication:
+    """The WSGI application. `is_local`: it is served on a loopback address only.
+
+    Then the page and its status are answered only to who asks for them by a loopback name: a
+    foreign web page that has its own name point here (DNS rebinding) is not let read them.
+    `access`: who may read at all; None for everybody who gets here. Probes need no leave.
+    """
+
+    def __init__(
+        self,
+        exposition: Exposition,
+        status: Status,
+        *,
+        is_local: bool,
+        access: MetricsAccess | None = None,
+    ) -> None:
+        self._exposition = exposition
+        self._access = access
+        self._status = status
+        self._is_local = is_local
+        self._status_slots = threading.BoundedSemaphore(MAX_STATUS_CALLS)
+        folder = resources.files("penstock.server.observe.metrics") / "page"
+        self._page = {
+            path: _Answer(HTTPStatus.OK, (folder / name).read_bytes(), content_type)
+            for path, (name, content_type) in _PAGE.items()
+        }
+
+    def __call__(
+        self, environ: "WSGIEnvironment", start_response: "StartResponse"
+    ) -> Iterable[bytes]:
+        """Answer one call."""
+        answer = self._answer(environ)
+        body = answer.body
+        headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]
+        if not any(name == "Cache-Control" for name, _ in headers):
+            headers.append(("Cache-Control", "no-cache"))
+        if len(body) >= _MIN_GZIP_BYTES:
+            headers.append(("Vary", "Accept-Encoding"))
+            if _takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+                body = gzip.compress(body, compresslevel=6)
+                headers.append(("Content-Encoding", "gzip"))
+        headers.append(("Content-Length", str(len(body))))
+        start_response(f"{answer.status.value} {answer.status.phrase}", headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def _answer(self, environ: "WSGIEnvironment") -> _Answer:
+        path = environ.get("PATH_INFO", "")
+        route = self._route(path)
+        if route is None:
+            return _Answer(HTTPStatus.NOT_FOUND, b"not found\n")
+        is_guarded = self._is_local and path not in _OPEN_PATHS
+        if is_guarded and not _is_loopback(environ.get("HTTP_HOST", "")):
+            says = b"answered here only under the name localhost or a loopback address\n"
+            return _Answer(HTTPStatus.MISDIRECTED_REQUEST, says)
+        if self._access is not None and path != HEALTH_PATH:
+            fault = self._access.fault(environ.get("HTTP_AUTHORIZATION"))
+            if fault is not None:
+                says = f"{fault.phrase}\n".encode()
+                return _Answer(fault, says, headers=(("WWW-Authenticate", "Bearer"),))
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            allow = (("Allow", "GET, HEAD"),)
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only to be read\n", headers=allow)
+        parameters = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        known = {"compat"} if path == METRICS_PATH else set[str]()
+        for name, values in parameters.items():
+            if name not in known:
+                return _Answer(HTTPStatus.BAD_REQUEST, b"there is a parameter of no meaning here\n")
+            if len(values) > 1:
+                return _Answer(HTTPStatus.BAD_REQUEST, f"{name} is there twice\n".encode())
+        return route(_Call(path, environ.get("HTTP_ACCEPT", ""), parameters))
+
+    def _route(self, path: str) -> "Callable[[_Call], _Answer] | None":
+        if path in self._page:
+            return lambda call: self._page[call.path]
+        routes: dict[str, Callable[[_Call], _Answer]] = {
+            METRICS_PATH: self._metrics,
+            "/status.json": self._status_json,
+            HEALTH_PATH: lambda _: _Answer(HTTPStatus.OK, b"ok\n"),
+        }
+        return routes.get(path)
+
+    def _metrics(self, call: _Call) -> _Answer:
+        (compat,) = call.parameters.get("compat", [""])
+        if "compat" in call.parameters and not compat:
+            return _Answer(HTTPStatus.BAD_REQUEST, b"compat must not be empty\n")
+        try:
+            body, content_type = self._exposition.render(call.accept, compat)
+        except ValueError as error:
+            return _Answer(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
+        return _Answer(HTTPStatus.OK, body, content_type)
+
+    def _status_json(self, call: _Call) -> _Answer:
+        del call
+        fresh = (("Cache-Control", "no-store"),)
+        unavailable = HTTPStatus.SERVICE_UNAVAILABLE
+        if not self._status_slots.acquire(blocking=False):
+            later = (*fresh, ("Retry-After", "1"))
+            return _Answer(unavailable, b"too many are asking\n", headers=later)
+        try:
+            body = self._status()
+        except (OperationsError, TimeoutError, CancelledError, RuntimeError) as error:
+            _log.debug("the status page has no status to show: %s", type(error).__name__)
+            return _Answer(unavailable, b"the status is not known now\n", headers=fresh)
+        finally:
+            self._status_slots.release()
+        return _Answer(HTTPStatus.OK, body, "application/json", fresh)
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    """Whether gzip is named there and not refused (`q=0`)."""
+    for entry in accept_encoding.split(","):
+        name, _, parameters = entry.partition(";")
+        if name.strip().lower() == "gzip":
+            return parameters.replace(" ", "").lower() not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header, with or without a port, names this machine to itself."""
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return False
+    name = match["v6"] or match["name"]
+    if name.lower() == "localhost":
+        return match["v6"] is None
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    return address.is_loopback and (address.version == 6) == (match["v6"] is not None)

@@ -1,0 +1,155 @@
+"""What beats of fronts add to the metrics: totals over the lives of all fronts.
+
+Owns the ledger of what each front has told so far. A front that dies keeps what it counted, and
+what its records tell beyond its last beat is counted too; its gauges go with it.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
+from penstock.server.observe.metrics import catalogue, labels
+from penstock.server.observe.metrics.catalogue import MetricSpec
+from penstock.server.observe.metrics.tables import MetricTables
+from penstock.server.observe.request_record import RequestRecord
+
+_MAX_GONE = 256
+"""Fronts that are remembered: one whose connection broke may come back, with its counts."""
+Series = tuple[MetricSpec, tuple[str, ...]]
+
+
+class _FrontLedger:
+    """One front: its last beat, what was counted of it, and what its records tell."""
+
+    def __init__(self) -> None:
+        self.beat: Heartbeat | None = None
+        self.counted: Counter[Series] = Counter()
+        self.recorded: Counter[Series] = Counter()
+
+
+class FrontMetrics:
+    """Takes heartbeats into the tables."""
+
+    def __init__(self, tables: MetricTables) -> None:
+        self._tables = tables
+        self._fronts: dict[int, _FrontLedger] = {}
+        self._gone: OrderedDict[int, _FrontLedger] = OrderedDict()
+        self._drop_reasons: set[str] = set(labels.DROP_REASONS)
+        for reason in (*sorted(labels.REASONS), labels.OTHER):
+            tables.counter(catalogue.REQUEST_ERRORS).begin(reason)
+        for reason in sorted(labels.REJECTIONS):
+            tables.counter(catalogue.ADMISSION_REJECTED).begin(reason)
+        for reason in sorted(self._drop_reasons):
+            tables.counter(catalogue.RECORDS_DROPPED).begin(reason)
+        generate = "penstock.v1.GenerationService/Generate"
+        for finish_reason in sorted(labels.FINISH_REASONS):
+            tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
+
+    def take_records(self, records: Sequence[RequestRecord]) -> None:
+        """Remember how requests ended, should their front die before it tells."""
+        for record in records:
+            end = OutcomeCount(
+                method=record.method,
+                code=record.code,
+                reason=record.reason,
+                finish_reason=record.finish_reasons[0] if record.finish_reasons else "",
+                num=1,
+            )
+            front = self._front(record.front_id)
+            front.recorded.update(_ends(end))
+
+    def take_heartbeat(self, beat: Heartbeat) -> None:
+        """A front's state."""
+        front = self._front(beat.front_id)
+        front.beat = beat
+        self._count(front, self._counts(beat))
+        self._tables.histogram(catalogue.LOOP_LAG).observe(beat.loop_lag_s)
+        self._tell_gauges()
+
+    def front_gone(self, front_id: int) -> None:
+        """It is no more. Idempotent."""
+        front = self._fronts.pop(front_id, None)
+        if front is not None:
+            self._count(front, front.recorded)
+            front.beat = None
+            self._gone[front_id] = front
+            if len(self._gone) > _MAX_GONE:
+                self._gone.popitem(last=False)
+        self._tell_gauges()
+
+    @property
+    def is_engine_up(self) -> bool:
+        """Whether any front has an engine."""
+        return any(beat.is_engine_up for beat in self._beats())
+
+    @property
+    def epoch(self) -> int:
+        """The newest engine that a living front has met."""
+        return max((beat.epoch for beat in self._beats()), default=0)
+
+    def _front(self, front_id: int) -> _FrontLedger:
+        """Ids are never given twice: whoever bears the id of one that has gone is that one."""
+        if front_id not in self._fronts:
+            known = front_id in self._gone
+            self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()
+        return self._fronts[front_id]
+
+    def _beats(self) -> list[Heartbeat]:
+        return [front.beat for front in self._fronts.values() if front.beat is not None]
+
+    def _count(self, front: _FrontLedger, counts: "Counter[Series]") -> None:
+        for (spec, names), num in counts.items():
+            # A count that went back was told wrong: what is counted stays.
+            if (more := num - front.counted[spec, names]) > 0:
+                self._tables.counter(spec).add(more, *names)
+                front.counted[spec, names] = num
+
+    def _counts(self, beat: Heartbeat) -> "Counter[Series]":
+        counts: Counter[Series] = Counter()
+        for end in beat.outcomes:
+            counts += _ends(end)
+        counts[catalogue.SUBMITTED, ()] = beat.num_submitted
+        counts[catalogue.CUT_READERS, ()] = beat.num_cut_readers
+        counts[catalogue.LATE_EVENTS, ()] = beat.num_late_events
+        counts[catalogue.UNKNOWN_FIELDS, ()] = beat.num_unknown_fields
+        counts[catalogue.LOWERED_PRIORITIES, ()] = beat.num_lowered_priorities
+        counts[catalogue.INTERNAL_ERRORS, ()] = beat.num_internal_errors
+        counts[catalogue.RECORDS, ()] = beat.num_records
+        for reason, num in beat.dropped_records.items():
+            counts[catalogue.RECORDS_DROPPED, (self._drop_reason(reason),)] += num
+        return counts
+
+    def _drop_reason(self, reason: str) -> str:
+        if reason not in self._drop_reasons:
+            if len(self._drop_reasons) >= labels.MAX_DROP_REASONS:
+                return labels.OTHER
+            self._drop_reasons.add(reason)
+        return reason
+
+    def _tell_gauges(self) -> None:
+        beats = self._beats()
+        gauge = self._tables.gauge
+        gauge(catalogue.FRONTS).set(len(beats))
+        # One alone is only being replaced.
+        is_draining = bool(beats) and all(beat.is_draining for beat in beats)
+        gauge(catalogue.DRAINING).set(float(is_draining))
+        gauge(catalogue.STREAMS).set(sum(beat.num_streams for beat in beats))
+        gauge(catalogue.LIVE).set(sum(beat.num_live for beat in beats))
+        gauge(catalogue.BACKLOG).set(sum(beat.num_backlog_tokens for beat in beats))
+
+
+def _ends(end: OutcomeCount) -> "Counter[Series]":
+    """What one way to end counts for."""
+    reason = labels.known(end.reason, labels.REASONS)
+    names = (
+        labels.known(end.method, labels.METHODS | labels.FOREIGN_METHODS),
+        labels.code_name(end.code),
+        reason,
+        labels.known(end.finish_reason, labels.FINISH_REASONS),
+    )
+    counts: Counter[Series] = Counter({(catalogue.REQUESTS, names): end.num})
+    if reason != labels.NONE:
+        counts[catalogue.REQUEST_ERRORS, (reason,)] += end.num
+    if reason in labels.REJECTIONS:
+        counts[catalogue.ADMISSION_REJECTED, (reason,)] += end.num
+    return counts

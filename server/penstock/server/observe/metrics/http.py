@@ -1,0 +1,188 @@
+"""The metrics port: HTTP/1.0 on threads of its own, beside the observer's event loop.
+
+Owns the socket and its threads, none of which outlives the process. Does not know what is answered,
+nor who is let in.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from penstock.server.observe.metrics.application import (
+    HEALTH_PATH,
+    METRICS_PATH,
+    MetricsAccess,
+    MetricsApplication,
+    Status,
+)
+from penstock.server.observe.metrics.callers import MAX_CALL_S, MAX_SILENT, Callers
+from penstock.server.observe.metrics.exposition import Exposition
+from penstock.server.observe.metrics.service_metrics import ServiceMetrics
+from penstock.server.security.exposure import is_loopback
+from penstock.server.security.https import HttpsContext
+from penstock.server.security.security import Security
+
+_POLL_S: Final = 0.1
+_RETRY_AFTER_S: Final = 1
+_log = logging.getLogger(__name__)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = MAX_CALL_S
+
+    def version_string(self) -> str:
+        """Not what it runs on."""
+        return "penstock"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name there)
+        """Calls are not logged: a scraper comes every few seconds."""
+
+    def parse_request(self) -> bool:
+        """As ever; with the question there, also whether there is a seat for it."""
+        if not super().parse_request():
+            return False
+        path = self.path.partition("?")[0]
+        # Whether it lives is not a question of seats: who asks restarts what says no.
+        if path == HEALTH_PATH:
+            return True
+        assert isinstance(self.server, _BoundedServer)
+        if self.server.callers.take_seat(self.connection, is_scrape=path == METRICS_PATH):
+            return True
+        self._turn_away()
+        return False
+
+    def _turn_away(self) -> None:
+        body = b"too many are asking\n"
+        self.send_response(HTTPStatus.SERVICE_UNAVAILABLE)
+        self.send_header("Retry-After", str(_RETRY_AFTER_S))
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (OSError, ValueError):
+            # It left, or was hung up on; then its files are closed.
+            _log.debug("a call on the metrics port broke off", exc_info=True)
+
+
+class _BoundedServer(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = MAX_SILENT
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        family: socket.AddressFamily,
+        clock: Callable[[], float],
+        *,
+        is_reserved: bool,
+        https: HttpsContext | None,
+    ) -> None:
+        self._https = https
+        self.address_family = family
+        self._is_reserved = is_reserved
+        self.callers = Callers(clock)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """As WSGIServer's, without asking the DNS for a name that nobody reads."""
+        # Whoever keeps strangers off the port is bound to it too, and shares it.
+        option = socket.SO_REUSEPORT if self._is_reserved else socket.SO_REUSEADDR
+        self.socket.setsockopt(socket.SOL_SOCKET, option, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next caller. Its handshake is made on its own thread: it may take its time."""
+        accepted, address = super().get_request()
+        return (accepted if self._https is None else self._https.wrap(accepted)), address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread."""
+        self.callers.come(request)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread is to be had
+            self.callers.leave(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """On its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.callers.leave(request)
+
+    def service_actions(self) -> None:
+        """Between two looks at the socket."""
+        self.callers.hang_up_late()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A fault of ours; the caller has had its 500, or is gone."""
+        del request, client_address
+        _log.error("a call on the metrics port failed", exc_info=True)
+
+
+class MetricsServer:
+    """Serves metrics and the status page. Port 0 takes any free one; `port` tells which.
+
+    Bound when it is made, so that a port in use is an OSError there. `status`: see
+    `application.Status`; it is called on threads of this server. `is_reserved`: this service holds
+    the port already, by a socket with SO_REUSEPORT that does not listen. `security`: with TLS, this
+    port has it too; with credentials, one is wanted here unless only this machine can ask.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        metrics: ServiceMetrics,
+        status: Status,
+        clock: Callable[[], float] = time.monotonic,
+        is_reserved: bool = False,
+        security: Security | None = None,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        tls = None if security is None else security.tls
+        https = None if tls is None else HttpsContext(tls)
+        self._server = _BoundedServer(
+            (host, port), family, clock, is_reserved=is_reserved, https=https
+        )
+        # What it is bound to, not what it was told: that may be a name.
+        is_local = is_loopback(self._server.server_name)
+        authenticator = None if security is None or is_local else security.authenticator
+        access = None if authenticator is None else MetricsAccess(authenticator)
+        app = MetricsApplication(Exposition(metrics), status, is_local=is_local, access=access)
+        self._server.set_app(app)
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more. Returns at once, or as soon as the thread has seen it. Idempotent."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+        self._server.callers.hang_up_all()

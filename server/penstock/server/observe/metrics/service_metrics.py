@@ -1,0 +1,202 @@
+"""All metrics of a service, made of what the observer process receives.
+
+Owns the tables and their lock: records and steps come on the event loop, scrapes on threads. CPU
+time and memory of the processes are read when metrics are collected.
+"""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.server.link.board import LoadState
+from penstock.server.link.ports import EngineHello
+from penstock.server.observe.heartbeat import Heartbeat
+from penstock.server.observe.metrics import catalogue, labels
+from penstock.server.observe.metrics.catalogue import MetricSpec
+from penstock.server.observe.metrics.front_metrics import FrontMetrics
+from penstock.server.observe.metrics.request_metrics import RequestMetrics
+from penstock.server.observe.metrics.step_metrics import StepMetrics
+from penstock.server.observe.metrics.tables import MetricTables
+from penstock.server.observe.request_record import RequestRecord
+from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
+
+Processes = Callable[[], Mapping[str, int]]
+"""Names such as `engine`, `front` or `supervisor` and their process ids, now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU time used so far, and memory held."""
+
+    cpu_s: float
+    resident_bytes: int
+
+
+def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
+    """What a process uses; None if that cannot be told."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name of the program stands in parentheses and may hold anything; see proc_pid_stat(5).
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 22:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return Usage(
+        cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
+        resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+class ProcessUsage:
+    """Tells a board of the service's processes, whenever it is asked to."""
+
+    def __init__(self, board: MetricTables, processes: Processes) -> None:
+        self._board = board
+        self._processes = processes
+        self._told: dict[tuple[str, int], float] = {}
+
+    def tell(self) -> None:
+        """Read anew. CPU time of a name goes on counting over the processes that bore it."""
+        memory = self._board.gauge(catalogue.PROCESS_MEMORY)
+        memory.clear()
+        told: dict[tuple[str, int], float] = {}
+        for name, pid in self._processes().items():
+            if (usage := usage_of(pid)) is None:
+                continue
+            memory.set(usage.resident_bytes, name)
+            before = self._told.get((name, pid), 0.0)
+            told[name, pid] = max(before, usage.cpu_s)
+            self._board.counter(catalogue.PROCESS_CPU).add(told[name, pid] - before, name)
+        self._told = told
+
+
+TraceCounts = Callable[[], Mapping[str, int]]
+"""What became of traces and spans since the start: numbers by names such as `traces_kept` or
+`spans_dropped_export`, what follows `_dropped_` being the reason. Asked on any thread."""
+
+Load = Callable[[], LoadState | None]
+"""How busy the engine is at this moment, as it says itself; None: it says nothing. Asked on any
+thread."""
+
+
+def _no_counts() -> Mapping[str, int]:
+    return {}
+
+
+def _no_processes() -> Mapping[str, int]:
+    return {}
+
+
+def _no_load() -> None:
+    return None
+
+
+class ServiceMetrics(ServiceListener, Collector):
+    """A `ServiceListener` that Prometheus can collect.
+
+    `model`: the one name that series bear; names that clients send are not told. `tenants`: those
+    that get series of their own. `trace_counts`, `processes` and `load` are asked when metrics
+    are collected; without `load`, how busy the engine is is told as of its last step.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: str = "",
+        tenants: Collection[str] = (),
+        trace_counts: TraceCounts = _no_counts,
+        processes: Processes = _no_processes,
+        load: Load = _no_load,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._board = MetricTables({"model": model})
+        self._requests = RequestMetrics(self._board, tenants)
+        self._steps = StepMetrics(self._board)
+        self._fronts = FrontMetrics(self._board)
+        self._usage = ProcessUsage(self._board, processes)
+        self._load = load
+        self._trace_counts = trace_counts
+        self._board.gauge(catalogue.BUILD).set(1, version or labels.NONE)
+        for reason in labels.TRACE_DROPS:
+            self._board.counter(catalogue.TRACE_DROPPED).begin(reason)
+        for outcome in labels.TRACE_OUTCOMES:
+            self._board.counter(catalogue.TRACES).begin(outcome)
+        for outcome in labels.SPAN_OUTCOMES:
+            self._board.counter(catalogue.SPANS).begin(outcome)
+
+    def take_records(self, records: Sequence[RequestRecord]) -> None:
+        """Requests that have ended."""
+        with self._lock:
+            self._requests.take(records)
+            self._fronts.take_records(records)
+
+    def take_heartbeat(self, beat: Heartbeat) -> None:
+        """A front's state."""
+        with self._lock:
+            self._fronts.take_heartbeat(beat)
+            self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
+
+    def take_engine(self, hello: EngineHello) -> None:
+        """An engine is up and says how large it is. Optional: steps tell the number of blocks."""
+        with self._lock:
+            self._steps.take_engine(hello)
+
+    def take_steps(
+        self,
+        epoch: int,
+        rows: NDArray[Any],
+        num_missed: int,
+        totals: Mapping[str, int] = NO_TOTALS,
+    ) -> None:
+        """New steps of the engine of `epoch`. Without `totals` the steps that were read count."""
+        with self._lock:
+            self._steps.take_steps(epoch, rows, num_missed)
+            if totals:
+                self._steps.take_totals(epoch, totals)
+
+    def front_gone(self, front_id: int) -> None:
+        """A front is no more: its gauges are nobody's, its counts stay."""
+        with self._lock:
+            self._fronts.front_gone(front_id)
+            self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as of now. On any thread."""
+        with self._lock:
+            self._steps.tell_gauges(self._load())
+            self._usage.tell()
+            self._tell_traces()
+            families = list(self._board.families())
+        return iter(families)
+
+    def _tell_traces(self) -> None:
+        counts = self._trace_counts()
+        for spec, unit, outcomes in (
+            (catalogue.TRACES, "traces_", labels.TRACE_OUTCOMES),
+            (catalogue.SPANS, "spans_", labels.SPAN_OUTCOMES),
+        ):
+            for outcome in outcomes:
+                num = sum(n for name, n in counts.items() if name.startswith(unit + outcome))
+                self._raise_to(spec, num, outcome)
+        lost: Counter[str] = Counter()
+        for name, num in counts.items():
+            _, _, reason = name.partition("_dropped_")
+            if reason:
+                lost[reason] += num
+        for reason, num in lost.items():
+            self._raise_to(catalogue.TRACE_DROPPED, num, reason)
+
+    def _raise_to(self, spec: MetricSpec, num: int, label: str) -> None:
+        table = self._board.counter(spec)
+        table.add(max(0, num - table.value(label)), label)

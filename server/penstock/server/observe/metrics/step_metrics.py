@@ -1,0 +1,193 @@
+"""What the engine's steps add to the metrics: arrays of rows, never one row at a time.
+
+Owns the reading of `flight.layout.STEP` rows and of the flight recorder's totals, and the gauges of
+the batch, the queue and the cache. An engine whose requests have all left takes no step that would
+tell it: how busy it is comes from its board where there is one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.events import WaitReason
+from penstock.server.link.board import LoadState
+from penstock.server.link.ports import EngineHello
+from penstock.server.observe.metrics import catalogue
+from penstock.server.observe.metrics.catalogue import MetricSpec
+from penstock.server.observe.metrics.tables import MetricTables
+
+_TOTALS: Final[Mapping[str, MetricSpec]] = {
+    "num_output_tokens": catalogue.GENERATION_TOKENS,
+    "num_admitted": catalogue.ADMISSIONS,
+    "num_preempted": catalogue.PREEMPTIONS,
+}
+"""Totals of the recording that metrics are made of, by name in `flight.layout.TOTALS`."""
+_IN_ROWS: Final[Mapping[str, str]] = {
+    "num_output_tokens": "num_tokens",
+    "num_admitted": "num_admitted",
+    "num_preempted": "num_preempted",
+}
+_STATES: Final = ("used", "cached", "free")
+_NO_LOAD: Final = LoadState(
+    epoch=0,
+    num_running=0,
+    num_waiting=0,
+    num_waiting_tokens=0,
+    num_used_blocks=0,
+    num_output_tokens=0,
+)
+
+
+class StepMetrics:
+    """Takes steps into a board."""
+
+    def __init__(self, board: MetricTables) -> None:
+        self._board = board
+        self._epoch = 0
+        self._last: NDArray[Any] | None = None  # of the newest engine
+        self._is_up = False
+        # Of each count: as this epoch's rows told it, as its recording's totals did.
+        self._from_rows: dict[str, int] = dict.fromkeys(_TOTALS, 0)
+        self._from_totals: dict[str, int] = {}
+        self._cuts = (0, 0)
+        for state in _STATES:
+            board.gauge(catalogue.KV_BLOCKS).set(0, state)
+        self.tell_gauges()
+
+    def take_engine(self, hello: EngineHello) -> None:
+        """An engine is up; before its first step it holds nothing."""
+        self._enter(hello.epoch)
+        info = hello.executor
+        gauge = self._board.gauge
+        gauge(catalogue.KV_BLOCK_SIZE).set(info.block_size)
+        gauge(catalogue.KV_TOTAL).set(info.num_blocks)
+        gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
+
+    def take_up(self, epoch: int, is_up: bool) -> None:
+        """Whether fronts have an engine, and the newest they know of. A dead one runs nothing."""
+        self._enter(epoch)
+        self._is_up = is_up
+        self._board.gauge(catalogue.ENGINE_UP).set(float(is_up))
+
+    def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
+        """Rows of STEP [n], oldest first; may come after the end of their engine."""
+        self._enter(epoch)
+        counter = self._board.counter
+        counter(catalogue.MISSED_STEPS).add(num_missed)
+        if not len(rows):
+            return
+        if epoch == self._epoch:
+            self._last = rows[-1:].copy()
+        counter(catalogue.PREFILL_TOKENS).add(_sum(rows, "num_prefill_tokens"))
+        for name, column in _IN_ROWS.items():
+            self._count_rows(epoch, name, _sum(rows, column))
+        self._observe(rows)
+
+    def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
+        """The recording's own counts, which miss no step. From now on they count, not the rows."""
+        self._enter(epoch)
+        if epoch != self._epoch:
+            return
+        for name, spec in _TOTALS.items():
+            if name not in totals:
+                continue
+            told = self._from_totals.get(name, self._from_rows[name])
+            self._board.counter(spec).add(max(0, totals[name] - told))
+            self._from_totals[name] = max(told, totals[name])
+
+    def tell_gauges(self, load: LoadState | None = None) -> None:
+        """Set the gauges of the batch, the queue and the cache: zero while there is no engine.
+
+        `load`: the engine's own word of now; None: as its last step left it.
+        """
+        row = self._last[0] if self._last is not None and self._is_up else None
+        if load is None and row is not None:
+            load = _load_after(row, self._epoch)
+        if load is None or not self._is_up or load.epoch < self._epoch:
+            load = _NO_LOAD
+        if load.epoch != self._epoch:
+            row = None  # it is of an engine before
+        gauge = self._board.gauge
+        gauge(catalogue.RUNNING).set(load.num_running)
+        gauge(catalogue.WAITING).set(load.num_waiting)
+        gauge(catalogue.WAITING_TOKENS).set(load.num_waiting_tokens)
+        waits_for = 0 if row is None or not load.num_waiting else int(row["waits_for"])
+        for reason in WaitReason:
+            gauge(catalogue.HEAD_WAITS).set(float(reason == waits_for), reason.name.lower())
+        self._tell_blocks(load.num_used_blocks, row)
+        self._count_cuts(load)
+
+    def _count_cuts(self, load: LoadState) -> None:
+        told = self._cuts
+        cuts = (load.num_shortened_retentions, load.num_dropped_blocks)
+        self._cuts = (max(told[0], cuts[0]), max(told[1], cuts[1]))
+        self._board.counter(catalogue.SHORTENED_RETENTIONS).add(self._cuts[0] - told[0])
+        self._board.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - told[1])
+
+    def _tell_blocks(self, used: int, row: Any) -> None:
+        """`used`: of as many blocks as were ever told. `row`: the last step's, None without one.
+
+        What was in use then and is not now counts as kept for reuse, until the next step tells.
+        """
+        gauge, held = self._board.gauge, used
+        if row is not None:
+            held = int(row["num_used_blocks"]) + int(row["num_cached_blocks"])
+            gauge(catalogue.KV_TOTAL).set(held + int(row["num_free_blocks"]))
+        total = int(gauge(catalogue.KV_TOTAL).value())
+        used = min(used, total)
+        held = min(max(held, used), total)
+        for state, num in zip(_STATES, (used, held - used, total - held), strict=True):
+            gauge(catalogue.KV_BLOCKS).set(num, state)
+        gauge(catalogue.KV_USAGE).set(used / total if total else 0)
+
+    def _enter(self, epoch: int) -> None:
+        """A newer engine begins: what is counted starts from nothing there."""
+        if epoch <= self._epoch:
+            return
+        self._board.counter(catalogue.ENGINE_RESTARTS).add(epoch - max(1, self._epoch))
+        self._epoch, self._last = epoch, None
+        self._from_rows = dict.fromkeys(_TOTALS, 0)
+        self._from_totals = {}
+        self._cuts = (0, 0)
+
+    def _count_rows(self, epoch: int, name: str, num: int) -> None:
+        if epoch == self._epoch:
+            if name in self._from_totals:
+                return
+            self._from_rows[name] += num
+        self._board.counter(_TOTALS[name]).add(num)
+
+    def _observe(self, rows: NDArray[Any]) -> None:
+        histogram, counter = self._board.histogram, self._board.counter
+        measured = rows["collected_s"] - rows["launched_s"]
+        histogram(catalogue.STEP_SECONDS).observe(measured)
+        planning = rows["launched_s"] - rows["begun_s"] + rows["updated_s"] - rows["collected_s"]
+        histogram(catalogue.SCHEDULER_SECONDS).observe(planning)
+        num_decodes = rows["num_decodes"].astype(np.int64)
+        histogram(catalogue.STEP_TOKENS).observe(rows["num_prefill_tokens"] + num_decodes)
+        histogram(catalogue.STEP_BATCH).observe(rows["num_prefill_rows"] + num_decodes)
+        histogram(catalogue.ITL).observe(rows["itl_s"], weights=rows["num_itl"])
+        predicted = rows["predicted_s"].astype(np.float64)
+        is_predicted = np.isfinite(predicted) & np.isfinite(measured) & (measured >= 0)
+        predicted, measured = predicted[is_predicted], measured[is_predicted]
+        histogram(catalogue.STEP_ERROR).observe(np.abs(predicted - measured))
+        counter(catalogue.STEP_PREDICTED).add(max(0.0, float(predicted.sum())))
+        counter(catalogue.STEP_MEASURED).add(float(measured.sum()))
+
+
+def _load_after(row: Any, epoch: int) -> LoadState:
+    """How busy the engine of `epoch` was after a step, but for its tokens."""
+    return LoadState(
+        epoch=epoch,
+        num_running=int(row["num_running"]),
+        num_waiting=int(row["num_waiting"]),
+        num_waiting_tokens=int(row["num_waiting_tokens"]),
+        num_used_blocks=int(row["num_used_blocks"]),
+        num_output_tokens=0,
+    )
+
+
+def _sum(rows: NDArray[Any], column: str) -> int:
+    return int(rows[column].sum(dtype=np.int64))

@@ -1,0 +1,210 @@
+"""What operators may ask of the service, answered from the observer's place in the middle of it.
+
+Owns who is asked for what, and for how long. Every question to another process is bounded: a hung
+engine or front leaves its part of the answer out, and says so where it is all of it.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.scheduler.live_view import LiveView
+from penstock.server.link.control_frames import Drain, FromChild, LogLevel
+from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.ports import EngineUnavailable
+from penstock.server.observe.engine_client import EngineClient
+from penstock.server.observe.flight_source import FlightSource
+from penstock.server.observe.frames import FrontView
+from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
+from penstock.server.observe.logs import LOG_LEVELS
+from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.snapshot import RequestView, Snapshot
+from penstock.server.observe.operations.snapshots import SnapshotMaker
+
+MAX_PROFILE_S = 60.0
+_LOOK_S = 1.0
+_ORDER_S = 2.0
+_AFTER_PROFILE_S = 5.0
+"""What a sampled process has to put its samples together."""
+_FRESH_S = 0.25
+"""How long an answer is as good as a new one: however many people look, processes are asked
+this often."""
+_CHUNK_BYTES = 64 * 1024
+
+_T = TypeVar("_T")
+Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestView, ...]]
+
+
+class ServiceOperations:
+    """The operations of a service. Lives on the observer's event loop.
+
+    `tell_supervisor` sends it what concerns the service as a whole; `carry_out` does what is
+    ordered in this process; `merge` puts the views of engine and fronts together. `flight`: None
+    where there is no flight recorder.
+    """
+
+    def __init__(
+        self,
+        *,
+        snapshots: SnapshotMaker,
+        fronts: FrontReceiver,
+        engine: EngineClient,
+        flight: FlightSource | None,
+        merge: Merge,
+        carry_out: Callable[[Order, Callable[[OrderAnswer], None]], None],
+        tell_supervisor: Callable[[FromChild], None],
+    ) -> None:
+        self._snapshots = snapshots
+        self._fronts = fronts
+        self._engine = engine
+        self._flight = flight
+        self._merge = merge
+        self._carry_out = carry_out
+        self._tell_supervisor = tell_supervisor
+        self._looking: asyncio.Task[tuple[RequestView, ...]] | None = None
+        self._looked_s = -math.inf
+        self._reading_flight = asyncio.Lock()
+
+    def snapshot(self) -> Snapshot:
+        """See `Operations`."""
+        return self._snapshots.snapshot()
+
+    async def live_requests(self) -> tuple[RequestView, ...]:
+        """See `Operations`."""
+        loop = asyncio.get_running_loop()
+        is_old = loop.time() - self._looked_s > _FRESH_S
+        if self._looking is None or (self._looking.done() and is_old):
+            self._looked_s = loop.time()
+            self._looking = loop.create_task(self._look())
+        # One who loses interest takes nothing away from the others.
+        return await asyncio.shield(self._looking)
+
+    async def drain(self, timeout_s: float | None) -> int:
+        """See `Operations`. Raises OperationsError for a timeout that is none."""
+        if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
+            raise OperationsError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
+        num_live = self._fronts.num_live
+        self._tell_supervisor(Drain(timeout_s=timeout_s))
+        self._snapshots.begin_drain()
+        return num_live
+
+    async def flight_record(self) -> bytes:
+        """See `Operations`."""
+        recorder = self._recorder()
+        try:
+            return await self._off_the_loop(recorder.copied)
+        except (OSError, ValueError) as error:
+            raise OperationsError(f"there is no flight record: {error}") from error
+
+    async def dump_flight_record(self, why: str) -> Path:
+        """See `Operations`."""
+        recorder = self._recorder()
+        try:
+            # A disk may be slow: nobody else's question waits for it.
+            return await self._off_the_loop(lambda: recorder.dumped(why))
+        except (OSError, ValueError) as error:
+            raise OperationsError(f"the flight record cannot be written: {error}") from error
+
+    async def set_log_level(self, level: str) -> None:
+        """See `Operations`. Raises OperationsError for no level, and naming those that failed."""
+        if level not in LOG_LEVELS:
+            raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
+        # It keeps the level for processes that start later.
+        self._tell_supervisor(LogLevel(level=level))
+        names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
+        answers = await asyncio.gather(
+            *(self._order_of(name, OrderVerb.LOG_LEVEL, level, _ORDER_S) for name in names),
+            return_exceptions=True,
+        )
+        problems = [
+            f"{name}: {problem}"
+            for name, answer in zip(names, answers, strict=True)
+            if (problem := _problem_of(answer))
+        ]
+        if problems:
+            raise OperationsError(f"not everywhere: {'; '.join(problems)}")
+
+    async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
+        """See `Operations`."""
+        if not 0 < seconds <= MAX_PROFILE_S:
+            raise OperationsError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
+        limit_s = seconds + _AFTER_PROFILE_S
+        try:
+            answer = await self._order_of(process, OrderVerb.PROFILE, repr(seconds), limit_s)
+        except (EngineUnavailable, FrontUnavailable) as error:
+            raise OperationsError(str(error)) from error
+        if answer.problem:
+            raise OperationsError(answer.problem)
+        for start in range(0, len(answer.payload), _CHUNK_BYTES):
+            yield answer.payload[start : start + _CHUNK_BYTES]
+
+    def _recorder(self) -> FlightSource:
+        if self._flight is None:
+            raise OperationsError("there is no flight recorder")
+        return self._flight
+
+    async def _off_the_loop(self, work: Callable[[], _T]) -> _T:
+        """What the recorder makes on a thread: one at a time, also when nobody waits any more."""
+        await self._reading_flight.acquire()
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        working.add_done_callback(lambda _: self._reading_flight.release())
+        return await asyncio.shield(working)
+
+    async def _look(self) -> tuple[RequestView, ...]:
+        engine, fronts = await asyncio.gather(
+            self._engine.look(_LOOK_S), self._fronts.live_views(_LOOK_S), return_exceptions=True
+        )
+        if isinstance(fronts, BaseException):
+            raise fronts
+        views, is_whole = fronts
+        if isinstance(engine, EngineUnavailable):
+            if not views and not is_whole:
+                raise OperationsError(f"nobody answers: {engine}")
+            engine = ()  # what the fronts know is shown
+        if isinstance(engine, BaseException):
+            raise engine
+        return self._merge(engine, views)
+
+    async def _order_of(
+        self, process: str, verb: OrderVerb, argument: str, limit_s: float
+    ) -> OrderAnswer:
+        """What a process of that name answers. Raises OperationsError for none of ours."""
+        if process == "engine":
+            return await self._engine.order(verb, argument, limit_s)
+        if process == "observer":
+            return await self._order_here(verb, argument, limit_s)
+        kind, _, number = process.partition(" ")
+        if kind != "front" or not (number.isascii() and number.isdecimal()):
+            raise OperationsError(f"process must be engine, observer or front N, not {process!r}")
+        if int(number) not in self._fronts.front_ids:
+            there = ", ".join(map(str, self._fronts.front_ids)) or "none"
+            raise OperationsError(f"there is no front {int(number)}; there are {there}")
+        return await self._fronts.order(int(number), verb, argument, limit_s)
+
+    async def _order_here(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[OrderAnswer] = loop.create_future()
+
+        def settle(done: OrderAnswer) -> None:
+            if not answer.done():
+                answer.set_result(done)
+
+        def answer_from_anywhere(done: OrderAnswer) -> None:
+            loop.call_soon_threadsafe(settle, done)
+
+        self._carry_out(Order(ticket=0, verb=verb, argument=argument), answer_from_anywhere)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            raise OperationsError("the observer does not answer itself") from None
+
+
+def _problem_of(answer: OrderAnswer | BaseException) -> str:
+    if isinstance(answer, OrderAnswer):
+        return answer.problem
+    if isinstance(answer, EngineUnavailable | FrontUnavailable | OperationsError):
+        return str(answer)
+    raise answer

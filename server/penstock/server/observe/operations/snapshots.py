@@ -1,0 +1,291 @@
+"""Makes the snapshot of a service from what the observer receives.
+
+Owns how records, heartbeats and steps become the operators' figures, and the last heartbeat of each
+life of a front: a front that dies keeps its counts and loses its gauges. Asks no other process.
+Times come and go as seconds on the machine's monotonic clock, except for the snapshot's own.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.server.error_reason import REFUSALS
+from penstock.server.link.ports import EngineHello
+from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
+from penstock.server.observe.operations.engine_steps import EngineSteps
+from penstock.server.observe.operations.snapshot import (
+    CacheSnapshot,
+    FrontSnapshot,
+    ModelSnapshot,
+    Snapshot,
+)
+from penstock.server.observe.operations.window import DurationWindow
+from penstock.server.observe.request_record import RequestRecord, SegmentKind
+from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
+
+MAX_LIVES = 256
+"""Ended lives that are kept apart; the counts of older ones are added up."""
+
+_OK, _CANCELLED = 0, 1
+_CANCELLED_NAME = "CANCELLED"
+
+
+class FrontLives:
+    """Takes beats. `counts` holds accepted, refused, completed, cancelled and failed requests."""
+
+    def __init__(self) -> None:
+        self._beats: dict[tuple[int, int], Heartbeat] = {}
+        self._pid_of: dict[int, int] = {}
+        self._past: Counter[str] = Counter()
+
+    def take(self, beat: Heartbeat) -> None:
+        """A front lives."""
+        life = (beat.front_id, beat.pid)
+        # The newest last, so that the oldest lives are forgotten first.
+        self._beats.pop(life, None)
+        self._beats[life] = beat
+        self._pid_of[beat.front_id] = beat.pid
+        self._forget_old()
+
+    def gone(self, front_id: int) -> None:
+        """A front does not live any more."""
+        self._pid_of.pop(front_id, None)
+
+    @property
+    def living(self) -> tuple[Heartbeat, ...]:
+        """The last beat of each front that lives, by its id."""
+        return tuple(self._beats[life] for life in sorted(self._pid_of.items()))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Over all fronts that there were."""
+        total = Counter(self._past)
+        for beat in self._beats.values():
+            total.update(_counts_of(beat))
+        return total
+
+    def views(self) -> tuple[FrontSnapshot, ...]:
+        """Each front that lives."""
+        return tuple(
+            FrontSnapshot(
+                index=beat.front_id,
+                pid=beat.pid,
+                num_streams=beat.num_streams,
+                num_live=beat.num_live,
+                num_backlog_tokens=beat.num_backlog_tokens,
+            )
+            for beat in self.living
+        )
+
+    def _forget_old(self) -> None:
+        living = set(self._pid_of.items())
+        ended = [life for life in self._beats if life not in living]
+        for life in ended[: max(0, len(ended) - MAX_LIVES)]:
+            self._past.update(_counts_of(self._beats.pop(life)))
+
+
+def _counts_of(beat: Heartbeat) -> Counter[str]:
+    counts = Counter({"accepted": beat.num_submitted})
+    for kind, num in _kinds(beat.outcomes):
+        counts[kind] += num
+    return counts
+
+
+def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
+    """Cancelled requests are completed ones too."""
+    for outcome in outcomes:
+        is_cancelled = outcome.code == _CANCELLED or outcome.finish_reason == _CANCELLED_NAME
+        if is_cancelled:
+            yield "cancelled", outcome.num
+        if is_cancelled or outcome.code == _OK:
+            yield "completed", outcome.num
+        elif outcome.reason in REFUSALS:
+            yield "refused", outcome.num
+        else:
+            yield "failed", outcome.num
+
+
+MAX_ESTIMATE_AGE_S = 10.0
+"""How long what was foretold of the queue is worth telling."""
+
+
+class SnapshotMaker(ServiceListener):
+    """Listens, and tells on demand how the service is.
+
+    `model`: the one model's name. `max_num_batched_tokens`: of its steps. `started_s`: when the
+    service started, on `clock`; None for now.
+    `clock`: the monotonic one; `unix_clock`: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        max_num_batched_tokens: int = 0,
+        started_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._model = model
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._started_s = clock() if started_s is None else started_s
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._info: ExecutorInfo | None = None
+        self._steps = EngineSteps()
+        self._fronts = FrontLives()
+        self._ttft, self._queue, self._e2e = DurationWindow(), DurationWindow(), DurationWindow()
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._is_draining = False
+
+    def begin_drain(self) -> None:
+        """The service was told to drain; beats will say so later."""
+        self._is_draining = True
+
+    def take_records(self, records: Sequence[RequestRecord]) -> None:
+        """See `ServiceListener`."""
+        if not records:
+            return
+        now_s = self._clock()
+        admitted = [record for record in records if _was_admitted(record)]
+        self._num_prompt_tokens += sum(record.num_prompt_tokens for record in admitted)
+        self._num_cached_tokens += sum(record.num_cached_tokens for record in admitted)
+        queued = [record for record in records if record.num_ahead >= 0]
+        # All that is NaN is left out: who has had no token has no time to it.
+        self._ttft.add(now_s, [record.ttft_s for record in records])
+        self._queue.add(now_s, [_queue_s(record) for record in queued])
+        self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
+
+    def take_heartbeat(self, beat: Heartbeat) -> None:
+        """See `ServiceListener`."""
+        self._fronts.take(beat)
+        living = self._fronts.living
+        if not any(front.is_engine_up for front in living):
+            self._steps.engine_gone()
+        elif not any(front.num_live for front in living) and self._is_settled():
+            self._steps.nobody_is_there()
+
+    def take_engine(self, hello: EngineHello) -> None:
+        """See `ServiceListener`."""
+        self._info = hello.executor
+
+    def take_steps(
+        self,
+        epoch: int,
+        rows: NDArray[Any],
+        num_missed: int,
+        totals: Mapping[str, int] = NO_TOTALS,
+    ) -> None:
+        """See `ServiceListener`."""
+        del totals  # the steps that were read are enough here
+        self._steps.take(epoch, rows, num_missed)
+
+    def front_gone(self, front_id: int) -> None:
+        """See `ServiceListener`."""
+        self._fronts.gone(front_id)
+
+    def snapshot(self) -> Snapshot:
+        """How the service is now."""
+        living = self._fronts.living
+        # One front that drains while others serve is being replaced: the service goes on.
+        is_draining = bool(living) and all(beat.is_draining for beat in living)
+        return Snapshot(
+            time_s=self._unix_clock(),
+            uptime_s=max(0.0, self._clock() - self._started_s),
+            is_draining=self._is_draining or is_draining,
+            models=(self._model_snapshot(living),),
+            fronts=self._fronts.views(),
+        )
+
+    def _model_snapshot(self, living: Sequence[Heartbeat]) -> ModelSnapshot:
+        now_s = self._clock()
+        steps, info, counts = self._steps, self._info, self._fronts.counts
+        epoch = max([steps.epoch, *(beat.epoch for beat in living)])
+        rates = steps.rates(now_s)
+        return ModelSnapshot(
+            model=self._model,
+            is_up=any(beat.is_engine_up for beat in living),
+            epoch=epoch,
+            num_pending=steps.num_waiting,
+            num_processing=steps.num_running,
+            max_num_seqs=0 if info is None else info.max_num_seqs,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            cache=self._cache(),
+            num_accepted=counts["accepted"],
+            num_refused=counts["refused"],
+            num_completed=counts["completed"],
+            num_cancelled=counts["cancelled"],
+            num_failed=counts["failed"],
+            num_preemptions=steps.num_preempted,
+            num_steps=steps.num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_prompt_tokens=self._num_cached_tokens,
+            num_completion_tokens=steps.num_tokens,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            decode_tokens_per_s=rates.decode_tokens_per_s,
+            mean_step_s=rates.mean_step_s,
+            estimated_queue_s=self._estimate(now_s, living),
+            # The supervisor counts its engines from 1.
+            num_engine_restarts=max(0, epoch - 1),
+            ttft=self._ttft.percentiles(now_s),
+            itl=steps.itl(now_s),
+            queue=self._queue.percentiles(now_s),
+            e2e=self._e2e.percentiles(now_s),
+            waits_for=steps.waits_for,
+        )
+
+    def _cache(self) -> CacheSnapshot:
+        """Before its first step an engine's blocks are all free."""
+        steps, info = self._steps, self._info
+        block_size, num_blocks = (0, 0) if info is None else (info.block_size, info.num_blocks)
+        num_seen = steps.num_used_blocks + steps.num_cached_blocks + steps.num_free_blocks
+        return CacheSnapshot(
+            block_size_tokens=block_size,
+            num_total_blocks=num_seen or num_blocks,
+            num_used_blocks=steps.num_used_blocks,
+            num_cached_blocks=steps.num_cached_blocks,
+            num_free_blocks=steps.num_free_blocks if num_seen else num_blocks,
+        )
+
+    def _estimate(self, now_s: float, living: Sequence[Heartbeat]) -> float | None:
+        """What who came now would wait, None where that is not known.
+
+        Behind others that is what the newest of them was foretold, less the time since. Where it
+        has run out and there still is a queue, it was wrong: nothing is told then, least of all 0.
+        """
+        up = [beat for beat in living if beat.is_engine_up]
+        steps = self._steps
+        if not up:
+            return None
+        if not steps.num_waiting:
+            has_slot = self._info is not None and steps.num_running < self._info.max_num_seqs
+            return 0.0 if has_slot else None
+        newest = max(up, key=lambda beat: beat.queue_estimate_at_s)
+        age_s = now_s - newest.queue_estimate_at_s
+        if newest.queue_estimate_s is None or age_s > MAX_ESTIMATE_AGE_S:
+            return None
+        left_s = newest.queue_estimate_s - max(0.0, age_s)
+        return left_s if left_s > 0.0 else None
+
+    def _is_settled(self) -> bool:
+        """Whether the beats are younger than the last step by enough to know better."""
+        return self._clock() - self._steps.updated_s > 1.0
+
+
+def _was_admitted(record: RequestRecord) -> bool:
+    return any(segment.kind is SegmentKind.PREFILL for segment in record.segments)
+
+
+def _queue_s(record: RequestRecord) -> float:
+    """All its visits to the queue together."""
+    return math.fsum(
+        segment.end_s - segment.start_s
+        for segment in record.segments
+        if segment.kind is SegmentKind.QUEUE
+    )

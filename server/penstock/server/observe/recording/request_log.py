@@ -1,0 +1,155 @@
+"""From what fronts asked and engines told to a trace: lengths, times, whose, what is shared.
+
+Owns the translation, its order and what it hides: no text, no token ids, no names of tenants and no
+block hashes, of which somebody who guesses a prompt could tell that the guess is right. Pure: does
+not know files or threads.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
+from penstock.server.observe.recording.trace import TraceRequest
+
+MAX_NUM_HELD = 100_000
+"""Ended requests that wait for one that came before them; then that one is left out."""
+_ID_BYTES = 6
+_FIRST_PRIVATE_ID = 1 << (8 * _ID_BYTES)
+OF_LOAD = frozenset(
+    (
+        FailureReason.QUEUE_FULL,
+        FailureReason.TENANT_OVER_QUOTA,
+        FailureReason.TTFT_DEADLINE_EXCEEDED,
+        FailureReason.DEADLINE_EXCEEDED,
+        FailureReason.TTFT_DEADLINE_UNREACHABLE,
+        FailureReason.DEADLINE_UNREACHABLE,
+    )
+)
+"""Ends of requests that a larger machine would have served."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Entry:
+    """A request that was submitted. `num_output_tokens` None: it lives, 0: it is left out."""
+
+    spec: RequestSpec
+    num_output_tokens: int | None = None
+
+
+class RequestLog:
+    """Takes in submissions, tokens and ends in order; gives back requests in order of arrival.
+
+    `secret` (up to 64 bytes): what prefix ids are derived with; equal secrets give equal ids.
+
+    The output of a request is what it generated. What was refused or dropped for want of capacity
+    was load all the same; nobody knows what it would have generated, so it gets the mean of those
+    that were completed before it, or its `max_tokens` if that is less or there were none. Left out
+    are requests that were refused for what they asked, and those that ended in another way before
+    their first token. Replayed tokens count as prompt: that is what the engine had to compute.
+    """
+
+    def __init__(self, *, block_size: int, secret: bytes, max_num_held: int = MAX_NUM_HELD) -> None:
+        self.num_left_out = 0
+        self._block_size = block_size
+        self._secret = secret
+        self._max_num_held = max_num_held
+        self._order: deque[_Entry] = deque()
+        self._live: dict[int, _Entry] = {}
+        self._num_tokens: Counter[int] = Counter()
+        self._tenants: dict[str, str] = {"": ""}
+        self._start_s: float | None = None
+        self._latest_s = 0.0
+        self._num_completed = 0
+        self._num_completed_tokens = 0
+        self._num_private_ids = 0
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    def submit(self, specs: Iterable[RequestSpec]) -> None:
+        """These came, in this order."""
+        for spec in specs:
+            entry = _Entry(spec=spec)
+            self._live[spec.key] = entry
+            self._order.append(entry)
+
+    def tokens(self, keys: NDArray[np.int64]) -> None:
+        """Each of these generated a token; int64 [m], a key may stand several times."""
+        self._num_tokens.update(keys.tolist())
+
+    def end(self, end: Finished | Failed) -> None:
+        """This one is over; told after its tokens."""
+        entry = self._live.pop(end.key, None)
+        num_tokens = self._num_tokens.pop(end.key, 0)
+        if entry is None:
+            return
+        if isinstance(end, Finished) and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._num_completed += 1
+            self._num_completed_tokens += num_tokens
+        if not num_tokens and end.reason in OF_LOAD and isinstance(end, Failed):
+            num_tokens = self._likely_tokens(entry.spec)
+        entry.num_output_tokens = num_tokens
+
+    def take(self) -> list[TraceRequest]:
+        """The requests that nothing earlier holds up any more, in order of arrival."""
+        ready: list[TraceRequest] = []
+        order = self._order
+        while order and (order[0].num_output_tokens is not None or len(order) > self._max_num_held):
+            entry = order.popleft()
+            if entry.num_output_tokens:
+                ready.append(self._request(entry.spec, entry.num_output_tokens))
+                continue
+            self.num_left_out += 1
+            if entry.num_output_tokens is None:
+                del self._live[entry.spec.key]
+        return ready
+
+    def _likely_tokens(self, spec: RequestSpec) -> int:
+        if not self._num_completed:
+            return spec.max_tokens
+        mean = round(self._num_completed_tokens / self._num_completed)
+        return min(spec.max_tokens, max(1, mean))
+
+    def _request(self, spec: RequestSpec, num_output_tokens: int) -> TraceRequest:
+        if self._start_s is None:
+            self._start_s = spec.arrival_s
+        # Fronts stamp the arrival, engines order: a request that took longer on its way counts as
+        # having come with those it was queued with.
+        self._latest_s = max(self._latest_s, spec.arrival_s - self._start_s)
+        return TraceRequest(
+            arrival_s=round(self._latest_s, 6),
+            num_prompt_tokens=spec.num_prompt_tokens,
+            num_output_tokens=num_output_tokens,
+            tenant=self._tenant(spec.tenant),
+            priority=spec.priority,
+            ttft_deadline_s=max(spec.ttft_deadline_s - spec.arrival_s, 1e-6),
+            deadline_s=max(spec.deadline_s - spec.arrival_s, 1e-6),
+            prefix_ids=self._prefix_ids(spec),
+            prefix_block_tokens=self._block_size,
+        )
+
+    def _tenant(self, name: str) -> str:
+        return self._tenants.setdefault(name, f"tenant-{len(self._tenants)}")
+
+    def _prefix_ids(self, spec: RequestSpec) -> tuple[int, ...]:
+        if not spec.block_hashes:
+            return ()
+        ids = [
+            int.from_bytes(
+                blake2b(digest, digest_size=_ID_BYTES, key=self._secret).digest(), "little"
+            )
+            for digest in spec.block_hashes
+        ]
+        if len(ids) * self._block_size < spec.num_prompt_tokens:
+            # A block that is begun is shared with nobody.
+            ids.append(_FIRST_PRIVATE_ID + self._num_private_ids)
+            self._num_private_ids += 1
+        return tuple(ids)

@@ -1,0 +1,109 @@
+"""A request of a trace: when it came, how long it was, whose it was. No text, no token ids.
+
+Owns the value, which is what a recording has of a request, and its line in a file.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+MAX_PREFIX_ID = 2**62
+MAX_REQUEST_TOKENS = 2**24
+"""Of a prompt or an output: some hundred times the longest context that models have."""
+MAX_ARRIVAL_S = 1e10
+"""Beyond three centuries floats no longer tell the microseconds of a step apart."""
+MAX_PRIORITY = 2**31 - 1
+DEFAULT_PREFIX_BLOCK_TOKENS = 512
+"""Tokens that one prefix id stands for, as in the Mooncake traces."""
+
+
+class TraceError(ValueError):
+    """A trace cannot be read; the message says where and why."""
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise ValueError naming the field for what no file and no terminal can be given."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be Unicode text, not {text!a}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """One request. Raises ValueError naming the field that is off.
+
+    `arrival_s`: since the start of the trace. `num_output_tokens`: what it really generated.
+    `ttft_deadline_s`, `deadline_s`: seconds after the arrival, infinite for none. Higher `priority`
+    is more urgent.
+
+    `prefix_ids`: what the prompt has in common with others, one id for each started block of
+    `prefix_block_tokens` tokens, empty where unknown. An id names its block and everything before
+    it: two prompts that share an id share all that precedes it.
+    """
+
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    tenant: str = ""
+    priority: int = 0
+    ttft_deadline_s: float = math.inf
+    deadline_s: float = math.inf
+    prefix_ids: tuple[int, ...] = ()
+    prefix_block_tokens: int = DEFAULT_PREFIX_BLOCK_TOKENS
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        # Nearly all traces tell no tenants apart.
+        if self.tenant:
+            check_text("tenant", self.tenant)
+        if self.prefix_ids:
+            self._check_prefix_ids()
+
+    def _check_numbers(self) -> None:
+        if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0.0):
+            raise ValueError(f"arrival_s must be finite and not negative, not {self.arrival_s}")
+        if self.arrival_s > MAX_ARRIVAL_S:
+            raise ValueError(f"arrival_s must be at most {MAX_ARRIVAL_S:g}, not {self.arrival_s:g}")
+        for name in ("num_prompt_tokens", "num_output_tokens", "prefix_block_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            if getattr(self, name) > MAX_REQUEST_TOKENS:
+                raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise ValueError(f"priority must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
+        for name in ("ttft_deadline_s", "deadline_s"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+
+    def _check_prefix_ids(self) -> None:
+        num_blocks = -(-self.num_prompt_tokens // self.prefix_block_tokens)
+        if len(self.prefix_ids) != num_blocks:
+            raise ValueError(
+                f"prefix_ids must hold {num_blocks} ids for {self.num_prompt_tokens} tokens in"
+                f" blocks of {self.prefix_block_tokens}, not {len(self.prefix_ids)}"
+            )
+        if min(self.prefix_ids) < 0 or max(self.prefix_ids) >= MAX_PREFIX_ID:
+            raise ValueError(f"prefix_ids must be in 0 .. {MAX_PREFIX_ID - 1}")
+
+
+def recorded_line(request: TraceRequest) -> str:
+    """A request as `RecordedParser` reads it, without what is at its default. No newline."""
+    values: dict[str, Any] = {
+        "arrival_s": request.arrival_s,
+        "prompt_tokens": request.num_prompt_tokens,
+        "output_tokens": request.num_output_tokens,
+    }
+    if request.tenant:
+        values["tenant"] = request.tenant
+    if request.priority:
+        values["priority"] = request.priority
+    for name in ("ttft_deadline_s", "deadline_s"):
+        if getattr(request, name) != math.inf:
+            values[name] = getattr(request, name)
+    if request.prefix_ids:
+        values["prefix_ids"] = request.prefix_ids
+        if request.prefix_block_tokens != DEFAULT_PREFIX_BLOCK_TOKENS:
+            values["prefix_block_tokens"] = request.prefix_block_tokens
+    return json.dumps(values)

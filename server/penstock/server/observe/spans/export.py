@@ -1,0 +1,258 @@
+"""Where traces are put together: provider, sampler, exporters, the thread that writes.
+
+Owns the composition and its end. The provider is nobody else's: it is not made the process's, and
+the SDK's `_OTelSDKConfigurator` is not used, because it would make one for the whole process,
+metrics and logs with it, and flush it for 30 seconds on exit. Exporters are found by their entry
+points `opentelemetry_traces_exporter`, so that installed ones work too; they read their other
+variables (endpoint, headers, certificates, compression) themselves.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
+
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+
+from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.request_record import RequestRecord
+from penstock.server.observe.service_listeners import ServiceListener
+from penstock.server.observe.spans.sampler import KeepSampler, sampler_from
+from penstock.server.observe.spans.span_processor import BoundedSpanProcessor, SpanCounts
+from penstock.server.observe.spans.span_writer import PlannedIds, SpanWriter, UnixClock
+from penstock.server.observe.spans.variables import (
+    check_numbers,
+    max_batch_spans,
+    max_queue_spans,
+)
+from penstock.server.observe.spans.worker import TraceWorker
+
+_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.sdk._shared_internal",
+    "opentelemetry.attributes",
+)
+PAUSE_S = 60.0
+_HEADER_LOGGER = "opentelemetry.util.re"
+_HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+
+
+class OncePerMinute(logging.Filter):
+    """Lets each message of the code through once a minute, whatever its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._quiet_until_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line may pass."""
+        kind = str(record.msg)
+        if record.created < self._quiet_until_s.get(kind, 0.0):
+            return False
+        self._quiet_until_s[kind] = record.created + PAUSE_S
+        return True
+
+
+class WithoutHeaders(logging.Filter):
+    """Says which variable has a malformed header, in place of the SDK's line that quotes it."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__()
+        self._variable = variable
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always passes, reworded: whatever that logger says may hold the header."""
+        record.msg = "%s: what is not name=value in it is left out"
+        record.args = (self._variable,)
+        record.exc_info = record.exc_text = record.stack_info = None
+        return True
+
+
+def quieten_exporters(environment: Mapping[str, str]) -> None:
+    """Before any exporter is made. `environment`: where they find their headers."""
+    headers = logging.getLogger(_HEADER_LOGGER)
+    for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
+        headers.removeFilter(known)
+    variable = next((name for name in _HEADER_VARIABLES if environment.get(name)), "headers")
+    headers.addFilter(WithoutHeaders(variable))
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, OncePerMinute) for known in logger.filters):
+            logger.addFilter(OncePerMinute())
+
+
+SERVICE_NAME = "penstock"
+
+
+class SteadyResource(Resource):
+    """A resource that is hashed once.
+
+    The encoder of spans looks its resource up for each span, and `Resource` turns all of itself
+    into JSON to be hashed: an eighth of what a trace costs.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def our_resource(package_version: str) -> Resource:
+    """The service's name and version, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` say
+    otherwise. The SDK adds itself and a random instance id."""
+    ours = {"service.name": SERVICE_NAME, "service.version": package_version}
+    return SteadyResource(Resource.create(ours).merge(OTELResourceDetector().detect()))
+
+
+def package_version() -> str:
+    """The version that is installed; "0" where penstock runs from a bare folder."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return "0"
+
+
+DEFAULT_TIMEOUT_S = 2.0
+"""Of one export with all its retries, unless a variable says otherwise. The SDK's 10 seconds would
+hold up the end of the process and keep stale spans alive."""
+
+_TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+
+
+def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
+    """All exporters asked for; `otlp` if none is named, no exporter for `none`."""
+    names = environment.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if names.lower() == "none":
+        return ()
+    parts = [_entry_point_name(part.strip(), environment) for part in names.split(",")]
+    return tuple(_make(name, environment) for name in dict.fromkeys(parts))
+
+
+def _entry_point_name(name: str, environment: Mapping[str, str]) -> str:
+    if name.lower() != "otlp":
+        return name
+    variable = next((v for v in _PROTOCOL_VARIABLES if environment.get(v, "").strip()), "")
+    protocol = environment[variable].strip() if variable else "grpc"
+    if protocol not in _OTLP:
+        raise ValueError(f"{variable} must be one of {', '.join(_OTLP)}, not {protocol!r}")
+    return _OTLP[protocol]
+
+
+def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
+    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if found is None:
+        raise ValueError(f"OTEL_TRACES_EXPORTER: no exporter {name!r} is installed")
+    arguments: dict[str, Any] = {}
+    is_timed = any(environment.get(variable, "").strip() for variable in _TIMEOUT_VARIABLES)
+    if name in _OTLP.values() and not is_timed:
+        arguments["timeout"] = DEFAULT_TIMEOUT_S
+    exporter = found.load()(**arguments)
+    if not isinstance(exporter, SpanExporter):
+        raise TypeError(f"OTEL_TRACES_EXPORTER: {name!r} is no exporter of spans")
+    return exporter
+
+
+_log = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 0.2
+"""Of the time to close: what exporters get to end an export that hangs."""
+
+
+class Tracing(ServiceListener):
+    """Makes traces of records. Calls but `close` return at once."""
+
+    def __init__(
+        self,
+        provider: TracerProvider,
+        processors: Sequence[BoundedSpanProcessor],
+        worker: TraceWorker,
+        counts: SpanCounts,
+    ) -> None:
+        self._provider = provider
+        self._processors = tuple(processors)
+        self._worker = worker
+        self._counts = counts
+
+    def take_records(self, records: Sequence[RequestRecord]) -> None:
+        """Requests that have ended: each becomes a trace, or is sampled out, or counted as lost."""
+        self._worker.put(records)
+
+    def counters(self) -> dict[str, int]:
+        """What became of traces and spans since the start: the names of `counts.NAMES`."""
+        return self._counts.counts()
+
+    def close(self, limit_s: float) -> None:
+        """Write and export what there is, for `limit_s` seconds at most. Blocks that long.
+
+        What is not out by then is dropped and counted. To be called once.
+        """
+        deadline_s = time.monotonic() + limit_s
+        patience_s = max(0.0, limit_s - _LAST_WORDS_S)
+        self._worker.finish(patience_s)
+        for processor in self._processors:
+            processor.give_up()
+        self._worker.give_up()
+        # The SDK's shutdown takes no limit and waits for up to 30 seconds.
+        shutdown = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
+        shutdown.start()
+        shutdown.join(max(0.0, deadline_s - _LAST_WORDS_S - time.monotonic()))
+        if shutdown.is_alive():
+            for processor in self._processors:
+                processor.exporter.shutdown()
+            shutdown.join(max(0.0, deadline_s - time.monotonic()))
+        if shutdown.is_alive():
+            for processor in self._processors:
+                processor.abandon()
+        counts = self._counts.counts()
+        _log.info(
+            "traces and spans, from start to end: %s",
+            ", ".join(f"{name} {num}" for name, num in counts.items() if num) or "none",
+        )
+
+
+def start_tracing(
+    config: TracingConfig, *, model: str, environment: Mapping[str, str] | None = None
+) -> Tracing:
+    """Start tracing as the `OTEL_*` variables say. `model`: the one that is served.
+
+    `environment`: where variables are read that are not read by the SDK itself; this process's if
+    None. Raises ValueError naming a variable that makes no sense.
+    """
+    environment = os.environ if environment is None else environment
+    check_numbers(environment)
+    quieten_exporters(environment)
+    counts = SpanCounts()
+    ids = PlannedIds()
+    queue_spans, batch_spans = max_queue_spans(environment), max_batch_spans(environment)
+    exporters = make_exporters(environment)
+    provider = TracerProvider(
+        sampler=KeepSampler(sampler_from(environment)),
+        resource=our_resource(package_version()),
+        # Its own way of closing at exit would take 30 seconds; ours is `close`.
+        shutdown_on_exit=False,
+        id_generator=ids,
+    )
+    processors = [
+        BoundedSpanProcessor(exporter, queue_spans, counts, batch_spans) for exporter in exporters
+    ]
+    for processor in processors:
+        provider.add_span_processor(processor)
+    writer = SpanWriter(
+        provider, ids, config, model=model, version=package_version(), clock=UnixClock()
+    )
+    worker = TraceWorker(writer.write, counts)
+    worker.start()
+    return Tracing(provider, processors, worker, counts)

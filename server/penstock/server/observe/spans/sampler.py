@@ -1,0 +1,143 @@
+"""Which traces are kept: those that must be, and what the SDK's sampler keeps of the others.
+
+Whether one must be kept is decided at its request's end, when all is known. Owns the sampler that
+wraps the SDK's, and how `OTEL_TRACES_SAMPLER` chooses that one.
+"""
+
+import enum
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, ParentBased, Sampler
+from opentelemetry.sdk.trace.sampling import SamplingResult as Result
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceState, get_current_span
+from opentelemetry.util.types import Attributes
+
+from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.request_record import RequestRecord
+from penstock.server.observe.spans.keys import SAMPLING_REASON
+from penstock.server.observe.status_codes import is_server_error
+
+
+class KeepReason(enum.StrEnum):
+    """Why a trace was kept: the values of `penstock.sampling.reason`."""
+
+    ERROR = "error"
+    SLOW = "slow"
+    PREEMPTED = "preempted"
+    REPLAYED = "replayed"
+    """Its engine died under it."""
+    PARENT = "parent"
+    """The caller's decision, as the SDK's sampler honours it."""
+    SAMPLER = "sampler"
+    """The SDK's sampler's own decision."""
+
+
+def reason_to_keep(record: RequestRecord, config: TracingConfig) -> KeepReason | None:
+    """Why this request must be kept; None: let the sampler decide."""
+    if is_server_error(record.code):
+        return KeepReason.ERROR
+    if record.num_replays:
+        return KeepReason.REPLAYED
+    if _is_slow(record, config):
+        return KeepReason.SLOW
+    if record.num_preemptions:
+        return KeepReason.PREEMPTED
+    return None
+
+
+def _is_slow(record: RequestRecord, config: TracingConfig) -> bool:
+    whole_s = record.end_s - record.arrival_s
+    # One that ended without a first token waited for it until its end.
+    first_s = record.ttft_s if math.isfinite(record.ttft_s) else whole_s
+    return (config.slow_s is not None and whole_s > config.slow_s) or (
+        config.slow_ttft_s is not None and first_s > config.slow_ttft_s
+    )
+
+
+_logger = logging.getLogger(__name__)
+_RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
+
+
+class KeepSampler(Sampler):
+    """Keeps a root that says why it must be kept; leaves all others to `inner`.
+
+    Children follow their root: `inner` is asked once a trace.
+    """
+
+    def __init__(self, inner: Sampler) -> None:
+        self._inner = inner
+        self._reason = KeepReason.PARENT if isinstance(inner, ParentBased) else KeepReason.SAMPLER
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> Result:
+        """As the SDK wants it."""
+        parent = get_current_span(parent_context).get_span_context()
+        if parent.is_valid and not parent.is_remote:
+            return Result(_decision(parent), attributes, parent.trace_state)
+        if attributes and SAMPLING_REASON in attributes:
+            return Result(Decision.RECORD_AND_SAMPLE, attributes, _state_of(parent))
+        result = self._inner.should_sample(
+            parent_context, trace_id, name, kind, attributes, links, trace_state
+        )
+        if result.decision is not Decision.RECORD_AND_SAMPLE:
+            return result
+        reason = self._reason if parent.is_valid else KeepReason.SAMPLER
+        told = {**cast(Any, result).attributes, SAMPLING_REASON: reason.value}
+        return Result(result.decision, told, result.trace_state)
+
+    def get_description(self) -> str:
+        """Names itself and what it wraps."""
+        return f"PenstockKeepSampler{{{self._inner.get_description()}}}"
+
+
+def sampler_from(environment: Mapping[str, str]) -> Sampler:
+    """The sampler that `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` ask for.
+
+    Found as the SDK's own configurator finds them, by their entry points
+    `opentelemetry_traces_sampler`, so that installed ones work too. As with the SDK, a bad value is
+    a warning and the default, `parentbased_always_on`.
+    """
+    name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower()
+    if not name:
+        return DEFAULT_ON
+    text = environment.get("OTEL_TRACES_SAMPLER_ARG")
+    found = next(iter(entry_points(group="opentelemetry_traces_sampler", name=name)), None)
+    if found is None:
+        _logger.warning("OTEL_TRACES_SAMPLER: there is no sampler %r; all traces are kept", name)
+        return DEFAULT_ON
+    sampler = found.load()(_ratio(text) if name in _RATIO_SAMPLERS else text)
+    if not isinstance(sampler, Sampler):
+        raise TypeError(f"OTEL_TRACES_SAMPLER: {name!r} makes no sampler")
+    return sampler
+
+
+def _ratio(text: str | None) -> float:
+    try:
+        ratio = float(text or "")
+    except ValueError:
+        ratio = -1.0
+    if 0.0 <= ratio <= 1.0:
+        return ratio
+    _logger.warning("OTEL_TRACES_SAMPLER_ARG must be in 0..1, not %r; 1.0 is used", text)
+    return 1.0
+
+
+def _decision(parent: SpanContext) -> Decision:
+    return Decision.RECORD_AND_SAMPLE if parent.trace_flags.sampled else Decision.DROP
+
+
+def _state_of(parent: SpanContext) -> TraceState | None:
+    return parent.trace_state if parent.is_valid else None

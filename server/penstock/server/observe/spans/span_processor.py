@@ -1,0 +1,167 @@
+"""The SDK's batch processor of spans, made so that it drops nothing unseen, and the counts.
+
+The processor's queue drops its oldest spans when it is full and reports nothing. So whoever ends a
+span waits here until it has room: what does not fit is then dropped, and counted, where
+records come in. And the exporter is wrapped, because the processor does not report how exports
+went.
+"""
+
+import threading
+from collections.abc import Sequence
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+NAMES: tuple[str, ...] = (
+    "traces_kept",
+    "traces_sampled_out",
+    "traces_dropped_queue_full",
+    "traces_dropped_closing",
+    "traces_dropped_unwritable",
+    "spans_exported",
+    "spans_dropped_export",
+    "spans_dropped_closing",
+)
+"""All counts; they only grow. `_dropped_` is followed by the reason."""
+
+
+class SpanCounts:
+    """The counts, all there from the start."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(NAMES, 0)
+
+    def add(self, name: str, num: int) -> None:
+        """Raises KeyError for a name that is not in `NAMES`."""
+        with self._lock:
+            self._counts[name] += num
+
+    def counts(self) -> dict[str, int]:
+        """All of them, as of one moment."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class QueueSlots:
+    """How many spans stand in a processor's queue or are on their way to the collector, and a place
+    to wait for one to leave the queue."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._num_in = 0
+        self._num_under_way = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._is_abandoned = False
+
+    def enter(self) -> bool:
+        """Take a place, waiting for one. False: closed, there will be none."""
+        with self._changed:
+            while self._num_in >= self._size and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return False
+            self._num_in += 1
+            return True
+
+    def leave(self, num: int) -> bool:
+        """Give back `num` places: they are under way. False: they were abandoned before."""
+        with self._changed:
+            self._num_in -= num
+            self._num_under_way += num
+            self._changed.notify_all()
+            return not self._is_abandoned
+
+    def arrive(self, num: int) -> bool:
+        """Their way is over, well or not. False: they were abandoned before."""
+        with self._changed:
+            self._num_under_way -= num
+            return not self._is_abandoned
+
+    def abandon(self) -> int:
+        """How many there are; what becomes of them from now on does not count."""
+        with self._changed:
+            self._is_abandoned = True
+            return self._num_in + self._num_under_way
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+class WatchedExporter(SpanExporter):
+    """An exporter that tells how its exports went, and is shut down once at most."""
+
+    def __init__(self, inner: SpanExporter, slots: QueueSlots, counts: SpanCounts) -> None:
+        self._inner = inner
+        self._slots = slots
+        self._counts = counts
+        self._lock = threading.Lock()
+        self._is_shut = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Hand on. The spans have left the processor's queue."""
+        if not self._slots.leave(len(spans)):
+            return SpanExportResult.FAILURE
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._inner.export(spans)
+        finally:
+            if self._slots.arrive(len(spans)):
+                is_out = result is SpanExportResult.SUCCESS
+                self._counts.add("spans_exported" if is_out else "spans_dropped_export", len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        """Ends an export that is under way, as failed, where the inner exporter can."""
+        with self._lock:
+            is_first, self._is_shut = not self._is_shut, True
+        if is_first:
+            self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing is kept here."""
+        return self._inner.force_flush(timeout_millis)
+
+
+class BoundedSpanProcessor(BatchSpanProcessor):
+    """A batch processor that makes whoever ends a span wait while its queue is full.
+
+    `max_queue_size` spans, exported `max_batch_size` at a time at most (None: as the variable or
+    the SDK has it); the other settings are those of the `OTEL_BSP_*` variables.
+    """
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        max_queue_size: int,
+        counts: SpanCounts,
+        max_batch_size: int | None = None,
+    ) -> None:
+        self._slots = QueueSlots(max_queue_size)
+        self._counts = counts
+        self.exporter = WatchedExporter(exporter, self._slots, counts)
+        super().__init__(
+            self.exporter, max_queue_size=max_queue_size, max_export_batch_size=max_batch_size
+        )
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue it, as soon as there is room."""
+        context = span.context
+        if context is None or not context.trace_flags.sampled:
+            return
+        if self._slots.enter():
+            super().on_end(span)
+        else:
+            self._counts.add("spans_dropped_closing", 1)
+
+    def give_up(self) -> None:
+        """Spans that find no room from now on are dropped."""
+        self._slots.close()
+
+    def abandon(self) -> None:
+        """Count what has not arrived as lost, and export nothing more."""
+        self._counts.add("spans_dropped_closing", self._slots.abandon())

@@ -1,0 +1,247 @@
+"""Records become spans of the SDK: a root named by the RPC, a child for each segment.
+
+Owns the tree, its ids, times and events; the attributes are those of `attributes.py`. Ids are
+chosen before spans exist: the root's came with the request, the children's follow from it. Knows no
+thread and no queue. The sampler is asked with what was known at a request's start; only what it
+keeps is written.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
+
+from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.request_record import RequestRecord, SegmentKind, TraceParent
+from penstock.server.observe.spans.attributes import (
+    end_attributes,
+    segment_attributes,
+    start_attributes,
+)
+from penstock.server.observe.spans.keys import (
+    PREEMPTED_EVENT,
+    REPLAYED_EVENT,
+    SAMPLING_REASON,
+    SCHEMA_URL,
+)
+from penstock.server.observe.spans.sampler import reason_to_keep
+from penstock.server.observe.status_codes import is_server_error
+
+SCOPE_NAME = "penstock"
+MAX_CHILDREN = 120
+"""Of one trace. Requests that were preempted more often lose the middle of their story."""
+
+_ID_MASK = (1 << 64) - 1
+_ID_STEP = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: odd, so that multiples of it are all different."""
+_IN_BATCH = (SegmentKind.PREFILL, SegmentKind.DECODE)
+_MAX_AGE_NS = 1_000_000_000
+_NUM_READINGS = 3
+_STATE_MEMBER = re.compile(
+    r"[a-z0-9][a-z0-9_*/-]{0,240}(@[a-z][a-z0-9_*/-]{0,13})?"
+    r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+_MAX_STATE_MEMBERS = 32
+
+
+class PlannedIds(IdGenerator):
+    """Hands out the ids of the next span. For the one thread that makes the provider's spans."""
+
+    def __init__(self) -> None:
+        self._trace_id = 0
+        self._span_id = 0
+
+    def plan(self, trace_id: int, span_id: int) -> None:
+        """The next span is `span_id`, and of `trace_id` if it has no parent."""
+        self._trace_id = trace_id
+        self._span_id = span_id
+
+    def generate_trace_id(self) -> int:
+        """The planned one."""
+        return self._trace_id
+
+    def generate_span_id(self) -> int:
+        """The planned one."""
+        return self._span_id
+
+    def is_trace_id_random(self) -> bool:
+        """Ids of traces that begin here come from the system's source of randomness."""
+        return True
+
+
+class UnixClock:
+    """How far apart monotonic and Unix time are. For one thread.
+
+    Measured again now and then, because Unix time is corrected; all spans of one trace are moved by
+    one distance, so that no correction tears them apart.
+    """
+
+    def __init__(
+        self,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._monotonic_ns = monotonic_ns
+        self._unix_ns = unix_ns
+        self._measured_ns: int | None = None
+        self._offset_ns = 0
+
+    def offset_ns(self) -> int:
+        """Unix time less monotonic time, at most a second old."""
+        now_ns = self._monotonic_ns()
+        if self._measured_ns is None or now_ns - self._measured_ns > _MAX_AGE_NS:
+            self._offset_ns = self._measure()
+            self._measured_ns = now_ns
+        return self._offset_ns
+
+    def _measure(self) -> int:
+        """Of a few readings the one that was interrupted least."""
+        readings: list[tuple[int, int]] = []
+        for _ in range(_NUM_READINGS):
+            before_ns = self._monotonic_ns()
+            unix_ns = self._unix_ns()
+            after_ns = self._monotonic_ns()
+            readings.append((after_ns - before_ns, unix_ns - (before_ns + after_ns) // 2))
+        return min(readings)[1]
+
+
+def to_unix_ns(at_s: float, offset_ns: int) -> int:
+    """A moment of the monotonic clock, in nanoseconds since 1970."""
+    return round(at_s * 1e9) + offset_ns
+
+
+class SpanWriter:
+    """Writes traces to a provider whose ids are `ids`. `model`: the one that is served."""
+
+    def __init__(
+        self,
+        provider: TracerProvider,
+        ids: PlannedIds,
+        config: TracingConfig,
+        *,
+        model: str,
+        version: str,
+        clock: UnixClock,
+    ) -> None:
+        self._tracer = provider.get_tracer(SCOPE_NAME, version, SCHEMA_URL)
+        self._ids = ids
+        self._config = config
+        self._model = model
+        self._clock = clock
+
+    def write(self, record: RequestRecord) -> bool:
+        """Write the trace of one request; False if it was not sampled, or is not traced at all."""
+        trace = record.trace
+        if not (trace.trace_id and trace.span_id):
+            return False
+        offset_ns = self._clock.offset_ns()
+        attributes = start_attributes(record)
+        reason = reason_to_keep(record, self._config)
+        if reason is not None:
+            attributes[SAMPLING_REASON] = reason.value
+        self._ids.plan(int.from_bytes(trace.trace_id, "big"), int.from_bytes(trace.span_id, "big"))
+        root = self._tracer.start_span(
+            record.method,
+            context=_remote_parent(trace),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=to_unix_ns(record.arrival_s, offset_ns),
+        )
+        if not root.is_recording():
+            return False
+        # Children first: the trace is complete once its root ends.
+        self._write_children(root, record, offset_ns)
+        root.set_attributes(end_attributes(record, self._config, model=self._model))
+        for name, at_s in _events(record):
+            root.add_event(name, timestamp=to_unix_ns(at_s, offset_ns))
+        if is_server_error(record.code):
+            root.set_status(StatusCode.ERROR)
+        root.end(to_unix_ns(record.end_s, offset_ns))
+        return True
+
+    def _write_children(self, root: Span, record: RequestRecord, offset_ns: int) -> None:
+        context = set_span_in_context(root, Context())
+        trace_id = root.get_span_context().trace_id
+        root_id = int.from_bytes(record.trace.span_id, "big")
+        for index in _kept_indices(len(record.segments)):
+            segment = record.segments[index]
+            self._ids.plan(trace_id, _child_id(root_id, index))
+            span = self._tracer.start_span(
+                segment.kind.value,
+                context=context,
+                attributes=segment_attributes(record, index),
+                start_time=to_unix_ns(segment.start_s, offset_ns),
+            )
+            span.end(to_unix_ns(segment.end_s, offset_ns))
+
+
+def _kept_indices(num_segments: int) -> Iterable[int]:
+    if num_segments <= MAX_CHILDREN:
+        return range(num_segments)
+    half = MAX_CHILDREN // 2
+    return (*range(half), *range(num_segments - half, num_segments))
+
+
+def _child_id(root_id: int, index: int) -> int:
+    """As random as the root's id, and other than it and its siblings'. 0 is no id."""
+    return (root_id + (index + 1) * _ID_STEP) & _ID_MASK or (root_id - _ID_STEP) & _ID_MASK
+
+
+def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
+    """It was in the batch and is in the queue again, or had lost its engine.
+
+    An engine that preempts tells of the stay that it ends; one that died tells nothing.
+    """
+    for before, after in pairwise(record.segments):
+        if after.kind is not SegmentKind.QUEUE:
+            continue
+        if after.is_engine_lost:
+            yield REPLAYED_EVENT, after.start_s
+        elif before.kind in _IN_BATCH:
+            # The next engine may have been there at once.
+            is_replay = before.stay is None and record.num_replays > 0
+            name = REPLAYED_EVENT if is_replay else PREEMPTED_EVENT
+            yield name, after.start_s
+
+
+def _remote_parent(trace: TraceParent) -> Context:
+    """The caller's span as the context of ours. Without one, a context of nothing at all."""
+    if not trace.parent_span_id:
+        return Context()
+    flags = TraceFlags.SAMPLED if trace.is_parent_sampled else TraceFlags.DEFAULT
+    parent = SpanContext(
+        int.from_bytes(trace.trace_id, "big"),
+        int.from_bytes(trace.parent_span_id, "big"),
+        is_remote=True,
+        trace_flags=TraceFlags(flags),
+        trace_state=_trace_state(trace.trace_state),
+    )
+    return set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+@lru_cache(maxsize=256)
+def _trace_state(text: str) -> TraceState:
+    """The caller's state, or none if any of it is malformed, as W3C Trace Context allows.
+
+    Checked here, because the SDK would write a malformed member into the log.
+    """
+    members = [member for part in text.split(",") if (member := part.strip(" \t"))]
+    if len(members) > _MAX_STATE_MEMBERS or not all(map(_STATE_MEMBER.fullmatch, members)):
+        return TraceState()
+    pairs = dict(member.split("=", 1) for member in members)
+    return TraceState(list(pairs.items())) if len(pairs) == len(members) else TraceState()

@@ -1,0 +1,174 @@
+"""W3C trace context: what a caller sends, what it gets back, and fresh ids.
+
+Owns the format (https://www.w3.org/TR/trace-context/) and where ids come from. Knows no transport:
+values come as a header or as metadata brings them. What is malformed counts as not there, because a
+bad trace must never cost anybody a request.
+"""
+
+import os
+import re
+import weakref
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.server.observe.request_record import TraceParent
+
+TRACEPARENT_KEY: Final = "traceparent"
+TRACESTATE_KEY: Final = "tracestate"
+TRACE_ID_KEY: Final = "x-trace-id"
+TRACERESPONSE_KEY: Final = "traceresponse"
+MAX_TRACE_STATE_CHARS: Final = 512
+NOT_TRACED: Final = TraceParent(trace_id=b"", span_id=b"")
+"""Of a request that nobody traces."""
+
+_VERSION_0_CHARS = 55
+_NUM_BYTES = 26
+_NO_VERSION = 0xFF
+_TRACE_STATE = re.compile(r"[\x20-\x7e\t]*")
+_IS_SAMPLED = 1
+_NO_TRACE_ID, _NO_SPAN_ID = bytes(16), bytes(8)
+_POOL_BYTES = 4096
+
+
+@dataclass(slots=True)
+class RemoteParent:
+    """The caller's span: 16 and 8 bytes, its decision, and what is handed on as it is.
+
+    Nobody changes it; it is not frozen because every request makes one (see `request_record.py`).
+    """
+
+    trace_id: bytes
+    span_id: bytes
+    is_sampled: bool
+    trace_state: str = ""
+
+
+def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> RemoteParent | None:
+    """The parent that a `traceparent` names; None where it is malformed.
+
+    Of a version after 00 the part known here is read, as the specification wants it. `trace_state`
+    is dropped where it is not printable ASCII, and of a long one its last members are.
+    """
+    text = _text_of(value)
+    head = text[:_VERSION_0_CHARS]
+    if len(head) < _VERSION_0_CHARS or not head[2] == head[35] == head[52] == "-":
+        return None
+    # An upper-case digit is none here.
+    if head.lower() != head:
+        return None
+    try:
+        data = bytes.fromhex(head.replace("-", ""))
+    except ValueError:
+        return None
+    # Blanks or dashes among the digits leave too few.
+    if len(data) != _NUM_BYTES or data[0] == _NO_VERSION:
+        return None
+    # Of a later version what follows is its own affair.
+    if len(text) > _VERSION_0_CHARS and (not data[0] or text[_VERSION_0_CHARS] != "-"):
+        return None
+    trace_id, span_id = data[1:17], data[17:25]
+    if trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
+        return None
+    is_sampled = data[25] & _IS_SAMPLED == _IS_SAMPLED
+    kept_state = _bounded(_text_of(trace_state)) if trace_state else ""
+    return RemoteParent(trace_id, span_id, is_sampled, kept_state)
+
+
+def trace_response(trace: TraceParent) -> str:
+    """The `traceresponse` of a request.
+
+    It says sampled where the caller did: whether a trace that begins here is kept is decided at its
+    end.
+    """
+    flags = _IS_SAMPLED if trace.is_parent_sampled else 0
+    return f"00-{trace.trace_id.hex()}-{trace.span_id.hex()}-{flags:02x}"
+
+
+def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
+    """What tells a caller where to look for its request; nothing where it is not traced."""
+    if not trace.trace_id:
+        return ()
+    return (
+        (TRACE_ID_KEY, trace.trace_id.hex()),
+        (TRACERESPONSE_KEY, trace_response(trace)),
+    )
+
+
+class TraceIds:
+    """Random ids, never zero: 128 bits of a trace, 64 of a span.
+
+    Drawn from the system's generator, many at a time; a forked process draws its own.
+    """
+
+    __slots__ = ("__weakref__", "_pool", "_position")
+
+    def __init__(self) -> None:
+        self._pool = b""
+        self._position = _POOL_BYTES
+        _everybody.add(self)
+
+    def forget(self) -> None:
+        """Draw afresh: what is left of the pool is another's too."""
+        self._position = _POOL_BYTES
+
+    def new_trace_id(self) -> bytes:
+        """16 bytes."""
+        while (trace_id := self._draw(16)) == _NO_TRACE_ID:
+            pass
+        return trace_id
+
+    def new_span_id(self) -> bytes:
+        """8 bytes."""
+        while (span_id := self._draw(8)) == _NO_SPAN_ID:
+            pass
+        return span_id
+
+    def begin(self, parent: RemoteParent | None) -> TraceParent:
+        """A request's place: under `parent`, or at the root of a trace of its own."""
+        if parent is None:
+            both = self._draw(24)
+            trace_id, span_id = both[:16], both[16:]
+            if trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
+                trace_id, span_id = self.new_trace_id(), self.new_span_id()
+            return TraceParent(trace_id, span_id)
+        return TraceParent(
+            parent.trace_id,
+            self.new_span_id(),
+            parent.span_id,
+            parent.is_sampled,
+            parent.trace_state,
+        )
+
+    def _draw(self, num_bytes: int) -> bytes:
+        start, end = self._position, self._position + num_bytes
+        if end > _POOL_BYTES:
+            self._pool = os.urandom(_POOL_BYTES)
+            start, end = 0, num_bytes
+        self._position = end
+        return self._pool[start:end]
+
+
+_everybody: "weakref.WeakSet[TraceIds]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for ids in _everybody:
+        ids.forget()
+
+
+# A fork copies the pools, and to ask for the process at every draw costs more than the draw.
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _text_of(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def _bounded(trace_state: str) -> str:
+    """At most MAX_TRACE_STATE_CHARS of it, in whole members: the newest stand first."""
+    if not _TRACE_STATE.fullmatch(trace_state[: 4 * MAX_TRACE_STATE_CHARS]):
+        return ""
+    if len(trace_state) <= MAX_TRACE_STATE_CHARS:
+        return trace_state
+    kept, comma, _ = trace_state[: MAX_TRACE_STATE_CHARS + 1].rpartition(",")
+    return kept if comma else ""

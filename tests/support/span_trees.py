@@ -1,0 +1,91 @@
+"""The trace of one record as the SDK's spans have it, in a form that tests can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.request_record import RequestRecord
+from penstock.server.observe.spans.attributes import start_attributes
+from penstock.server.observe.spans.keys import SAMPLING_REASON
+from penstock.server.observe.spans.span_writer import PlannedIds, SpanWriter, UnixClock
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTree:
+    """A span; `attributes` of a root are those of its end. Times are Unix nanoseconds."""
+
+    name: str
+    span_id: int
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Any]
+    is_error: bool
+    events: tuple[tuple[str, int], ...]
+    children: tuple[SpanTree, ...] = ()
+
+
+class _Written:
+    """One provider for all: spans are read and forgotten."""
+
+    def __init__(self) -> None:
+        self.ids = PlannedIds()
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(id_generator=self.ids, shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+
+_WRITTEN = _Written()
+
+
+def tree_of(record: RequestRecord, *, offset_ns: int = 0, **options: Any) -> SpanTree:
+    """`options`: of TracingConfig."""
+    clock = UnixClock(lambda: 0, lambda: offset_ns)
+    writer = SpanWriter(
+        _WRITTEN.provider,
+        _WRITTEN.ids,
+        TracingConfig(**options),
+        model="tiny-served",
+        version="0",
+        clock=clock,
+    )
+    _WRITTEN.exporter.clear()
+    assert writer.write(record)
+    *children, root = _WRITTEN.exporter.get_finished_spans()
+    assert {child.parent and child.parent.span_id for child in children} <= {_id_of(root)}
+    tree = _tree(root)
+    known = {*start_attributes(record), SAMPLING_REASON}
+    end = {name: value for name, value in tree.attributes.items() if name not in known}
+    return SpanTree(
+        name=tree.name,
+        span_id=tree.span_id,
+        start_ns=tree.start_ns,
+        end_ns=tree.end_ns,
+        attributes=end,
+        is_error=tree.is_error,
+        events=tree.events,
+        children=tuple(map(_tree, children)),
+    )
+
+
+def _tree(span: ReadableSpan) -> SpanTree:
+    return SpanTree(
+        name=span.name,
+        span_id=_id_of(span),
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        attributes=dict(span.attributes or {}),
+        is_error=not span.status.is_ok and not span.status.is_unset,
+        events=tuple((event.name, event.timestamp) for event in span.events),
+    )
+
+
+def _id_of(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return int(span.context.span_id)

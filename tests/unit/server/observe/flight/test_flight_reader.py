@@ -1,0 +1,283 @@
+"""A reader sees whole rows, told in order, whatever the writer does meanwhile, dead or alive."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.server.observe.flight.dump import dump
+from penstock.server.observe.flight.facts import encode_facts
+from penstock.server.observe.flight.layout import (
+    FACTS_OFFSET,
+    FIRST_OFFSET,
+    GENERATION_OFFSET,
+    HEADER_BYTES,
+    STEP,
+    TOTALS_OFFSET,
+    FlightError,
+)
+from penstock.server.observe.flight.memory import EVENT_RING, STEP_RING, RingMemory, create_memory
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.flight.writer import FlightWriter
+from support.flights import Flown, make_facts, play
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    number = create_memory(64, "test")
+    yield number
+    os.close(number)
+
+
+def append(memory: RingMemory, number: int, num: int = 1) -> None:
+    """Steps in which every value is the step's number."""
+    for step in range(number, number + num):
+        memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_rows_that_are_added_together_are_the_same_rows(batches: list[int]) -> None:
+    """Over the end of the ring too, and more than are packed at once; a step ring has 64 places."""
+    together, apart = create_memory(64, "test"), create_memory(64, "test")
+    try:
+        one, other = RingMemory(together, make_facts()), RingMemory(apart, make_facts())
+        add = one.batch_appender(STEP_RING)
+        step = 0
+        for num in batches:
+            rows = [[at] * 19 + [0] * 5 for at in range(step, step + num)]
+            add([value for row in rows for value in row])
+            append(other, step, num)
+            step += num
+        assert one.totals.tolist() == other.totals.tolist()
+        start = HEADER_BYTES
+        size = os.fstat(together).st_size - start
+        assert os.pread(together, size, start) == os.pread(apart, size, start)
+        one.close()
+        other.close()
+    finally:
+        os.close(together)
+        os.close(apart)
+
+
+def test_before_an_engine_wrote_there_is_nothing(fd: int) -> None:
+    reader = FlightReader(fd)
+
+    assert reader.facts is None
+    assert reader.new_steps()[1] == 0
+    assert len(reader.new_steps()[0]) == 0
+    with pytest.raises(FlightError, match="no engine"):
+        reader.recording()
+    with pytest.raises(FlightError, match="no engine"):
+        reader.copy(1.0)
+    reader.close()
+    reader.close()
+
+
+def test_steps_are_told_once_in_order_and_what_was_lost_is_counted(fd: int) -> None:
+    memory = RingMemory(fd, make_facts())
+    reader = FlightReader(fd)
+    append(memory, 0, 5)
+    rows, num_missed = reader.new_steps()
+    assert (rows["step"].tolist(), num_missed) == ([0, 1, 2, 3, 4], 0)
+    assert reader.new_steps()[0].tolist() == []
+
+    append(memory, 5, 200)
+    rows, num_missed = reader.new_steps()
+
+    # One row less than the ring has: the oldest may be under the writer's hand.
+    assert rows["step"].tolist() == list(range(142, 205))
+    assert num_missed == 137
+    assert reader.totals["num_steps"] == 205
+    assert rows["num_free_blocks"].tolist() == rows["step"].tolist()
+
+
+def test_rows_that_change_while_they_are_read_are_dropped(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = RingMemory(fd, make_facts())
+    append(memory, 0, 64)
+    reader = FlightReader(fd)
+    arange = np.arange
+
+    def slow(*bounds: int) -> object:
+        # Between the count and the copy, ten more are written.
+        append(memory, 64, 10)
+        return arange(*bounds)
+
+    monkeypatch.setattr("penstock.server.observe.flight.reader.np.arange", slow)
+    rows, num_missed = reader.new_steps()
+    monkeypatch.undo()
+
+    assert rows["step"].tolist() == list(range(11, 64))
+    assert num_missed == 11
+    assert reader.new_steps()[0]["step"].tolist() == list(range(64, 74))
+
+
+def test_an_engine_that_starts_over_is_followed(fd: int) -> None:
+    memory = RingMemory(fd, make_facts(epoch=1))
+    reader = FlightReader(fd)
+    append(memory, 0, 5)
+    assert len(reader.new_steps()[0]) == 5
+
+    memory = RingMemory(fd, make_facts(epoch=2))
+    append(memory, 0, 3)
+
+    # Still those of the steps that were told.
+    assert reader.facts == make_facts(epoch=1)
+    rows, num_missed = reader.new_steps()
+    assert (len(rows), num_missed) == (3, 0)
+    assert reader.facts == make_facts(epoch=2)
+    assert reader.recording().events.tolist() == []
+
+
+def test_an_engine_that_died_while_it_began_is_none_and_the_next_one_is(fd: int) -> None:
+    RingMemory(fd, make_facts(epoch=1))
+    os.pwrite(fd, (3).to_bytes(8, "little"), GENERATION_OFFSET)
+    reader = FlightReader(fd)
+    assert len(reader.new_steps()[0]) == 0
+    with pytest.raises(FlightError, match="just begins"):
+        reader.recording()
+
+    RingMemory(fd, make_facts(epoch=2))
+
+    assert reader.facts == make_facts(epoch=2)
+
+
+def test_a_copy_tells_only_what_was_whole_in_it(fd: int) -> None:
+    memory = RingMemory(fd, make_facts())
+    append(memory, 0, 100)
+    memory.append(EVENT_RING, 1.0, 0, 1, 0, 0, 1, 0)
+    data = FlightReader(fd).copy(77.0)
+
+    recording = FlightReader(data).recording()
+
+    assert recording.copied_s == 77.0
+    assert recording.steps["step"].tolist() == list(range(37, 100))
+    assert len(recording.events) == 1
+    assert recording.totals["num_steps"] == 100
+    # Copies of copies say the same.
+    again = FlightReader(FlightReader(data).copy(78.0)).recording()
+    assert again.steps["step"].tolist() == recording.steps["step"].tolist()
+
+
+_WRITER = """
+import sys
+from penstock.server.observe.flight.memory import STEP_RING, RingMemory
+from penstock.server.observe.flight.facts import decode_facts
+memory = RingMemory(int(sys.argv[1]), decode_facts(sys.stdin.buffer.read()))
+for step in range(1, 2**31):
+    memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
+"""
+
+
+def test_a_writer_in_another_process_is_read_while_it_runs_and_after_it_was_killed(
+    fd: int, tmp_path: Path
+) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(fd)], pass_fds=[fd], stdin=subprocess.PIPE
+    )
+    assert writer.stdin is not None
+    writer.stdin.write(encode_facts(make_facts()))
+    writer.stdin.close()
+    reader = FlightReader(fd)
+    num_seen = num_lost = 0
+    copies: list[bytes] = []
+    try:
+        while num_seen + num_lost < 100_000:
+            assert writer.poll() is None
+            rows, num_missed = reader.new_steps()
+            num_lost += num_missed
+            for name in ("begun_s", "num_itl", "num_free_blocks", "num_running"):
+                assert (rows[name] == rows["step"]).all()
+            first = num_seen + num_lost + 1
+            assert rows["step"].tolist() == list(range(first, first + len(rows)))
+            num_seen += len(rows)
+            if len(rows) and len(copies) < 20:
+                copies.append(reader.copy(1.0))
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait(30)
+    assert num_seen
+
+    for data in copies:
+        steps = FlightReader(data).recording().steps
+        assert (steps["begun_s"] == steps["step"]).all()
+        assert (steps["num_free_blocks"] == steps["step"]).all()
+    left = FlightReader(dump(fd, tmp_path, "killed")).recording()
+    assert left.steps["step"].tolist()[-1] == left.totals["num_steps"]
+    assert len(left.steps) == 63
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    data = _copy()
+    cases = {
+        b"": "is not a flight recording",
+        b"x" * 10_000: "is not a flight recording",
+        data[:-1]: "cut off",
+        data + b"x": "cut off",
+        data[:16] + b"\x09" + data[17:]: "layout 9",
+        data[:24] + b"\x03" + data[25:]: "power of two",
+    }
+    for broken, reason in cases.items():
+        path = tmp_path / "broken.bin"
+        path.write_bytes(broken)
+        for source in (broken, path):
+            with pytest.raises(FlightError, match=reason):
+                FlightReader(source)
+    broken = data[:FACTS_OFFSET] + b"[" + data[FACTS_OFFSET + 1 :]
+    with pytest.raises(FlightError, match="facts"):
+        FlightReader(broken).recording()
+
+
+def _copy() -> bytes:
+    flown = play(Flown(num_steps=64), 1, 5)
+    flown.finish()
+    return FlightReader(flown.fd).copy(1.0)
+
+
+_DATA = _copy()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    offset=st.integers(GENERATION_OFFSET, HEADER_BYTES - 9),
+    value=st.integers(0, 2**64 - 1),
+)
+def test_a_damaged_header_gives_an_error_or_rows_but_nothing_else(offset: int, value: int) -> None:
+    data = bytearray(_DATA)
+    data[offset : offset + 8] = value.to_bytes(8, "little")
+    try:
+        recording = FlightReader(bytes(data)).recording()
+    except FlightError:
+        return
+    assert len(recording.steps) <= 64
+    assert recording.steps.dtype == STEP
+
+
+@pytest.mark.parametrize("offset", [TOTALS_OFFSET, FIRST_OFFSET])
+def test_counts_out_of_this_world_are_refused(offset: int) -> None:
+    data = bytearray(_DATA)
+    data[offset : offset + 8] = (2**64 - 1).to_bytes(8, "little")
+    with pytest.raises(FlightError, match="counts"):
+        FlightReader(bytes(data)).recording()
+
+
+def test_a_writer_lets_go_of_its_memory(fd: int) -> None:
+    writer = FlightWriter(fd, make_facts())
+    writer.close()
+    writer.close()
+    assert FlightReader(fd).facts == make_facts()
+
+
+@pytest.mark.parametrize("num_steps", [0, 63, 100, 1 << 25])
+def test_a_memory_of_no_such_size_is_refused(num_steps: int) -> None:
+    with pytest.raises(FlightError, match="power of two"):
+        create_memory(num_steps, "test")

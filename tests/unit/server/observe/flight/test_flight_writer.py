@@ -1,0 +1,368 @@
+"""What is written of an engine's flight is what it did: counted, timed, whose, and nothing said."""
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler.block_hash import chain_root, hash_blocks
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
+from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
+from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.flight.facts import facts_of
+from penstock.server.observe.flight.layout import (
+    EVENT,
+    REQUEST,
+    STEP,
+    EventKind,
+    FlightError,
+    row_struct,
+)
+from penstock.server.observe.flight.memory import create_memory
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.recording.recorder import Recorder
+from penstock.server.tenants import engine_request_id
+from support.core import FakeClock, make_spec
+from support.flights import Flown, make_executor, make_facts, play
+from support.self_paced import make_self_paced
+
+GAMES = [(1, 11), (1, 12), (2, 13), (2, 14)]
+
+
+@pytest.mark.parametrize("row", [STEP, EVENT, REQUEST])
+def test_a_packed_row_is_a_row_of_the_array(row: np.dtype[np.void]) -> None:
+    packer = row_struct(row)
+
+    assert packer.size == row.itemsize
+    names = row.names or ()
+    numbers = [b"ab" if row[n].kind == "S" or row[n].shape else i for i, n in enumerate(names)]
+    read = np.frombuffer(packer.pack(*numbers), dtype=row)[0]
+    for name, number in zip(names, numbers, strict=True):
+        told = bytes(read[name]).rstrip(b"\0") if isinstance(number, bytes) else read[name]
+        assert told == number, name
+
+
+@pytest.mark.parametrize(("depth", "seed"), GAMES)
+def test_every_step_is_written_as_it_was(depth: int, seed: int) -> None:
+    flown = play(Flown(depth=depth), seed)
+    flown.finish()
+
+    steps = flown.recording().steps
+
+    assert len(steps) == len(flown.notes)
+    for row, note, measure in zip(steps, flown.notes, flown.measures, strict=True):
+        assert row["step"] == note.batch.step
+        for name in ("begun_s", "launched_s", "collected_s", "updated_s"):
+            assert row[name] == getattr(note, name)
+        assert row["num_prefill_tokens"] == measure.num_prefill_tokens == note.num_prefill_tokens
+        assert row["num_prefill_rows"] == note.batch.num_rows - note.batch.num_decodes
+        assert row["num_decodes"] == measure.num_decodes
+        assert row["num_context_tokens"] == measure.num_context_tokens
+        for name in ("running", "waiting", "waiting_tokens"):
+            assert row[f"num_{name}"] == getattr(note, f"num_{name}")
+        blocks = [int(row[f"num_{kind}_blocks"]) for kind in ("used", "cached", "free")]
+        assert sum(blocks) == 60
+        assert row["waits_for"] == (note.waits_for or 0)
+    # Prices become known on the way.
+    assert math.isnan(steps["predicted_s"][0])
+    assert np.isfinite(steps["predicted_s"][-1])
+
+
+@pytest.mark.parametrize(("depth", "seed"), GAMES)
+def test_ends_tell_how_much_each_request_generated(depth: int, seed: int) -> None:
+    flown = play(Flown(depth=depth, num_steps=4096), seed)
+    flown.finish()
+    assert flown.changes(Preempted), "the game must preempt"
+
+    events = flown.recording().events
+    ends = events[events["kind"] >= EventKind.FINISHED]
+    ends = ends[ends["kind"] <= EventKind.FAILED]
+
+    assert len(ends) == len(flown.ends)
+    for row in ends:
+        end = flown.ends[int(row["key"])]
+        assert row["count"] == flown.num_output[end.key], end
+        assert row["reason"] == end.reason
+        assert row["kind"] == (EventKind.FAILED if isinstance(end, Failed) else EventKind.FINISHED)
+        assert row["at_s"] == end.at_s
+    kinds = {(int(row["kind"]), int(row["reason"])) for row in ends}
+    assert (EventKind.FINISHED, FinishReason.CANCELLED) in kinds
+    assert (EventKind.FAILED, FailureReason.EXCEEDS_KV_CACHE) in kinds
+
+
+@pytest.mark.parametrize(("depth", "seed"), GAMES)
+def test_totals_and_rows_count_the_same(depth: int, seed: int) -> None:
+    flown = play(Flown(depth=depth), seed)
+    flown.finish()
+
+    recording = flown.recording()
+
+    totals, steps = recording.totals, recording.steps
+    assert totals["num_output_tokens"] == sum(flown.num_output.values())
+    assert totals["num_output_tokens"] == steps["num_tokens"].sum()
+    assert totals["num_admitted"] == len(flown.changes(Admitted))
+    assert totals["num_preempted"] == len(flown.changes(Preempted))
+    failed = sum(isinstance(end, Failed) for end in flown.ends.values())
+    assert (totals["num_failed"], totals["num_finished"]) == (failed, len(flown.ends) - failed)
+    for name in ("admitted", "preempted"):
+        assert steps[f"num_{name}"].sum() == totals[f"num_{name}"]
+    assert totals["num_prompt_tokens"] == sum(
+        int(row["num_prompt_tokens"])
+        for row in recording.requests
+        if flown.num_output[int(row["key"])]
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
+    """Every gap of every request is counted once, but for those with a preemption in them."""
+    flown = play(Flown(depth=depth), 21)
+    flown.finish()
+    assert flown.changes(Preempted)
+
+    steps = flown.recording().steps
+
+    last_s: dict[int, float] = {}
+    at_of = {note.updated_s: note.collected_s for note in flown.notes}
+    gaps: dict[float, list[float]] = {at_s: [] for at_s in at_of.values()}
+    for events in flown.told:
+        for change in events.changes:
+            if isinstance(change, Preempted):
+                last_s.pop(change.key, None)
+        for key in events.keys.tolist():
+            now = at_of[events.at_s]
+            if key in last_s:
+                gaps[now].append(now - last_s[key])
+            last_s[key] = now
+    # A step with decodes that were paused before has the mean of all its gaps.
+    of_step = [gaps[at_s] for at_s in steps["collected_s"].tolist()]
+    assert steps["num_itl"].tolist() == [len(own) for own in of_step]
+    has_some = steps["num_itl"] > 0
+    means = [sum(own) / len(own) for own in of_step if own]
+    np.testing.assert_allclose(steps["itl_s"][has_some], means, rtol=1e-6)
+    assert steps["num_itl"].sum() > 500
+    was_paused = any(max(own) > 1.5 * min(own) for own in of_step if own)
+    assert was_paused == (depth > 1)
+    assert np.isnan(steps["itl_s"][steps["num_itl"] == 0]).all()
+
+
+@pytest.mark.parametrize(("depth", "seed"), GAMES)
+def test_events_tell_each_life_in_its_slot(depth: int, seed: int) -> None:
+    flown = play(Flown(depth=depth, num_steps=4096), seed)
+    flown.finish()
+
+    recording = flown.recording()
+
+    prompts = {int(row["key"]): int(row["num_prompt_tokens"]) for row in recording.requests}
+    # By slot: whose it is. A new owner's chunk is written before what freed the slot is told.
+    computed: dict[int, int] = dict.fromkeys(prompts, 0)
+    slot_of: dict[int, int] = {}
+    for row in np.sort(recording.events, order="at_s", kind="stable"):
+        key, kind, slot = int(row["key"]), row["kind"], int(row["slot"])
+        if kind == EventKind.CHUNK:
+            assert 0 <= slot < 8
+            computed[key] += int(row["count"])
+            slot_of[key] = slot
+        elif kind == EventKind.ADMITTED:
+            assert slot >= 0
+        elif kind in (EventKind.FIRST_TOKEN, EventKind.PREEMPTED):
+            assert slot == slot_of[key] or kind == EventKind.PREEMPTED
+    for key, num_output in flown.num_output.items():
+        assert num_output == 0 or computed[key] >= prompts[key] - 16 * 20
+    total = sum(computed.values())
+    assert total == recording.steps["num_prefill_tokens"].sum()
+    queued = recording.events[recording.events["kind"] == EventKind.QUEUED]
+    # Every output of every request that was not refused at the door, each once.
+    assert len(np.unique(queued["key"])) == len(queued)
+    never = {key for key, end in flown.ends.items() if isinstance(end, Failed)}
+    assert {int(key) for key in queued["key"]} >= set(prompts) - never
+
+
+def test_a_cached_prefix_is_counted_at_the_first_token() -> None:
+    flown = Flown()
+    ids = np.arange(48, dtype=np.int32)
+    hashes = hash_blocks(ids, 16, chain_root(b"s"))
+    for key in (1, 2):
+        flown.engine.submit(
+            (
+                RequestSpec(
+                    key=key,
+                    request_id=str(key),
+                    prompt_ids=ids,
+                    max_tokens=2,
+                    hash_salt=b"s",
+                    block_hashes=hashes,
+                ),
+            )
+        )
+        flown.finish()
+
+    recording = flown.recording()
+
+    admitted = recording.events[recording.events["kind"] == EventKind.ADMITTED]
+    assert admitted["count"].tolist() == [0, 32]
+    assert recording.totals["num_cached_tokens"] == 32
+    assert recording.totals["num_prompt_tokens"] == 96
+
+
+def test_nothing_that_was_said_is_in_it() -> None:
+    flown = Flown()
+    secret = 0x5EC2E75E
+    ids = np.full(40, secret & 0x7FFF, np.int32)
+    flown.engine.submit(
+        (
+            RequestSpec(
+                key=1,
+                request_id="r",
+                prompt_ids=ids,
+                max_tokens=4,
+                session_id="canary-session",
+                block_hashes=(b"canary-hash-0000", b"canary-hash-0001"),
+                hash_salt=b"canary-salt",
+            ),
+        )
+    )
+    flown.finish()
+    tokens = np.concatenate([events.tokens for events in flown.told])
+
+    reader = FlightReader(flown.fd)
+    data = reader.copy(1.0)
+
+    assert b"canary" not in data
+    assert ids[:2].tobytes() not in data
+    assert tokens.tobytes() not in data
+
+
+def test_values_that_no_row_can_hold_are_cut() -> None:
+    writer = FlightWriter(fd := create_memory(64, "t"), make_facts())
+    writer.note_submit(
+        (
+            RequestSpec(
+                key=2**63 - 1,
+                request_id="ü" * 200,
+                prompt_ids=np.zeros(1, np.int32),
+                max_tokens=2**40,
+                priority=-(2**50),
+                tenant="t" * 100,
+                output_index=10**6,
+            ),
+        )
+    )
+
+    row = FlightReader(fd).recording().requests[0]
+
+    assert row["max_tokens"] == 2**32 - 1
+    assert row["priority"] == -(2**31) + 1
+    assert row["output_index"] == 2**16 - 1
+    assert bytes(row["request_id"]) == ("ü" * 32).encode()
+
+
+def test_facts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(FlightError, match="facts"):
+        FlightWriter(create_memory(64, "t"), make_facts(executor="x" * 5000))
+
+
+def test_an_engine_that_paces_itself() -> None:
+    clock = FakeClock()
+    clock.now_s = 10.0
+    engine, executor = make_self_paced(clock=clock)
+    fd = create_memory(64, "t")
+    facts = facts_of("m", 1, executor.info, SchedulerConfig())
+    writer = FlightWriter(fd, facts)
+    config = SchedulerConfig(max_num_batched_tokens=16)
+    flight = Engine(executor, config, clock, listener=EngineListeners(writer))
+    flight.submit((make_spec(1, 6, max_tokens=5),))
+    flight.submit((make_spec(2, 5, max_tokens=3),))
+    flight.step()
+    for at_s, said in ((11.0, {1: 1}), (12.0, {1: 2, 2: 1}), (15.0, {2: 1}), (15.5, {1: 1})):
+        clock.now_s = at_s
+        for key, count in said.items():
+            executor.say(key, count)
+        if at_s == 11.0:
+            executor.find_prefix(1, 4)
+        flight.step()
+    clock.now_s = 16.0
+    executor.say(1)
+    executor.say(2)
+    flight.step()
+
+    recording = FlightReader(fd).recording()
+    events = recording.events
+    kinds = {
+        key: [EventKind(int(row["kind"])).name for row in events if row["key"] == key]
+        for key in (1, 2)
+    }
+    # A chunk is written at the launch, before the news of the turn.
+    assert kinds[2] == ["CHUNK", "QUEUED", "ADMITTED", "FIRST_TOKEN", "FINISHED"]
+    assert kinds[1].count("CHUNK") == 1
+    assert kinds[1].count("PREFIX_FOUND") == 1
+    ends = recording.events[recording.events["kind"] == EventKind.FINISHED]
+    assert dict(zip(ends["key"].tolist(), ends["count"].tolist(), strict=True)) == {1: 5, 2: 3}
+    assert recording.totals["num_output_tokens"] == 8
+    assert recording.totals["num_prompt_tokens"] == 11
+    assert recording.totals["num_cached_tokens"] == 4
+    assert recording.steps["num_prefill_tokens"].sum() == 11
+    told = recording.steps[recording.steps["num_itl"] > 0]
+    # 1: tokens at 11, 12 (two), 15.5; 2: at 12 and 15; not those of the turn that ends them.
+    assert told["itl_s"].tolist() == [1.0, 3.0, 3.5]
+    assert told["num_itl"].tolist() == [1, 1, 1]
+    engine.close()
+
+
+def test_with_a_recorder_beside_it(tmp_path: Path) -> None:
+    clock = VirtualClock(5.0)
+    executor = make_executor(clock)
+    fd = create_memory(64, "t")
+    config = SchedulerConfig()
+    writer = FlightWriter(fd, facts_of("m", 1, executor.info, config))
+    recorder = Recorder(tmp_path, block_size=16)
+    engine = Engine(executor, config, clock, EngineListeners(writer, recorder))
+    engine.submit((make_spec(1, 20, max_tokens=3, block_size=16, arrival_s=5.0),))
+    while engine.has_work:
+        engine.step()
+    recorder.close()
+
+    assert len(FlightReader(fd).recording().steps) == 3
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
+    assert engine.look() == ()
+
+
+def test_a_fault_of_the_recorder_ends_the_recording_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    flown = Flown()
+    flown.submit(1, 20, 5)
+    flown.step()
+
+    def broken(*_: object) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(flown.writer, "note_turn", broken)
+    monkeypatch.setattr(flown.writer, "note_launch", broken)
+    with caplog.at_level(logging.ERROR):
+        flown.finish()
+
+    assert isinstance(flown.ends[1], Finished)
+    assert flown.num_output[1] == 5
+    # Said once, not for each step.
+    assert len(caplog.records) == 1
+
+
+ID = "x" * 64  # as much as a row holds
+
+
+def test_a_tenants_request_has_the_id_that_the_tenant_gave_it() -> None:
+    flown = Flown()
+    spec = make_spec(1, arrival_s=flown.clock(), tenant="acme")
+    flown.engine.submit((dataclasses.replace(spec, request_id=engine_request_id("acme", ID)),))
+
+    (row,) = flown.recording().requests
+
+    assert (bytes(row["request_id"]), bytes(row["tenant"])) == (ID.encode(), b"acme")

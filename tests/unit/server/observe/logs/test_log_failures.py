@@ -1,0 +1,131 @@
+"""Whose words of an exception a log may have."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from penstock.scheduler.executor import ExecutorDied
+from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.link.wire import LinkError
+from penstock.server.observe.logs.failures import MAX_FAILURES, MAX_FRAMES, failures_of
+from penstock.server.text.errors import TextError
+
+CANARY = "canary"
+
+
+class OutOfMemoryError(RuntimeError):
+    """What a device's driver raises."""
+
+
+OutOfMemoryError.__module__ = "torch"
+
+
+class _Shy(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError(CANARY)
+
+
+def caught(act: Callable[[], object]) -> BaseException:
+    try:
+        act()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def raised(error: BaseException, origin: BaseException | None = None) -> BaseException:
+    def act() -> None:
+        if origin is None:
+            raise error
+        try:
+            raise origin
+        except type(origin) as known:
+            raise error from known
+
+    return caught(act)
+
+
+def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple[str, str]]:
+    told = failures_of(error, has_foreign_text=has_foreign_text)
+    return [(failure.kind.rpartition(".")[2], failure.words) for failure in told]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError(CANARY), ""),
+        (RuntimeError(CANARY), ""),
+        (KeyError(CANARY), ""),
+        (UnicodeDecodeError("utf-8", CANARY.encode(), 0, 1, CANARY), ""),
+        (TextError(CANARY), ""),
+        (refuse(ErrorReason.QUEUE_FULL), ""),
+        (OSError(CANARY), ""),
+        (OSError(errno.ENOSPC, CANARY, CANARY), "No space left on device"),
+        (MemoryError("4 GiB"), "4 GiB"),
+        (OutOfMemoryError("CUDA out of memory"), "CUDA out of memory"),
+        (ExecutorDied("the engine: said nothing"), "the engine: said nothing"),
+        (LinkError("no hello"), "no hello"),
+        (_Shy(), ""),
+    ],
+)
+def test_words_are_told_where_it_is_known_who_worded_them(error: BaseException, told: str) -> None:
+    assert words(raised(error))[0][1] == told
+
+
+def test_ours_are_cut_where_they_may_quote_what_they_come_from() -> None:
+    foreign = RuntimeError(CANARY)
+    died = raised(ExecutorDied(f"step 3: RuntimeError: {CANARY}"), foreign)
+    assert words(died) == [("ExecutorDied", "step 3"), ("RuntimeError", "")]
+    ours = raised(ExecutorDied("the engine died: it is not healthy"), LinkError("no hello"))
+    assert words(ours) == [
+        ("ExecutorDied", "the engine died: it is not healthy"),
+        ("LinkError", "no hello"),
+    ]
+
+
+def test_an_origin_that_is_hidden_counts_and_is_not_told() -> None:
+    def act() -> None:
+        try:
+            int(CANARY)
+        except ValueError as error:
+            raise LinkError(f"no number: {error}") from None
+
+    assert words(caught(act)) == [("LinkError", "no number")]
+
+
+def test_with_the_switch_all_words_are_told() -> None:
+    died = raised(ExecutorDied(f"step 3: {CANARY}"), RuntimeError(CANARY))
+    assert words(died, has_foreign_text=True) == [
+        ("ExecutorDied", f"step 3: {CANARY}"),
+        ("RuntimeError", CANARY),
+    ]
+
+
+def test_groups_chains_and_circles_come_to_an_end() -> None:
+    group = BaseExceptionGroup(CANARY, [ValueError(CANARY), KeyError(CANARY)])
+    assert words(raised(group)) == [
+        ("BaseExceptionGroup" if type(group) is BaseExceptionGroup else "ExceptionGroup", ""),
+        ("ValueError", ""),
+        ("KeyError", ""),
+    ]
+    first, second = ValueError(CANARY), KeyError(CANARY)
+    first.__cause__, second.__cause__ = second, first
+    assert len(words(first)) == 2
+    error: BaseException = ValueError(CANARY)
+    for _ in range(50):
+        error = raised(ValueError(CANARY), error)
+    assert len(words(error)) == MAX_FAILURES
+
+
+def test_the_innermost_frames_of_many_are_told() -> None:
+    def down(depth: int) -> None:
+        if not depth:
+            raise ValueError(CANARY)
+        down(depth - 1)
+
+    (told,) = failures_of(caught(lambda: down(100)), has_foreign_text=False)
+    assert len(told.frames) == MAX_FRAMES
+    assert {frame.function.rpartition(".")[2] for frame in told.frames} == {"down"}

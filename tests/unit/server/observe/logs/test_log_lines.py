@@ -1,0 +1,152 @@
+"""One event, one line, as text and as JSON, with the ids of its request and no content."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from penstock.server.observe.logs.lines import JsonFormatter, ShortFormatter, TextFormatter
+
+CANARY = "canary of a prompt"
+
+
+def record(message: str = "it %s", *args: object, **more: Any) -> logging.LogRecord:
+    made = logging.LogRecord(
+        more.pop("name", "a.b"),
+        more.pop("level", logging.ERROR),
+        "f.py",
+        1,
+        message,
+        args,
+        more.pop("exc_info", None),
+    )
+    made.created, made.msecs = 0.0, 7.0
+    for key, fact in more.items():
+        setattr(made, key, fact)
+    return made
+
+
+def failure() -> Any:
+    try:
+        int(CANARY)  # its words quote it
+    except ValueError:
+        return sys.exc_info()
+
+
+def test_a_text_line_says_when_who_and_what() -> None:
+    line = TextFormatter("engine").format(record("it %s", "broke"))
+    assert line == f"1970-01-01T00:00:00.007Z ERROR engine[{os.getpid()}] a.b: it broke"
+
+
+def test_a_short_line_has_time_process_and_message() -> None:
+    formatter = ShortFormatter("engine")
+    warning = record("it %s", "broke", level=logging.WARNING, request_id="r")
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d WARNING engine: it broke request=r", formatter.format(warning)
+    )
+    assert formatter.format(record("up", level=logging.INFO))[8:] == " engine: up"
+
+
+def test_a_json_line_says_the_same() -> None:
+    line = JsonFormatter("front").format(record("it %s", "broke", level=logging.WARNING))
+    assert json.loads(line) == {
+        "time": "1970-01-01T00:00:00.007Z",
+        "level": "warning",
+        "process": "front",
+        "pid": os.getpid(),
+        "logger": "a.b",
+        "message": "it broke",
+    }
+
+
+def test_a_line_has_the_ids_of_its_request_and_no_other_extra() -> None:
+    told = record("cut", request_id="r-1", trace_id="ab" * 16, step=0, front_id=None, prompt=CANARY)
+    line = TextFormatter("front").format(told)
+    assert line.endswith(f" a.b: cut request=r-1 trace={'ab' * 16} step=0")
+    fields = json.loads(JsonFormatter("front").format(told))
+    assert (fields["request_id"], fields["trace_id"], fields["step"]) == ("r-1", "ab" * 16, 0)
+    assert set(fields) == {
+        *("time", "level", "process", "pid", "logger", "message"),
+        *("request_id", "trace_id", "step"),
+    }
+
+
+def test_what_was_left_out_before_is_said() -> None:
+    told = record("cut", num_left_out=7)
+    assert TextFormatter("front").format(told).endswith("cut (7 more like it left out)")
+    assert json.loads(JsonFormatter("front").format(told))["num_left_out"] == 7
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a b=c", 'a"b', "\x1b[31mred", "a\u2028b", "a\x85b", "a\ud800b"]
+)
+def test_no_name_breaks_out_of_its_line(name: str) -> None:
+    told = record("%s", name, request_id=name)
+    text = TextFormatter("front").format(told)
+    assert len(text.splitlines()) == 1
+    assert "\x1b" not in text
+    assert " request=a b=c" not in text
+    line = JsonFormatter("front").format(told)
+    assert len(line.splitlines()) == 1
+    assert json.loads(line)["request_id"] == name
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
+def test_an_exception_is_its_kind_and_frames_and_not_its_words(formatter: Any) -> None:
+    line = formatter("engine").format(record("failed", exc_info=failure()))
+    assert "ValueError" in line
+    assert CANARY not in line
+    assert "failure" in line, "the function it rose in"
+    assert len(line.splitlines()) == 1
+    line = formatter("engine", has_foreign_text=True).format(record("failed", exc_info=failure()))
+    assert CANARY in line
+
+
+def test_frames_are_told_innermost_first_in_text_and_last_in_json() -> None:
+    def outer() -> None:
+        inner()
+
+    def inner() -> None:
+        raise KeyError(CANARY)
+
+    with pytest.raises(KeyError) as caught:
+        outer()
+    told = record("failed", exc_info=(caught.type, caught.value, caught.tb))
+    text = TextFormatter("engine").format(told)
+    assert text.index("inner") < text.index("outer")
+    (exception,) = json.loads(JsonFormatter("engine").format(told))["exception"]
+    assert exception["type"] == "KeyError"
+    assert [frame["function"].rpartition(".")[2] for frame in exception["frames"]][-2:] == [
+        "outer",
+        "inner",
+    ]
+    assert exception["frames"][-1]["module"] == __name__
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            f"Task exception was never retrieved\nfuture: <Task exception=ValueError('{CANARY}')>",
+            "Task exception was never retrieved",
+        ),
+        (f"Exception in callback take('{CANARY}')", "Exception in callback take"),
+    ],
+)
+def test_what_asyncio_shows_of_its_objects_is_left_out(message: str, told: str) -> None:
+    line = TextFormatter("front").format(record(message, name="asyncio"))
+    assert line.endswith(f"asyncio: {told}")
+
+
+def test_words_of_others_are_a_fact_only_where_they_may_be_written() -> None:
+    told = record("the engine's words", foreign_text=CANARY)
+    assert CANARY not in TextFormatter("engine").format(told)
+    assert CANARY not in JsonFormatter("engine").format(told)
+    line = TextFormatter("engine", has_foreign_text=True).format(told)
+    assert line.endswith(f'foreign_text="{CANARY}"')

@@ -1,0 +1,244 @@
+"""The operators' desk: who is asked for what, and what is said when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.live_view import LiveView
+from penstock.server.link.control_frames import Drain, FromChild, LogLevel
+from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.ports import EngineUnavailable
+from penstock.server.observe.frames import FrontView
+from penstock.server.observe.front_receiver import FrontUnavailable
+from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.service import ServiceOperations
+from penstock.server.observe.operations.snapshot import RequestView, Snapshot
+
+SNAPSHOT = Snapshot(time_s=0.0, uptime_s=1.0, is_draining=False, models=(), fronts=())
+Told = tuple[str, OrderVerb, str]
+
+
+class Fakes:
+    """Every other process of a service."""
+
+    def __init__(self) -> None:
+        self.front_ids: tuple[int, ...] = (1, 2)
+        self.num_live = 3
+        self.orders: list[Told] = []
+        self.messages: list[FromChild] = []
+        self.engine_problem: EngineUnavailable | None = None
+        self.order_problem = ""
+        self.is_whole = True
+        self.num_looks = 0
+        self.has_begun_drain = False
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    def snapshot(self) -> Snapshot:
+        return SNAPSHOT
+
+    def begin_drain(self) -> None:
+        self.has_begun_drain = True
+
+    async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
+        await self.answering.wait()
+        return (), self.is_whole
+
+    async def look(self, limit_s: float) -> tuple[LiveView, ...]:
+        self.num_looks += 1
+        await self.answering.wait()
+        if self.engine_problem is not None:
+            raise self.engine_problem
+        return ()
+
+    def merge(
+        self, outputs: tuple[LiveView, ...], requests: tuple[FrontView, ...]
+    ) -> tuple[RequestView, ...]:
+        return ()
+
+    def told(self, name: str, verb: OrderVerb, argument: str) -> OrderAnswer:
+        self.orders.append((name, verb, argument))
+        return OrderAnswer(ticket=0, problem=self.order_problem, payload=b"p" * 150_000)
+
+    async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+        if self.engine_problem is not None:
+            raise self.engine_problem
+        return self.told("engine", verb, argument)
+
+    def carry_out(self, order: Order, answer: Callable[[OrderAnswer], None]) -> None:
+        answer(self.told("observer", order.verb, order.argument))
+
+    def tell_supervisor(self, frame: FromChild) -> None:
+        self.messages.append(frame)
+
+    def copied(self) -> bytes:
+        raise ValueError("holds nothing yet")
+
+    def dumped(self, why: str) -> Path:
+        return Path("/flights") / why
+
+
+class FakeFronts:
+    """The fronts' side, whose `order` takes a front besides."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        self.fakes = fakes
+        self.live_views = fakes.live_views
+
+    @property
+    def front_ids(self) -> tuple[int, ...]:
+        return self.fakes.front_ids
+
+    @property
+    def num_live(self) -> int:
+        return self.fakes.num_live
+
+    async def order(
+        self, front_id: int, verb: OrderVerb, argument: str, limit_s: float
+    ) -> OrderAnswer:
+        if front_id == 2 and self.fakes.order_problem == "gone":
+            raise FrontUnavailable("front 2 is gone")
+        return self.fakes.told(f"front {front_id}", verb, argument)
+
+
+def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> ServiceOperations:
+    others: Any = fakes
+    fronts: Any = FakeFronts(fakes)
+    return ServiceOperations(
+        snapshots=others,
+        fronts=fronts,
+        engine=others,
+        flight=others if has_recorder else None,
+        merge=fakes.merge,
+        carry_out=fakes.carry_out,
+        tell_supervisor=fakes.tell_supervisor,
+    )
+
+
+async def test_however_many_look_the_processes_are_asked_once() -> None:
+    fakes = Fakes()
+    desk = desk_of(fakes)
+    fakes.answering.clear()
+    looks = [asyncio.create_task(desk.live_requests()) for _ in range(10)]
+    await asyncio.sleep(0)
+    looks[0].cancel()
+    fakes.answering.set()
+    assert await asyncio.gather(*looks[1:]) == [()] * 9
+    await desk.live_requests()
+    assert fakes.num_looks == 1
+
+
+async def test_without_an_engine_the_fronts_are_shown_and_without_anybody_that_is_said() -> None:
+    fakes = Fakes()
+    fakes.engine_problem = EngineUnavailable("the engine is down")
+    assert await desk_of(fakes).live_requests() == ()
+    fakes.is_whole = False
+    with pytest.raises(OperationsError, match="nobody answers: the engine is down"):
+        await desk_of(fakes).live_requests()
+
+
+async def test_drain_is_the_supervisor_s_matter() -> None:
+    fakes = Fakes()
+    assert await desk_of(fakes).drain(2.5) == 3
+    assert fakes.messages == [Drain(timeout_s=2.5)]
+    assert fakes.has_begun_drain
+    for bad in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(OperationsError, match="timeout must be 0 or more seconds"):
+            await desk_of(fakes).drain(bad)
+    assert len(fakes.messages) == 1
+
+
+async def test_a_log_level_goes_to_every_process() -> None:
+    fakes = Fakes()
+    await desk_of(fakes).set_log_level("debug")
+    assert {name for name, _, _ in fakes.orders} == {"observer", "engine", "front 1", "front 2"}
+    assert {(verb, argument) for _, verb, argument in fakes.orders} == {
+        (OrderVerb.LOG_LEVEL, "debug")
+    }
+    assert fakes.messages == [LogLevel(level="debug")]
+    with pytest.raises(OperationsError, match="level must be one of debug, info, warning, error"):
+        await desk_of(fakes).set_log_level("loud")
+
+
+async def test_who_did_not_hear_a_log_level_is_named() -> None:
+    fakes = Fakes()
+    fakes.engine_problem = EngineUnavailable("the engine is down")
+    with pytest.raises(OperationsError, match=r"not everywhere: engine: the engine is down$"):
+        await desk_of(fakes).set_log_level("debug")
+
+
+@pytest.mark.parametrize("process", ["engine", "observer", "front 2"])
+async def test_a_profile_comes_in_pieces_from_whom_it_was_asked(process: str) -> None:
+    fakes = Fakes()
+    pieces = [piece async for piece in desk_of(fakes).profile(process, 3.0)]
+    assert len(pieces) > 1
+    assert b"".join(pieces) == b"p" * 150_000
+    assert fakes.orders == [(process, OrderVerb.PROFILE, "3.0")]
+
+
+@pytest.mark.parametrize(
+    ("process", "seconds", "why"),
+    [
+        ("engine", 0.0, "seconds must be above 0"),
+        ("engine", 61.0, "at most 60"),
+        ("kernel", 1.0, "process must be engine, observer or front N, not 'kernel'"),
+        ("front ²", 1.0, "process must be"),
+        ("front 3", 1.0, "there is no front 3; there are 1, 2"),
+    ],
+)
+async def test_a_profile_of_nobody_is_refused(process: str, seconds: float, why: str) -> None:
+    with pytest.raises(OperationsError, match=why):
+        async for _ in desk_of(Fakes()).profile(process, seconds):
+            pass
+
+
+async def test_a_profile_that_cannot_be_made_says_why() -> None:
+    fakes = Fakes()
+    fakes.order_problem = "engine is being sampled already"
+    with pytest.raises(OperationsError, match="engine is being sampled already"):
+        async for _ in desk_of(fakes).profile("engine", 1.0):
+            pass
+    fakes.order_problem = "gone"
+    with pytest.raises(OperationsError, match="front 2 is gone"):
+        async for _ in desk_of(fakes).profile("front 2", 1.0):
+            pass
+
+
+async def test_the_flight_record_and_its_absence() -> None:
+    fakes = Fakes()
+    assert await desk_of(fakes).dump_flight_record("asked") == Path("/flights/asked")
+    with pytest.raises(OperationsError, match="there is no flight record: holds nothing yet"):
+        await desk_of(fakes).flight_record()
+    with pytest.raises(OperationsError, match="there is no flight recorder"):
+        await desk_of(fakes, has_recorder=False).flight_record()
+    with pytest.raises(OperationsError, match="there is no flight recorder"):
+        await desk_of(fakes, has_recorder=False).dump_flight_record("asked")
+
+
+async def test_a_slow_disk_keeps_nobody_waiting_and_takes_one_dump_at_a_time() -> None:
+    fakes = Fakes()
+    began, may_end = threading.Event(), threading.Event()
+    paths: list[str] = []
+
+    def dumped(why: str) -> Path:
+        paths.append(why)
+        began.set()
+        assert may_end.wait(20.0)
+        return Path("/flights") / why
+
+    fakes.dumped = dumped  # type: ignore[method-assign]
+    desk = desk_of(fakes)
+    first = asyncio.ensure_future(desk.dump_flight_record("first"))
+    second = asyncio.ensure_future(desk.dump_flight_record("second"))
+    assert await asyncio.to_thread(began.wait, 20.0)
+    assert await desk.live_requests() == ()
+    assert paths == ["first"]
+    may_end.set()
+    assert await first == Path("/flights/first")
+    assert await second == Path("/flights/second")

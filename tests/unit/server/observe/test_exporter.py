@@ -1,0 +1,340 @@
+"""A front's line to the observer, over a real socket: batches, bounds, counted drops, answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.wire import FrameBuffer
+from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
+from penstock.server.observe.frames import (
+    FrontView,
+    Hello,
+    LiveAnswer,
+    LiveQuery,
+    ObserverFrame,
+    Records,
+    decode,
+    encode,
+)
+from penstock.server.observe.heartbeat import Heartbeat
+
+PATIENCE_S = 20.0
+HELLO = Hello(front_id=3, pid=42)
+
+
+def view(number: int) -> FrontView:
+    return FrontView(
+        front_id=3,
+        keys=(3 << 32 | number,),
+        request_id=f"request {number}",
+        tenant="",
+        priority=0,
+        trace_id="",
+        arrival_s=float(number),
+        phase="queue",
+        history=(("prepare", float(number)), ("queue", number + 0.5)),
+        num_prompt_tokens=1,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        num_preemptions=0,
+        num_backlog_tokens=0,
+    )
+
+
+def beat(num_records: int = 0) -> Heartbeat:
+    return Heartbeat(
+        front_id=3,
+        pid=42,
+        epoch=1,
+        is_draining=False,
+        is_engine_up=True,
+        num_streams=0,
+        num_live=0,
+        num_backlog_tokens=0,
+        num_submitted=0,
+        num_cut_readers=0,
+        num_late_events=0,
+        num_unknown_fields=0,
+        num_internal_errors=0,
+        num_records=num_records,
+    )
+
+
+class FakeObserver:
+    """A listening socket that is read by hand."""
+
+    def __init__(self, path: Path) -> None:
+        self.peers: list[Peer] = []
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen(8)
+        self.listener.setblocking(False)
+
+    async def accept(self) -> Peer:
+        loop = asyncio.get_running_loop()
+        accepted, _ = await asyncio.wait_for(loop.sock_accept(self.listener), PATIENCE_S)
+        self.peers.append(Peer(accepted))
+        return self.peers[-1]
+
+    def close(self) -> None:
+        self.listener.close()
+        for peer in self.peers:
+            peer.socket.close()
+
+
+class Peer:
+    """One connection of the front, from the observer's side."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        accepted.setblocking(False)
+        self._frames = FrameBuffer()
+        self._ready: list[ObserverFrame] = []
+
+    async def next(self) -> ObserverFrame:
+        loop = asyncio.get_running_loop()
+        while not self._ready:
+            data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), PATIENCE_S)
+            assert data, "the front hung up"
+            self._ready += [decode(body) for body in self._frames.feed(data)]
+        return self._ready.pop(0)
+
+    async def records(self, num: int) -> list[bytes]:
+        payloads: list[bytes] = []
+        while len(payloads) < num:
+            frame = await self.next()
+            assert isinstance(frame, Records)
+            payloads += frame.payloads
+        return payloads
+
+    def send(self, frame: ObserverFrame) -> None:
+        self.socket.sendall(encode(frame))
+
+
+def carry_out(order: Order, answer: object) -> None:
+    assert callable(answer)
+    answer(OrderAnswer(ticket=order.ticket, payload=order.argument.encode()))
+
+
+@contextlib.asynccontextmanager
+async def exporter(
+    path: Path, *, num_live: int = 0, max_bytes: int = 1 << 22, max_records: int = 20_000
+) -> AsyncGenerator[Exporter]:
+    made = Exporter(
+        path,
+        HELLO,
+        live_views=lambda: tuple(view(number) for number in range(num_live)),
+        carry_out=carry_out,
+        max_bytes=max_bytes,
+        max_records=max_records,
+    )
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close(0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "observer.sock"
+
+
+@pytest.fixture
+def observer(path: Path) -> Generator[FakeObserver]:
+    made = FakeObserver(path)
+    yield made
+    made.close()
+
+
+async def test_records_arrive_in_order_and_together(path: Path, observer: FakeObserver) -> None:
+    async with exporter(path) as box:
+        peer = await observer.accept()
+        assert await peer.next() == HELLO
+        sent = [b"record %d" % number for number in range(100)]
+        assert all(box.offer(payload) for payload in sent)
+        frame = await peer.next()
+        assert frame == Records(payloads=tuple(sent)), "one frame, though nobody asked to flush"
+        assert box.dropped == {FULL: 0, NO_OBSERVER: 0}
+
+
+async def test_an_observer_that_is_not_up_yet_finds_what_was_said_before(
+    path: Path, observer: FakeObserver
+) -> None:
+    async with exporter(path) as box:
+        assert box.offer(b"early")
+        box.tell(beat(1))
+        box.tell(beat(2))
+        peer = await observer.accept()
+        assert await peer.next() == HELLO
+        assert await peer.next() == beat(2), "of two states the newest"
+        assert await peer.records(1) == [b"early"]
+
+
+async def test_an_observer_that_does_not_read_costs_records_which_are_counted(
+    path: Path, observer: FakeObserver
+) -> None:
+    payload = b"x" * 1000
+    async with exporter(path, max_bytes=100_000) as box:
+        peer = await observer.accept()
+        assert await peer.next() == HELLO
+        num_taken = 0
+        # The kernel's buffer fills first, then ours; then the rest is refused at once.
+        for _ in range(5_000):
+            num_taken += box.offer(payload)
+            await asyncio.sleep(0)
+        assert num_taken < 5_000
+        assert box.dropped == {FULL: 5_000 - num_taken, NO_OBSERVER: 0}
+        assert await peer.records(num_taken) == [payload] * num_taken, "nothing else is lost"
+        assert box.offer(b"again")
+        assert await peer.records(1) == [b"again"]
+
+
+async def test_the_number_of_records_is_bounded_too(path: Path, observer: FakeObserver) -> None:
+    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out, max_records=3)
+    assert [box.offer(b"") for _ in range(5)] == [True, True, True, False, False]
+    assert box.dropped[FULL] == 2
+    await box.close(0.0)
+
+
+async def test_records_for_nobody_are_dropped_and_counted(
+    path: Path, observer: FakeObserver
+) -> None:
+    async with exporter(path) as box:
+        peer = await observer.accept()
+        assert await peer.next() == HELLO
+        # Given up: nobody listens any more.
+        observer.listener.close()
+        peer.socket.close()
+        num_offered = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while box.offer(b"lost"):
+                num_offered += 1
+                await asyncio.sleep(0)
+        assert box.dropped[FULL] == 0
+        assert box.dropped[NO_OBSERVER] == num_offered + 1
+
+
+async def test_the_next_observer_is_found_and_what_waited_is_kept_for_it(
+    path: Path, observer: FakeObserver
+) -> None:
+    async with exporter(path) as box:
+        first = await observer.accept()
+        assert await first.next() == HELLO
+        first.socket.close()  # killed; its listening socket lives on elsewhere
+        second = await observer.accept()
+        assert box.offer(b"for the next")
+        assert await second.next() == HELLO
+        assert await second.records(1) == [b"for the next"]
+        assert box.dropped[NO_OBSERVER] == 0
+
+
+async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeObserver) -> None:
+    async with exporter(path, num_live=300):
+        peer = await observer.accept()
+        assert await peer.next() == HELLO
+        peer.send(LiveQuery(ticket=7))
+        views: list[FrontView] = []
+        is_last = False
+        while not is_last:
+            part = await peer.next()
+            assert isinstance(part, LiveAnswer)
+            assert part.ticket == 7
+            views += part.views
+            is_last = part.is_last
+        assert views == [view(number) for number in range(300)]
+
+
+async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObserver) -> None:
+    async with exporter(path):
+        peer = await observer.accept()
+        assert await peer.next() == HELLO
+        peer.send(Order(ticket=9, verb=OrderVerb.LOG_LEVEL, argument="debug"))
+        assert await peer.next() == OrderAnswer(ticket=9, payload=b"debug")
+
+
+async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(
+    path: Path, observer: FakeObserver
+) -> None:
+    async with exporter(path):
+        peer = await observer.accept()
+        assert await peer.next() == HELLO
+        peer.send(HELLO)
+        again = await observer.accept()
+        assert await again.next() == HELLO
+
+
+async def test_the_last_words_are_sent_before_it_hangs_up(
+    path: Path, observer: FakeObserver
+) -> None:
+    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out)
+    await box.start()
+    peer = await observer.accept()
+    box.offer(b"last")
+    box.tell(beat(1))
+    await box.close(PATIENCE_S)
+    assert await peer.next() == HELLO
+    assert await peer.next() == beat(1)
+    assert await peer.records(1) == [b"last"]
+    assert not box.offer(b"too late")
+
+
+async def test_closing_waits_no_longer_than_told_for_one_who_does_not_read(
+    path: Path, observer: FakeObserver
+) -> None:
+    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out)
+    await box.start()
+    peer = await observer.accept()
+    offered = [box.offer(b"x" * 100_000) for _ in range(30)]
+    assert all(offered)
+    await box.close(0.01)
+    num_lost = box.dropped[NO_OBSERVER]
+    assert 0 < num_lost <= 30
+    # What was on its way is broken off; what is counted never came as a whole.
+    whole: list[bytes] = []
+    with contextlib.suppress(AssertionError):
+        assert await peer.next() == HELLO
+        while True:
+            whole += await peer.records(1)
+    assert len(whole) == 30 - num_lost
+
+
+async def test_thousands_of_live_requests_leave_room_for_others(
+    path: Path, observer: FakeObserver
+) -> None:
+    made: list[int] = []
+
+    def live_views() -> Iterator[FrontView]:
+        for number in range(3000):
+            made.append(number)
+            yield view(number)
+
+    loop = asyncio.get_running_loop()
+    grown: list[int] = []
+
+    def tick(num_before: int) -> None:
+        grown.append(len(made) - num_before)
+        if len(made) < 3000:
+            loop.call_soon(tick, len(made))
+
+    box = Exporter(path, HELLO, live_views=live_views, carry_out=carry_out)
+    await box.start()
+    peer = await observer.accept()
+    assert await peer.next() == HELLO
+    tick(0)
+    peer.send(LiveQuery(ticket=1))
+    num_told = 0
+    while num_told < 3000:
+        part = await peer.next()
+        assert isinstance(part, LiveAnswer)
+        num_told += len(part.views)
+    await box.close(0.0)
+    assert sum(grown) == 3000
+    assert max(grown) <= 128

@@ -1,0 +1,54 @@
+"""A front's heartbeat on a loop whose clock and lateness the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.server.observe.heartbeat import HeartbeatTimer
+
+
+class Ticks:
+    """A clock, and a wait for beats."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.beats: list[tuple[float, ...]] = []
+        self.beaten = asyncio.Event()
+
+    def clock(self) -> float:
+        # Every look takes its time, so that the loop is never waited for.
+        self.now_s += 1.0
+        return self.now_s
+
+    def beat(self, lags_s: tuple[float, ...]) -> None:
+        self.beats.append(lags_s)
+        self.beaten.set()
+
+    async def next(self) -> tuple[float, ...]:
+        self.beaten.clear()
+        await asyncio.wait_for(self.beaten.wait(), 20.0)
+        return self.beats[-1]
+
+
+async def test_the_first_beat_comes_at_once_and_the_last_at_the_end() -> None:
+    ticks = Ticks()
+    timer = HeartbeatTimer(ticks.beat, ticks.clock)
+    timer.start()
+    assert ticks.beats == [()]
+    timer.stop()
+    assert ticks.beats == [(), ()]
+    timer.stop()
+    assert len(ticks.beats) == 2
+
+
+async def test_a_beat_tells_how_late_each_of_ten_ticks_was() -> None:
+    ticks = Ticks()
+    timer = HeartbeatTimer(ticks.beat, ticks.clock)
+    timer.start()
+    lags_s = await ticks.next()
+    timer.stop()
+    # A tick that is a second late is one late tick; the next is due a tick after it.
+    assert len(lags_s) == 10
+    assert lags_s == pytest.approx([1.0] * 10)
