@@ -290,7 +290,7 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
 
 async def one_of_two_ends(text: ModelText) -> pb.GenerateRequest:
     """Of two outputs with log probabilities, the second ends long before the first."""
-    message = resumable(200)
+    message = resumable(450)
     message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
     message.output.logprobs = 1
     (longer, _, _), (shorter, _, _) = outputs_of(await whole_of(text, message))
@@ -305,7 +305,7 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
     async with mortal_fronts(text) as site:
         first = site.fronts[0]
         call = first.stub.Generate(message)
-        told = await read_some(first, call, 45)
+        told = await read_some(first, call, 40)
         first.memory.hang_up(1)
         first.hear()
         first.front.port = port = first.memory.port(1)
@@ -319,7 +319,7 @@ async def test_what_nobody_can_resume_does_not_run_for_nobody(text: ModelText) -
     message = await one_of_two_ends(text)
     async with mortal_fronts(text) as site:
         first = site.fronts[0]
-        await lose(first, first.stub.Generate(message), 45)
+        await lose(first, first.stub.Generate(message), 40)
         assert first.server.num_live_requests == 1
         await site.replace_engine()
         assert first.server.num_live_requests == 0

@@ -231,13 +231,12 @@ def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
 def test_what_has_come_of_a_whole_answer_is_no_objects() -> None:
     """The garbage collector looks at each of them, again and again."""
     encoder = OnceEncoder()
+    tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     gc.collect()
     num_before = len(gc.get_objects())
     for token in range(2000):
-        tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
         for _ in encoder.add([piece("x", 0, events.TokenRecord(token, -1.0, 1, tops))]):
             pass
-    del tops
     assert len(gc.get_objects()) - num_before < 100
 
 
