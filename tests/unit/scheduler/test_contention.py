@@ -1,5 +1,7 @@
 """What a request of a light tenant shares the machine with, and what it is therefore told."""
 
+from typing import Any
+
 import pytest
 
 from penstock.scheduler.config import AdmissionPolicy
@@ -8,7 +10,7 @@ from penstock.scheduler.request import FailureReason
 from support.priced_site import PricedSite
 
 
-def flooded(num_prompts: int = 4, **options: object) -> PricedSite:
+def flooded(num_prompts: int = 4, **options: Any) -> PricedSite:
     """Four slots, of which the last prefills, and a queue: all are one tenant's."""
     site = PricedSite(**options)
     for key in range(1, num_prompts + 1):
