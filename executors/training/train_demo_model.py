@@ -279,7 +279,8 @@ def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: f
     al., 2022).
     """
     ours: list[Tensor] = list(model.parameters())
-    theirs: list[Tensor] = list(start.to(model.device).parameters())
+    nn.Module.to(start, model.device)
+    theirs: list[Tensor] = list(start.parameters())
     torch._foreach_lerp_(ours, theirs, share)
 
 
