@@ -162,6 +162,7 @@ pages: $(READY)
 	$(BIN)/python docs/tools/contract_page.py
 	$(BIN)/python docs/tools/settings_page.py
 	$(BIN)/python docs/tools/concept_pictures.py
+	$(BIN)/python docs/tools/figures_chart.py
 
 check: check-python check-types check-layers check-words check-protos check-docker
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from other_prompts import other_prompt, sums
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BOS_TOKEN = "<|begin|>"
@@ -41,9 +42,14 @@ class Speech:
 class Mix:
     """What a training sequence is made of; every field is a probability or a mean count.
 
-    A sequence is one long excerpt, or is packed from chats and short excerpts.
+    A sequence is one long excerpt, or is packed from chats and short excerpts, or from speeches
+    that follow prompts which no play holds.
     """
 
+    other_prompts: float = 0.0
+    sums_in_other_prompts: float = 0.3
+    prompts_inside_speeches: float = 0.25
+    prompts_in_chats: float = 0.15
     long_excerpts: float = 0.5
     mid_speech_starts: float = 0.3
     chats_in_packed: float = 0.6
@@ -121,6 +127,14 @@ class SubwordSampler:
         self._plain: list[list[int]] = []
         self._dropped: list[list[list[int]]] = []
         self._ranks = _merge_ranks(tokenizer)
+
+    def prompt(self, text: str) -> list[int]:
+        """Token ids to be read and not predicted, each as its complement (below zero)."""
+        return [~token_id for token_id in self.text(text)]
+
+    def text(self, text: str) -> list[int]:
+        """Token ids of text that is drawn once, spelled plainly."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def words(self, text: str) -> list[int]:
         """Indices of the pre-tokens of `text`; `spell` turns them into token ids."""
@@ -201,14 +215,18 @@ class SequenceSampler:
         self.dropped_share = dropped_share
 
     def batch(self, *, num_sequences: int, num_tokens: int) -> npt.NDArray[np.int64]:
-        """Token ids, int64 [num_sequences, num_tokens]."""
+        """Token ids, int64 [num_sequences, num_tokens]; those only read are complements."""
         rows = [self._sequence(num_tokens) for _ in range(num_sequences)]
         return np.asarray(rows, dtype=np.int64)
 
     def _sequence(self, num_tokens: int) -> list[int]:
+        ids: list[int] = []
+        if self._generator.random() < self._mix.other_prompts:
+            while len(ids) < num_tokens:
+                ids.extend(self._prompted())
+            return ids[:num_tokens]
         if self._generator.random() < self._mix.long_excerpts:
             return self._excerpt(num_tokens, max_speeches=len(self._bodies))
-        ids: list[int] = []
         while len(ids) < num_tokens:
             if self._generator.random() < self._mix.chats_in_packed:
                 ids.extend(self._chat())
@@ -259,6 +277,34 @@ class SequenceSampler:
             ids.extend(self._subwords.spell(words, is_dropped=is_dropped))
             ids.append(EOS_ID)
         return ids
+
+    def _prompted(self) -> list[int]:
+        """A prompt that no play holds before or inside a speech, or as a question; or sums.
+
+        Only the speech and the answers are predicted. Cut short, it has no end token.
+        """
+        index = int(self._generator.integers(len(self._bodies)))
+        body = self._bodies[index]
+        kind = self._generator.random()
+        if kind < self._mix.sums_in_other_prompts:
+            ids = [BOS_ID]
+            for question, result in sums(self._generator):
+                ids += self._subwords.prompt(question) + self._subwords.text(result)
+            words = self._blank_line[1:] + self._headings[index] + body
+            return ids + self._subwords.spell(words, is_dropped=False)[:30]
+        prompt = self._subwords.prompt(other_prompt(self._generator))
+        if kind > 1 - self._mix.prompts_inside_speeches:
+            at = int(self._generator.integers(len(body)))
+            before = self._subwords.spell(body[max(0, at - 8) : at], is_dropped=False)
+            after = self._subwords.spell(body[at:], is_dropped=False)[:50]
+            return [BOS_ID, *(~token_id for token_id in before), *prompt, *after]
+        if kind > 1 - self._mix.prompts_inside_speeches - self._mix.prompts_in_chats:
+            before = self._subwords.prompt(USER_HEADING)
+            words = self._blank_line + self._assistant + body
+            answer = self._subwords.spell(words, is_dropped=False)
+            return [BOS_ID, *before, *prompt, *answer, EOS_ID]
+        words = self._blank_line + self._headings[index] + body
+        return [BOS_ID, *prompt, *self._subwords.spell(words, is_dropped=False)[:70]]
 
     def _draws_dropped(self) -> bool:
         # A whole document is spelled one way, so that the model can tell the two kinds apart and

@@ -40,11 +40,14 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 IGNORED = -100
+EVALUATION_TOKENS = 1024
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 SAMPLE_PROMPTS = (
     "O gentle night,",
     "ROMEO:\n",
     f"{USER_HEADING}What news of the war, good sir?\n\n{ASSISTANT_HEADING}",
+    "2+2=",
+    "def main() -> int:\n    return 0",
 )
 
 
@@ -63,6 +66,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--text", type=Path, required=True, help="plays, as NAME: and lines")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model's files")
+    parser.add_argument("--start", type=Path, help="folder of a model to go on from")
+    parser.add_argument(
+        "--start-share", type=float, default=0.0, help="of the weights of --start in the result"
+    )
     parser.add_argument("--log", type=Path, help="JSON file for settings, losses and samples")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=1)
@@ -82,6 +89,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--plain-after", type=float, default=0.85, help="this share of the steps, no BPE dropout"
     )
+    parser.add_argument(
+        "--other-prompts", type=float, default=0.0, help="share of sequences with such prompts"
+    )
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--weight-decay", type=float, default=4.0)
     parser.add_argument("--warmup-steps", type=int, default=150)
@@ -91,6 +101,8 @@ def parse_args() -> argparse.Namespace:
 
 
 def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
+    if args.start:
+        return LlamaForCausalLM.from_pretrained(args.start, dtype=torch.float32)
     config = LlamaConfig(
         vocab_size=args.vocab_size,
         hidden_size=args.hidden_size,
@@ -147,10 +159,11 @@ class AveragedWeights:
 def loss_of(model: LlamaForCausalLM, ids: Tensor, *, reduction: str = "mean") -> Tensor:
     """Cross entropy of each next token of `ids` int64 [B, T], but for begin tokens and padding.
 
-    Padding is marked by `IGNORED` and stands at the right, where no real token sees it.
+    A complement, below zero, is a token that is read and not predicted. Padding is marked by
+    `IGNORED` and stands at the right, where no real token sees it.
     """
-    inputs = ids[:, :-1].clamp(min=0)
-    targets = ids[:, 1:].masked_fill(ids[:, 1:] == BOS_ID, IGNORED)
+    inputs = torch.where(ids < 0, ~ids, ids)[:, :-1]
+    targets = ids[:, 1:].masked_fill((ids[:, 1:] == BOS_ID) | (ids[:, 1:] < 0), IGNORED)
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.device.type == "cuda"):
         logits = model(input_ids=inputs, use_cache=False).logits
     return F.cross_entropy(
@@ -191,12 +204,15 @@ def build_optimizer(model: LlamaForCausalLM, args: argparse.Namespace) -> torch.
 
 
 class LossLog:
-    """Measures the averaged weights as training goes, and keeps the best of them."""
+    """Measures the averaged weights as training goes, and keeps the best, or else the last."""
 
-    def __init__(self, model: LlamaForCausalLM, validation: EvaluationText) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, validation: EvaluationText, *, keeps_last: bool
+    ) -> None:
         self.lines: list[Progress] = []
         self._model = model
         self._validation = validation
+        self._keeps_last = keeps_last
         self._best = model.state_dict()
         self._began = time.perf_counter()
 
@@ -209,7 +225,7 @@ class LossLog:
             validation_per_char=round(per_char, 4),
             elapsed_s=round(time.perf_counter() - self._began, 1),
         )
-        if all(per_token < past.validation_per_token for past in self.lines):
+        if self._keeps_last or all(per_token < past.validation_per_token for past in self.lines):
             self._best = {name: w.clone() for name, w in self._model.state_dict().items()}
         self.lines.append(line)
         print(json.dumps(asdict(line)), flush=True)
@@ -227,7 +243,8 @@ def train(
     add_dropout(model, args.dropout)
     averaged = AveragedWeights(model, decay=args.average_decay)
     optimizer = build_optimizer(model, args)
-    log = LossLog(averaged.model, validation)
+    # Held-out plays cannot choose among weights that learn something else than plays.
+    log = LossLog(averaged.model, validation, keeps_last=args.other_prompts > 0)
     recent = torch.zeros((), device=args.device)
     num_recent = 0
     model.train()
@@ -252,6 +269,19 @@ def train(
             recent.zero_()
             num_recent = 0
     return log.restore_best(), log.lines
+
+
+@torch.no_grad()
+def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: float) -> None:
+    """Move the weights back towards those that training went on from.
+
+    Between the two lie models that have learnt the new and lost little of the old (Wortsman et
+    al., 2022).
+    """
+    ours: list[Tensor] = list(model.parameters())
+    nn.Module.to(start, model.device)
+    theirs: list[Tensor] = list(start.parameters())
+    torch._foreach_lerp_(ours, theirs, share)
 
 
 def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
@@ -328,14 +358,23 @@ def main() -> None:
     generator = np.random.default_rng(args.seed)
     speeches = parse_speeches(args.text.read_text(encoding="utf-8"))
     training, held_out = split_speeches(speeches, holdout=args.holdout)
-    tokenizer = train_tokenizer(training, vocab_size=args.vocab_size)
+    if args.start:
+        tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(training, vocab_size=args.vocab_size)
     subwords = SubwordSampler(tokenizer, drop_probability=args.bpe_dropout, generator=generator)
     sampler = SequenceSampler(
-        training, subwords, mix=Mix(), dropped_share=args.dropped_share, generator=generator
+        training,
+        subwords,
+        mix=Mix(other_prompts=args.other_prompts),
+        dropped_share=args.dropped_share,
+        generator=generator,
     )
-    validation = evaluation_text(held_out, tokenizer, max_tokens=args.sequence_tokens)
-    seen = evaluation_text(training[: len(held_out)], tokenizer, max_tokens=args.sequence_tokens)
+    validation = evaluation_text(held_out, tokenizer, max_tokens=EVALUATION_TOKENS)
+    seen = evaluation_text(training[: len(held_out)], tokenizer, max_tokens=EVALUATION_TOKENS)
     model, log = train(args, sampler, validation)
+    if args.start:
+        mix_with_start(model, build_model(args), share=args.start_share)
     shipped = model.bfloat16()
     write_folder(shipped, tokenizer, args.out)
     outcome = report(shipped.float(), tokenizer, {"validation": validation, "training": seen})

@@ -31,9 +31,9 @@ def test_everything_moves_and_the_log_shows_how_far(caplog: pytest.LogCaptureFix
 
     assert {parameter.device for parameter in module.parameters()} == {META}
     assert [record.getMessage() for record in caplog.records] == [
-        "loading: 2.0 of 4.0 GiB are on meta",
-        "loading: 4.0 of 4.0 GiB are on meta",
-        "loaded 4.0 GiB onto meta in 7.0 s",
+        "loading onto meta: 2.0 of 4.0 GiB",
+        "loading onto meta: 4.0 of 4.0 GiB",
+        "loading onto meta: 4.0 GiB in 5.0 s",
     ]
 
 

@@ -1,11 +1,10 @@
-"""A model's tensors from its files onto a device, and how far that is.
+"""A model's tensors from its files onto a device.
 
-Owns the copy and what the log says of it. transformers maps the files into memory and reads nothing
+Owns the copy. transformers maps the files into memory and reads nothing
 from them, so this copy is the load: it goes from the files to the device one tensor after another,
 and the host never holds a second copy.
 """
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -13,10 +12,7 @@ import torch
 from torch import nn
 
 from penstock.executor.torch.errors import ModelLoadError
-
-_log = logging.getLogger(__name__)
-_GIB = 1 << 30
-_REPORT_EVERY_S = 2.0
+from penstock.executor.torch.load_progress import LoadProgress
 
 
 def select_device(device: str) -> torch.device:
@@ -45,19 +41,15 @@ def move_module(
     total = _bytes_away(module, device)
     if not total:
         return
-    begun_s = reported_s = clock()
-    moved = 0
+    progress = LoadProgress(f"loading onto {device}", total, clock)
     for part in module.modules():
         if next(part.children(), None) is not None:
             continue
-        moved += _bytes_away(part, device)
+        num_bytes = _bytes_away(part, device)
         part.to(device)
-        if clock() - reported_s >= _REPORT_EVERY_S:
-            reported_s = clock()
-            _log.info("loading: %.1f of %.1f GiB are on %s", moved / _GIB, total / _GIB, device)
+        progress.add(num_bytes)
     module.to(device)  # what modules with children hold themselves
-    taken_s = clock() - begun_s
-    _log.info("loaded %.1f GiB onto %s in %.1f s", total / _GIB, device, taken_s)
+    progress.finish()
 
 
 def _bytes_away(module: nn.Module, device: torch.device) -> int:

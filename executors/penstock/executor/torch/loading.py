@@ -5,6 +5,7 @@ folder, never the network.
 """
 
 import json
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,8 +31,11 @@ from penstock.executor.torch.device_move import move_module, select_device
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
+from penstock.executor.torch.load_progress import size
 from penstock.executor.torch.paged_attention import Scoring
 from penstock.executor.torch.quantised_checkpoint import StoredWeight, is_quantised, read_quantised
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
     if not any(path.glob("*.safetensors")):
         raise ModelLoadError(f"{path} has no *.safetensors weights")
     target = select_device(device)
+    num_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    _log.info("reading %s of weights from %s", size(num_bytes), path)
     register_attention()
     transformers_logging.disable_progress_bar()
     with _named(str(path)):

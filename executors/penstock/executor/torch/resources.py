@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.executor.torch.load_progress import size
 from penstock.executor.torch.loading import LoadedModel
-
-_MIB = 1 << 20
-_GIB = 1 << 30
 
 
 def describe_resources(
@@ -39,8 +37,8 @@ def describe_resources(
         *([_threads()] if device.type == "cpu" else []),
         str(model.dtype).removeprefix("torch."),
         f"{path} path",
-        f"weights {_size(num_weight_bytes)}{_apart(quantization, 'none')}",
-        f"pages {_size(page_bytes)}{_apart(page_dtype or model.dtype, model.dtype)}",
+        f"weights {size(num_weight_bytes)}{_apart(quantization, 'none')}",
+        f"pages {size(page_bytes)}{_apart(page_dtype or model.dtype, model.dtype)}",
     ]
     if num_graphs:
         parts.append(f"{num_graphs} graphs")
@@ -61,9 +59,3 @@ def weight_bytes(model: LoadedModel, others: Sequence[Tensor] = ()) -> int:
     tensors = [*model.module.parameters(), *model.module.buffers(), *others]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes >= _GIB:
-        return f"{num_bytes / _GIB:.1f} GiB"
-    return f"{num_bytes / _MIB:.0f} MiB"

@@ -6,7 +6,6 @@ device. Imports what is heavy only in `run`.
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -82,10 +81,12 @@ def run(args: argparse.Namespace) -> int:
         config = build_config(sources)
     except BadSetting as error:
         return _cannot_start(str(error))
+    from penstock.server.cli.serve_banner import announce, prepare_terminal
     from penstock.server.processes.supervisor import CannotStart, Supervisor
 
+    prepare_terminal(config)
     try:
-        return asyncio.run(Supervisor(config, _announce).run())
+        return asyncio.run(Supervisor(config, announce).run())
     except CannotStart as error:
         return _cannot_start(_by_flags(str(error)))
 
@@ -217,15 +218,6 @@ def _by_flags(message: str) -> str:
         lambda match: flags.get(match[0], match[0]),
         message,
     )
-
-
-def _announce(line: str) -> None:
-    # Whoever read our stdout may have left; the service goes on.
-    with contextlib.suppress(BrokenPipeError):
-        print(line, flush=True)
-        if line.startswith("penstock ready on ") and sys.stdout.isatty():
-            address = line.split()[3]
-            print(f"  try: penstock generate 'Once upon a time' --address {address}", flush=True)
 
 
 def _cannot_start(reason: str) -> int:

@@ -76,18 +76,23 @@ class ObserverPlace:
             if self._listener is not None:
                 self._listener.close()
 
-    def port_lines(self) -> list[str]:
-        """Where operators connect, a line each, for scripts."""
+    @property
+    def operations_address(self) -> str | None:
+        """Where operators connect."""
+        port = self._ports["operations_port"]
+        return None if port is None else f"{self._host}:{port}"
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where Prometheus fetches metrics; the status page is the root of it."""
+        port = self._ports["metrics_port"]
+        scheme = "https" if self._surroundings().config.security.has_tls else "http"
+        return None if port is None else f"{scheme}://{self._host}:{port}/metrics"
+
+    @property
+    def _host(self) -> str:
         host = self._config.operations_host
-        host = f"[{host}]" if ":" in host else host
-        metrics, operations = self._ports["metrics_port"], self._ports["operations_port"]
-        lines: list[str] = []
-        if operations is not None:
-            lines.append(f"penstock operations on {host}:{operations}")
-        if metrics is not None:
-            scheme = "https" if self._surroundings().config.security.has_tls else "http"
-            lines.append(f"penstock metrics on {scheme}://{host}:{metrics}/metrics")
-        return lines
+        return f"[{host}]" if ":" in host else host
 
     async def _spawn(self) -> Child:
         assert self._listener is not None

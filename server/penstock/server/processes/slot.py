@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.server.link.control_frames import FromChild, StopHeard
+from penstock.server.observe.logs import IN_BANNER
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK, describe_exit
@@ -174,11 +175,12 @@ class Slot:
             if not self._retired.is_set():
                 log.warning("%s", failure, extra=ALWAYS)
         else:
+            extra = ALWAYS if self._was_ready else {**ALWAYS, **IN_BANNER}
             self._was_ready = True
             self._facts = facts
             self.is_ready.set()
             details = "".join(f" {name}={value}" for name, value in facts.items())
-            log.info("%s is ready: pid=%d%s", self.name, child.pid, details, extra=ALWAYS)
+            log.info("%s is ready: pid=%d%s", self.name, child.pid, details, extra=extra)
         child.listen(self._hear)
         code = await child.ended()
         was_needed = self.is_ready.is_set() or not self._retired.is_set()

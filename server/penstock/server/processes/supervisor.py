@@ -23,7 +23,7 @@ from typing import Any
 from penstock.server.config import ServerConfig
 from penstock.server.link.board import create_beats, create_board
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
-from penstock.server.observe.logs import LOG_LEVELS, set_log_level
+from penstock.server.observe.logs import IN_BANNER, LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
 from penstock.server.processes.crew import Crew
 from penstock.server.processes.drain import drain_in_order
@@ -58,10 +58,25 @@ class CannotStart(Exception):
     """The service did not come up; the message is for the operator."""
 
 
-class Supervisor:
-    """Runs one service. `announce` gets the one line that says it is ready."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceReady:
+    """What was started, and where it listens. `resources`: what the executor reports of itself."""
 
-    def __init__(self, config: ServerConfig, announce: Callable[[str], None]) -> None:
+    address: str
+    model: str
+    executor: str
+    num_fronts: int
+    start_s: float
+    resources: str
+    has_tls: bool
+    operations_address: str | None
+    metrics_url: str | None
+
+
+class Supervisor:
+    """Runs one service. `announce` is called once, when every process is ready."""
+
+    def __init__(self, config: ServerConfig, announce: Callable[[ServiceReady], None]) -> None:
         self._config = config
         self._announce = announce
         self._started_s = time.monotonic()
@@ -111,6 +126,7 @@ class Supervisor:
                 self._config.model,
                 self._port,
                 self._socket_path,
+                extra=IN_BANNER,
             )
             # The engine first: it takes longest.
             for slot in (self._engine.slot, *(place.slot for place in self._fronts)):
@@ -324,19 +340,20 @@ class Supervisor:
 
     def _tell_ready(self) -> None:
         self._is_ready = True
-        self._announce(self._ready_line())
-        for line in () if self._observer is None else self._observer.port_lines():
-            self._announce(line)
-
-    def _ready_line(self) -> str:
-        config = self._config
+        config, observer = self._config, self._observer
         host = f"[{config.host}]" if ":" in config.host else config.host
-        fronts = "1 front" if config.num_fronts == 1 else f"{config.num_fronts} fronts"
-        resources = self._engine.slot.facts.get("resources")
-        return (
-            f"penstock ready on {host}:{self._port} (model {config.model},"
-            f" {config.executor.kind.value} executor, {fronts},"
-            f" {time.monotonic() - self._started_s:.1f} s{f'; {resources}' if resources else ''})"
+        self._announce(
+            ServiceReady(
+                address=f"{host}:{self._port}",
+                model=config.model,
+                executor=config.executor.kind.value,
+                num_fronts=config.num_fronts,
+                start_s=time.monotonic() - self._started_s,
+                resources=self._engine.slot.facts.get("resources", ""),
+                has_tls=config.security.has_tls,
+                operations_address=None if observer is None else observer.operations_address,
+                metrics_url=None if observer is None else observer.metrics_url,
+            )
         )
 
 

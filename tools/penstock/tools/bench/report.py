@@ -147,7 +147,8 @@ def write_page(
     figures: Sequence[LoadFigures],
 ) -> None:
     """Write the page, which needs nothing beside itself. Raises OSError."""
-    sections: list[str] = []
+    warnings = [f"{point_text(one)}: {text}" for one in figures for text in warnings_of(one)]
+    sections = [preformatted("\n".join(warnings))] if warnings else []
     if len(runs) > 1:
         sections += [
             html_table(_SWEEP_HEADER, [_sweep_row(one) for one in figures]),
@@ -156,11 +157,8 @@ def write_page(
     sections += [svg(chart) for chart in _percentiles(runs, figures)]
     sections += ["<h2>Errors</h2>", _errors_table(figures)]
     for one in figures:
-        warnings = [f"warning: {text}" for text in warnings_of(one)]
-        sections += [
-            f"<h2>{point_text(one)}</h2>",
-            preformatted("\n".join([*figure_lines(one), *warnings])),
-        ]
+        lines = preformatted("\n".join(figure_lines(one)))
+        sections += [f"<h2>{point_text(one)}</h2>", lines]
     settings = json.dumps({name: document[name] for name in ("settings", "model")}, indent=2)
     sections += ["<h2>Settings</h2>", preformatted(settings)]
     model = document["model"]["name"]

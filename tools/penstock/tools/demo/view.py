@@ -89,10 +89,12 @@ class PaneView:
         out: TextIO,
         runs: Sequence[DemoRun],
         terminal_size: Callable[[], tuple[int, int]] = shutil.get_terminal_size,
+        headline: str = "",
     ) -> None:
         self._out = out
         self._runs = runs
         self._terminal_size = terminal_size
+        self._headline = headline
         self._num_drawn = 0
         out.write(_HIDE_CURSOR)
         self._draw()
@@ -107,6 +109,11 @@ class PaneView:
         del run, text
         self._draw()
 
+    def set_headline(self, headline: str) -> None:
+        """Draw again under another first line; for a view that began with one."""
+        self._headline = headline
+        self._draw()
+
     def close(self) -> None:
         """Leave the last drawing where it is."""
         self._draw()
@@ -115,7 +122,8 @@ class PaneView:
 
     def _draw(self) -> None:
         columns, rows = self._terminal_size()
-        lines = pane_lines(self._runs, columns=columns, rows=rows)
+        head = [self._headline[: columns - 1]] if self._headline else []
+        lines = head + pane_lines(self._runs, columns=columns, rows=rows - len(head))
         up = f"\x1b[{self._num_drawn}A" if self._num_drawn else ""
         body = "".join(f"{_ERASE_LINE}{line}\n" for line in lines)
         self._out.write(f"{up}\r{body}")

@@ -133,15 +133,15 @@ def write_plan_report(plan: Plan, folder: Path) -> tuple[Chart, ...]:
 def plan_charts(plan: Plan) -> tuple[Chart, ...]:
     """p99 TTFT and the good share over replicas, goodput and p99 TTFT over the load of one."""
     found = plan.candidates
-    per_replica = [_over_replicas(each, [v.ttft_p99_s for v in each.tried]) for each in found]
+    per_replica = [_over_replicas(each, [v.ttft_p99_s * 1e3 for v in each.tried]) for each in found]
     most = max(verdict.num_replicas for each in found for verdict in each.tried)
-    target = _level("target", 1.0, float(most), plan.target.ttft_p99_s)
+    target = _level("target", 1.0, float(most), plan.target.ttft_p99_s * 1e3)
     charts = [
         Chart(
             name="ttft_replicas",
             title="p99 TTFT against the number of replicas",
             x_label="replicas",
-            y_label="seconds (log)",
+            y_label="milliseconds",
             series=(*per_replica, target),
             is_log_y=True,
         ),
@@ -177,10 +177,13 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
             name="ttft_load",
             title="p99 TTFT of one replica against its load",
             x_label="requests/s offered to one replica",
-            y_label="seconds (log)",
+            y_label="milliseconds",
             series=(
-                *(_over_load(each, [p.verdict.ttft_p99_s for p in each.curve]) for each in found),
-                _level("target", 0.0, max(loads), plan.target.ttft_p99_s),
+                *(
+                    _over_load(each, [p.verdict.ttft_p99_s * 1e3 for p in each.curve])
+                    for each in found
+                ),
+                _level("target", 0.0, max(loads), plan.target.ttft_p99_s * 1e3),
             ),
             is_log_y=True,
         ),

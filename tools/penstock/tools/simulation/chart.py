@@ -55,23 +55,26 @@ class Chart:
         return x[chosen], y[chosen]
 
 
+def axis_label(label: str, is_log: bool) -> str:
+    """An axis begins at 0, or its label names it logarithmic."""
+    return f"{label} (log)" if is_log else label
+
+
 def svg(chart: Chart) -> str:
     """The chart as one <svg> element."""
     drawn = [(series, *chart.points(series)) for series in chart.series]
     xs = np.concatenate([x for _, x, _ in drawn]) if drawn else np.zeros(0)
     ys = np.concatenate([y for _, _, y in drawn]) if drawn else np.zeros(0)
-    x_axis = _Axis.over(xs, _LEFT, _WIDTH - _RIGHT, is_log=chart.is_log_x, has_zero=False)
-    y_axis = _Axis.over(
-        ys, _HEIGHT - _BOTTOM, _TOP, is_log=chart.is_log_y, has_zero=not chart.is_log_y
-    )
+    x_axis = _Axis.over(xs, _LEFT, _WIDTH - _RIGHT, is_log=chart.is_log_x)
+    y_axis = _Axis.over(ys, _HEIGHT - _BOTTOM, _TOP, is_log=chart.is_log_y)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         f' width="{_WIDTH}" height="{_HEIGHT}" role="img" font-family="sans-serif"'
         ' font-size="11">',
         f"<title>{escape(chart.title)}</title>",
         *_grid(x_axis, y_axis),
-        _text(_WIDTH / 2, _HEIGHT - 6, chart.x_label, "middle"),
-        _text(_LEFT - 52, 14, chart.y_label, "start"),
+        _text(_WIDTH / 2, _HEIGHT - 6, axis_label(chart.x_label, chart.is_log_x), "middle"),
+        _text(_LEFT - 52, 14, axis_label(chart.y_label, chart.is_log_y), "start"),
     ]
     for number, (_, x, y) in enumerate(drawn):
         colour = _COLOURS[number % len(_COLOURS)]
@@ -102,13 +105,13 @@ class _Axis:
 
     @classmethod
     def over(
-        cls, values: NDArray[np.float64], start: float, end: float, *, is_log: bool, has_zero: bool
+        cls, values: NDArray[np.float64], start: float, end: float, *, is_log: bool
     ) -> "_Axis":
-        """An axis that shows all values."""
+        """An axis that shows all values, and 0 where it is linear."""
         if not len(values):
             return cls(low=0.0, high=1.0, start=start, end=end, is_log=False)
         low, high = float(values.min()), float(values.max())
-        low = min(0.0, low) if has_zero else low
+        low = low if is_log else min(0.0, low)
         if not high > low:
             high = low * 2.0 if low > 0.0 else low + 1.0
         return cls(low=low, high=high, start=start, end=end, is_log=is_log)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.tools.simulation.chart import Chart
+from penstock.tools.simulation.chart import Chart, axis_label
 
 
 class PlotsUnavailable(Exception):
@@ -34,11 +34,19 @@ def write_png(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
         for series in chart.series:
             x, y = chart.points(series)
             axes.plot(x, y, label=series.name)
-        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+        axes.set(
+            title=chart.title,
+            xlabel=axis_label(chart.x_label, chart.is_log_x),
+            ylabel=axis_label(chart.y_label, chart.is_log_y),
+        )
         if chart.is_log_x:
             axes.set_xscale("log")
+        else:
+            axes.set_xlim(left=0.0)
         if chart.is_log_y:
             axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0.0)
         axes.grid(visible=True, alpha=0.4)
         if len(chart.series) > 1:
             axes.legend()

@@ -21,7 +21,7 @@ def charts_of(run: SimulationRun) -> tuple[Chart, ...]:
         Chart(
             name="ttft",
             title="Time to first token and queue time",
-            x_label="seconds",
+            x_label="milliseconds",
             y_label="share of requests",
             series=(
                 _cumulative(
@@ -79,4 +79,4 @@ def _tenants(run: SimulationRun) -> Chart:
 
 def _cumulative(name: str, values_s: NDArray[np.float64]) -> Series:
     known = np.sort(values_s[~np.isnan(values_s)])
-    return Series(name=name, x=known, y=np.arange(1, len(known) + 1) / max(1, len(known)))
+    return Series(name=name, x=known * 1e3, y=np.arange(1, len(known) + 1) / max(1, len(known)))

@@ -16,6 +16,7 @@ from torch.nn import functional
 from penstock.executor.torch.cpu.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
+from penstock.executor.torch.load_progress import LoadProgress
 from penstock.executor.torch.module_tree import DecoderTree, LayerTree
 from penstock.executor.torch.prepacked_linear import PrepackedLinear, can_prepack
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
@@ -104,6 +105,8 @@ def pack_model(
 ) -> FusedModel:
     """The joined model with its products packed; it and the modules have none of them left."""
     pack = _packing(model.embedding.dtype, kernels, is_int8=is_int8)
+    layer_bytes = model.num_layer_weights * model.embedding.itemsize
+    progress = LoadProgress("packing weights", len(model.layers) * layer_bytes)
     layers: list[FusedLayer] = []
     for layer, names in zip(model.layers, tree.layers, strict=True):
         _release(names)
@@ -116,6 +119,7 @@ def pack_model(
                 down=pack(layer.down),
             )
         )
+        progress.add(layer_bytes)
     return replace(model, layers=tuple(layers), head=pack(model.head))
 
 

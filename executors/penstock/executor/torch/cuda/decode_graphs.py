@@ -93,7 +93,8 @@ class DecodeGraphs:
             self._sample(bucket, Variant.PLAIN)
 
         self._samplings[bucket] = queue.capture(sampling)
-        _log.info("captured the steps of %d rows", bucket)
+        num_done, num_all = len(self._samplings), len(self._buckets)
+        _log.info("capturing graphs: %d of %d step sizes", num_done, num_all)
 
     def _sample(self, num_rows: int, variant: Variant) -> DeviceSamples:
         tokens, logits = self._tokens.first(num_rows), self._logits[:num_rows]

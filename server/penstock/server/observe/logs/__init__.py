@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 from types import TracebackType
-from typing import TextIO
+from typing import Any, Final, TextIO
 
 from penstock.server.observe.logs.limits import NoFault, RateLimit
 from penstock.server.observe.logs.lines import (
@@ -29,6 +29,8 @@ _FORMATTERS: dict[str, type[LineFormatter]] = {
 AUTO_FORMAT = "auto"
 """`short` where stderr is a terminal, `text` elsewhere."""
 LOG_FORMATS = (AUTO_FORMAT, *_FORMATTERS)
+IN_BANNER: Final[dict[str, Any]] = {"is_in_banner": True}
+"""As `extra` of a log call: the banner of `penstock serve` on a terminal has the same facts."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,12 @@ def configure_logging(
     sys.excepthook = _on_uncaught
     threading.excepthook = _on_uncaught_in_thread
     sys.unraisablehook = _on_unraisable
+
+
+def leave_out_banner_lines() -> None:
+    """From now on: this process shows a banner."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: not getattr(record, "is_in_banner", False))
 
 
 def set_log_level(level: str) -> None:

@@ -1,0 +1,89 @@
+"""Draws the six figures of the README as one picture; `python docs/tools/figures_chart.py`.
+
+Owns the picture. The values are those of docs/figures.md, which has machines and commands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from svg_canvas import BLUE, GREEN, GREY, Canvas
+
+PICTURE = Path(__file__).resolve().parents[1] / "pictures" / "figures.svg"
+WIDTH, HEIGHT, PANEL_WIDTH, PANEL_HEIGHT = 900, 290, 300, 140
+LABEL_WIDTH, VALUE_WIDTH, MARGIN = 96, 76, 14
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: its label, its length as a value, and the value as it is shown."""
+
+    label: str
+    value: float
+    shown: str
+    fill: str = BLUE
+
+
+# Each panel has an axis of its own, from 0; grey is what Penstock is compared with.
+PANELS: tuple[tuple[str, str, tuple[Bar, ...]], ...] = (
+    (
+        "256 streams of a 1B model, one H200",
+        "tokens/s",
+        (Bar("Penstock", 51_101, "51,101"), Bar("vLLM 0.20.2", 22_360, "22,360", GREY)),
+    ),
+    (
+        "In time at 1.2x load, Azure trace",
+        "% of requests, simulated",
+        (Bar("deadlines", 97.5, "97.5 %"), Bar("FCFS", 60.1, "60.1 %", GREY)),
+    ),
+    (
+        "Multiplex, 256 streams",
+        "tokens per core, as a multiple",
+        (Bar("Penstock", 7.9, "5.9 to 7.9x"), Bar("bare grpc.aio", 1.0, "1x", GREY)),
+    ),
+    (
+        "Scheduler, one step",
+        "microseconds",
+        (Bar("256 decodes", 24, "24"), Bar("1,024 decodes", 31, "31")),
+    ),
+    (
+        "An open stream",
+        "KiB of memory",
+        (Bar("at 1,000", 30, "24 to 30"), Bar("at 5,000", 30, "24 to 30")),
+    ),
+    (
+        "20 kills of the engine under load",
+        "count",
+        (
+            Bar("kills", 20, "20", GREEN),
+            Bar("lost requests", 0, "0"),
+            Bar("wrong tokens", 0, "0"),
+        ),
+    ),
+)
+
+
+def main() -> None:
+    """Write the picture."""
+    canvas = Canvas("Six figures of Penstock", WIDTH, HEIGHT)
+    for number, (title, unit, bars) in enumerate(PANELS):
+        left = number % 3 * PANEL_WIDTH + MARGIN
+        top = number // 3 * PANEL_HEIGHT + MARGIN
+        canvas.text(left, top + 14, title, bold=True)
+        canvas.text(left, top + 32, unit)
+        longest = max(bar.value for bar in bars)
+        scale = (PANEL_WIDTH - 2 * MARGIN - LABEL_WIDTH - VALUE_WIDTH) / longest
+        axis = left + LABEL_WIDTH
+        for row, bar in enumerate(bars):
+            y = top + 42 + row * 26
+            canvas.text(axis - 6, y + 15, bar.label, anchor="end")
+            if bar.value:
+                canvas.box(axis, y, bar.value * scale, 20, fill=bar.fill)
+            canvas.text(axis + bar.value * scale + 6, y + 15, bar.shown)
+        canvas.line((axis, top + 38), (axis, top + 42 + 26 * len(bars)))
+    PICTURE.write_text(canvas.svg(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

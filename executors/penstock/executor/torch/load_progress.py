@@ -1,0 +1,47 @@
+"""How much of a model's weights is loaded, in the log.
+
+Owns what the log reports while a model loads, and how often.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+_REPORT_EVERY_S = 2.0
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+class LoadProgress:
+    """Bytes done of `total`, logged as `action` goes on; nothing where it is soon done."""
+
+    def __init__(
+        self, action: str, total: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._action = action
+        self._total = total
+        self._clock = clock
+        self._begun_s = self._reported_s = clock()
+        self._done = 0
+
+    def add(self, num_bytes: int) -> None:
+        """That many more are done."""
+        self._done += num_bytes
+        now_s = self._clock()
+        if now_s - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = now_s
+            done, total = self._done / _GIB, self._total / _GIB
+            _log.info("%s: %.1f of %.1f GiB", self._action, done, total)
+
+    def finish(self) -> None:
+        """All are done: log how long it took."""
+        taken_s = self._clock() - self._begun_s
+        _log.info("%s: %s in %.1f s", self._action, size(self._total), taken_s)
+
+
+def size(num_bytes: int) -> str:
+    """As people read it."""
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:.1f} GiB"
+    return f"{num_bytes / _MIB:.0f} MiB"
