@@ -201,21 +201,21 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
         told = await lose(first, first.stub.Generate(resumable(200)), 5)
         first.step(60)
         sizes: list[int] = []
-        take_in = second.front.take_in
+        apply_history = second.front.apply_history
 
         def watched(request: LiveRequest, events: StepEvents) -> None:
             sizes.append(len(events.tokens))
-            take_in(request, events)
+            apply_history(request, events)
 
-        monkeypatch.setattr(second.front, "take_in", watched)
+        monkeypatch.setattr(second.front, "apply_history", watched)
         call = second.stub.Resume(rest_after(told))
         await second.until(lambda: sum(sizes) > 20, steps=True)
         assert max(sizes) <= 2
-        (request,) = second.front.arriving
+        (request,) = second.front.attaching
         rest: list[Any] = []
         if meanwhile == "engine dies":
             await site.replace_engine()
-            assert request in second.front.arriving
+            assert request in second.front.attaching
         elif meanwhile == "cancelled":
             second.front.cancel_here(request)
         elif meanwhile == "taken back":

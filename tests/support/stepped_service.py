@@ -156,7 +156,7 @@ def stepped_engine(
     scheduler: SchedulerConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
     epoch: int = 1,
-    tells_cache: bool = False,
+    publishes_cache: bool = False,
     front: FrontConfig | None = None,
     **executor: Any,
 ) -> tuple[WatchedEngine, MemoryEngine]:
@@ -176,9 +176,9 @@ def stepped_engine(
         executor=made.info,
         max_num_waiting=config.max_num_waiting,
         max_num_waiting_tokens=config.max_num_waiting_tokens,
-        tells_cache=tells_cache,
+        publishes_cache=publishes_cache,
     )
-    book = engine.keep_cache_book() if tells_cache else None
+    book = engine.keep_cache_book() if publishes_cache else None
     bounds = front or FrontConfig()
     memory = MemoryEngine(
         engine,
@@ -208,7 +208,7 @@ async def stepped(
         text,
         scheduler=scheduler,
         clock=clock,
-        tells_cache=facade is not None,
+        publishes_cache=facade is not None,
         front=front,
         **executor,
     )

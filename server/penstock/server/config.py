@@ -14,7 +14,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.setting import SettingError, check, made_by, required, setting
 from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.suspect import Suspect
+from penstock.server.link.suspected_request import SuspectedRequest
 from penstock.server.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
 from penstock.server.security.config import SecurityConfig
 from penstock.server.settings.table import declared
@@ -194,7 +194,7 @@ class EngineLaunch:
     epoch: int
     flight_fd: int = -1
     board_fd: int = -1
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[SuspectedRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,15 +24,15 @@ from penstock.server.front.output_texts import output_texts
 from penstock.server.front.received import refuse_sequence
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.tenants import PriorityCeilings, engine_request_id
-from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EngineUnavailable
-from penstock.server.link.resume_frames import Attached, Keepsake, Lack
+from penstock.server.link.resume_frames import Attached, AttachFailure, ResumeSpec
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.link.step_frames import part_of
 
 SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
-_LOOK_AGAIN_S: Final = 0.05
+_POLL_INTERVAL_S: Final = 0.05
 """Whoever waits for an engine to have a request looks so often."""
-_TOKENS_IN_A_TURN: Final = 256
+_TOKENS_PER_TURN: Final = 256
 """So many tokens of a history are taken in before others have their turn: about a millisecond."""
 
 ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
@@ -40,13 +40,13 @@ ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
 
 
 @dataclass(slots=True, eq=False)
-class _Arrival:
+class _Attachment:
     """A request on its way here: what has come of it, and under which engine."""
 
     request: LiveRequest
-    keepsake: Keepsake
+    resume_spec: ResumeSpec
     keys: tuple[int, ...]
-    news: deque[StepEvents]
+    events: deque[StepEvents]
     hello: EngineHello | None
 
 
@@ -56,7 +56,7 @@ class Attachments:
     def __init__(self, front: Front, read: ReadGeneration) -> None:
         self._front = front
         self._read = read
-        self._arrivals: set[_Arrival] = set()
+        self._attachments: set[_Attachment] = set()
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
@@ -76,15 +76,15 @@ class Attachments:
             task.add_done_callback(self._park)
             raise
 
-    def let_go(self, name: str, keys: tuple[int, ...]) -> None:
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
         """Another has this request, by the engine's name for it, of these `keys`, or nobody."""
         front = self._front
         front.results.forget(name, keys)
         for request in {output.request for key in keys if (output := front.table.output(key))}:
-            front.let_go(request, SUPERSEDED)
-        for arrival in tuple(self._arrivals):
-            if arrival.keys == keys:
-                front.let_go(arrival.request, SUPERSEDED)
+            front.detach(request, SUPERSEDED)
+        for attachment in tuple(self._attachments):
+            if attachment.keys == keys:
+                front.detach(attachment.request, SUPERSEDED)
 
     def _park(self, task: asyncio.Task[LiveRequest]) -> None:
         """Nobody has waited for it."""
@@ -98,30 +98,30 @@ class Attachments:
         name = engine_request_id(tenant, request_id)
         while True:
             port = await self._port(request_id, tenant, due_s)
-            answers: list[_Arrival | RequestError | Lack] = []
+            answers: list[_Attachment | RequestError | AttachFailure] = []
 
-            def arrive(
+            def on_attached(
                 answer: Attached,
-                answers: list[_Arrival | RequestError | Lack] = answers,
+                answers: list[_Attachment | RequestError | AttachFailure] = answers,
                 port: ResumePort = port,
             ) -> None:
-                answers.append(self._arrive(answer, tenant, ceilings, port))
+                answers.append(self._on_attached(answer, tenant, ceilings, port))
 
             with contextlib.suppress(EngineUnavailable):  # it went while it was asked
-                await port.attach_stream(name, arrive)
+                await port.attach_stream(name, on_attached)
             match answers:
-                case [_Arrival() as arrival]:
-                    return await self._start(arrival)
+                case [_Attachment() as attachment]:
+                    return await self._start(attachment)
                 case [RequestError() as error]:
                     raise error
-                case [Lack.NOT_THERE]:
+                case [AttachFailure.NOT_FOUND]:
                     raise refuse(ErrorReason.REQUEST_NOT_FOUND)
-                case [Lack.LOST]:
+                case [AttachFailure.LOST]:
                     raise refuse_sequence()
                 case _ if front.clock() >= due_s:
                     raise refuse(ErrorReason.ENGINE_DOWN, "who has the request cannot be said now")
                 case _:
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _port(self, request_id: str, tenant: str, due_s: float) -> ResumePort:
         """The way to an engine that has what this front has. Raises RequestError."""
@@ -140,36 +140,36 @@ class Attachments:
                 raise refuse(ErrorReason.ENGINE_DOWN)
             if isinstance(port, ResumePort) and not front.is_engine_up:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                    async with asyncio.timeout(_POLL_INTERVAL_S):
                         await port.wait_up()
             else:
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
             await asyncio.sleep(0)
 
-    def _arrive(
+    def _on_attached(
         self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: ResumePort
-    ) -> "_Arrival | RequestError | Lack":
+    ) -> "_Attachment | RequestError | AttachFailure":
         """The engine has given a stream to this front: from now on all its news come here."""
-        front, keepsake = self._front, answer.keepsake
-        if keepsake is None:
-            return answer.lack
-        name = engine_request_id(tenant, keepsake.request_id)
-        self.let_go(name, answer.keys)
+        front, resume_spec = self._front, answer.resume_spec
+        if resume_spec is None:
+            return answer.failure
+        name = engine_request_id(tenant, resume_spec.request_id)
+        self.on_detached(name, answer.keys)
         try:
-            generation = self._read(keepsake.message, keepsake.request_id, tenant, ceilings)
-            request = LiveRequest(keepsake.request_id, generation, keepsake.arrival_s)
+            generation = self._read(resume_spec.message, resume_spec.request_id, tenant, ceilings)
+            request = LiveRequest(resume_spec.request_id, generation, resume_spec.arrival_s)
             front.table.add(request)
         except RequestError as error:
             port.detach((name,))
             return error
-        news = front.arriving[request] = deque(frame.value() for frame in answer.history)
-        arrival = _Arrival(request, keepsake, answer.keys, news, front.hello)
-        self._arrivals.add(arrival)
-        return arrival
+        events = front.attaching[request] = deque(frame.value() for frame in answer.history)
+        attachment = _Attachment(request, resume_spec, answer.keys, events, front.hello)
+        self._attachments.add(attachment)
+        return attachment
 
-    async def _start(self, arrival: _Arrival) -> LiveRequest:
+    async def _start(self, attachment: _Attachment) -> LiveRequest:
         """Bring it to where it is: its prompt, its outputs, and what came of them."""
-        front, request, keepsake = self._front, arrival.request, arrival.keepsake
+        front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
         try:
             limits = front.known_limits()
@@ -179,10 +179,12 @@ class Attachments:
                 generation,
                 prompt,
                 limits=limits,
-                times=CallTimes(arrival_s=keepsake.arrival_s, call_deadline_s=keepsake.deadline_s),
+                times=CallTimes(
+                    arrival_s=resume_spec.arrival_s, call_deadline_s=resume_spec.deadline_s
+                ),
                 request_id=request.request_id,
-                keys=arrival.keys,
-                seed=keepsake.seed,
+                keys=attachment.keys,
+                seed=resume_spec.seed,
                 eos_ids=front.text.files.eos_ids,
             )
             request.start(
@@ -190,35 +192,35 @@ class Attachments:
                 output_texts(generation, front.text, submission.specs[0].stop_ids),
                 model=front.model,
                 prompt_text=prompt_text,
-                now_s=keepsake.arrival_s,
+                now_s=resume_spec.arrival_s,
                 has_content=front.accounts.has_content,
             )
-            await self._catch_up(arrival)
+            await self._catch_up(attachment)
         except BaseException:
-            front.arriving.pop(request, None)
+            front.attaching.pop(request, None)
             front.release(request)
             raise
         finally:
-            self._arrivals.discard(arrival)
-        front.take_up(request, arrival.hello is front.hello and front.is_engine_up)
+            self._attachments.discard(attachment)
+        front.finish_attach(request, attachment.hello is front.hello and front.is_engine_up)
         return request
 
-    async def _catch_up(self, arrival: _Arrival) -> None:
+    async def _catch_up(self, attachment: _Attachment) -> None:
         """Take in what has come of it, and what comes meanwhile, a part in each turn of the loop.
 
         Raises RequestError.
         """
-        request = arrival.request
+        request = attachment.request
         request.is_catching_up = True
-        keys = set(arrival.keys)
+        keys = set(attachment.keys)
         num_tokens = 0
-        while arrival.news:
-            events = arrival.news.popleft()
-            rows = np.flatnonzero(np.isin(events.keys, arrival.keys))
+        while attachment.events:
+            events = attachment.events.popleft()
+            rows = np.flatnonzero(np.isin(events.keys, attachment.keys))
             for part in _parts_of(part_of(events, keys.__contains__, rows)):
-                self._front.take_in(request, part)
+                self._front.apply_history(request, part)
                 num_tokens += 1 + len(part.tokens)  # what is not a token costs about as much
-                if num_tokens >= _TOKENS_IN_A_TURN:
+                if num_tokens >= _TOKENS_PER_TURN:
                     num_tokens = 0
                     await asyncio.sleep(0)
                     _raise_if_over(request)
@@ -227,8 +229,8 @@ class Attachments:
 def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
     """The same news, at most `_TOKENS_IN_A_TURN` tokens in one."""
     logprobs = events.logprobs
-    while len(events.tokens) > _TOKENS_IN_A_TURN:
-        now, later = slice(_TOKENS_IN_A_TURN), slice(_TOKENS_IN_A_TURN, None)
+    while len(events.tokens) > _TOKENS_PER_TURN:
+        now, later = slice(_TOKENS_PER_TURN), slice(_TOKENS_PER_TURN, None)
         yield replace(
             events,
             keys=events.keys[now],

@@ -66,11 +66,11 @@ def refusal_for(
             "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
     # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
-    if _is_told(end.deadline_s):
+    if _is_known(end.deadline_s):
         metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))
-    if _is_told(end.estimate_s):
+    if _is_known(end.estimate_s):
         estimate_ms = math.ceil(end.estimate_s * 1e3)
-        if _is_told(end.deadline_s) and end.estimate_s > end.deadline_s:
+        if _is_known(end.deadline_s) and end.estimate_s > end.deadline_s:
             estimate_ms = max(estimate_ms, _whole_ms(end.deadline_s) + 1)
         metadata["estimate_ms"] = str(estimate_ms)
     if end.chance is not None:
@@ -128,6 +128,6 @@ def _whole_ms(duration_s: float) -> int:
     return math.floor(duration_s * 1e3)
 
 
-def _is_told(duration_s: float | None) -> TypeGuard[float]:
+def _is_known(duration_s: float | None) -> TypeGuard[float]:
     """Neither unknown nor endless."""
     return duration_s is not None and math.isfinite(duration_s)

@@ -19,10 +19,10 @@ from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.accounts import Accounts
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.dispatch import EventDispatcher, FrontCounters
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
+from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import Generation
-from penstock.server.front.keepsakes import result_of, submit
+from penstock.server.front.kept_requests import result_of, submit
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
@@ -34,11 +34,11 @@ from penstock.server.front.request_table import RequestTable
 from penstock.server.front.results import Results
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.front.tenants import NOBODY, engine_request_id
+from penstock.server.front.tenants import NO_TENANT, engine_request_id
 from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
-from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.journal import Journal
 from penstock.server.text.model_text import ModelText
@@ -87,15 +87,15 @@ class Front:
             front_id=config.front_id,
             has_content=config.has_content,
         )
-        self._dispatcher = EventDispatcher(
+        self._dispatcher = EventRouter(
             self.table,
             self.counters,
             max_backlog_tokens=config.max_backlog_tokens,
             cancel=self._cancel_keys,
-            hear_late_end=self.accounts.hear_late_end,
+            on_late_end=self.accounts.on_late_end,
         )
         self.results = Results(config.max_resume_bytes)
-        self.arriving: dict[LiveRequest, deque[StepEvents]] = {}
+        self.attaching: dict[LiveRequest, deque[StepEvents]] = {}
         """Requests that are brought here from the engine, and what has come of them so far."""
         self.replays = Replays(
             config, self.table, lambda: self.port, clock, note_sent=self._note_sent
@@ -234,13 +234,13 @@ class Front:
         if unread and isinstance(self.port, ResumePort):
             self.port.detach(tuple(unread))
 
-    def let_go(self, request: LiveRequest, refusal: Refusal) -> None:
+    def detach(self, request: LiveRequest, refusal: Refusal) -> None:
         """The request goes on elsewhere; who reads it here is told `refusal`."""
         request.fail(refusal, self.clock())
         self._remove(request)
 
-    def take_in(self, request: LiveRequest, events: StepEvents) -> None:
-        """News of a request of `arriving`, which was started: they come into its stream.
+    def apply_history(self, request: LiveRequest, events: StepEvents) -> None:
+        """News of a request of `attaching`, which was started: they come into its stream.
 
         Only these: what an engine reports meanwhile comes after them, and does not find it yet.
         """
@@ -248,12 +248,12 @@ class Front:
         self._dispatcher.dispatch(events, events.at_s, is_history=True)
         self.table.remove_outputs(request)
 
-    def take_up(self, request: LiveRequest, is_same_engine: bool) -> None:
-        """All that has come of a request of `arriving` is in its stream: it lives here now.
+    def finish_attach(self, request: LiveRequest, is_same_engine: bool) -> None:
+        """All that has come of a request of `attaching` is in its stream: it lives here now.
 
         `is_same_engine`: more comes from the engine that has told this. Another has to be given it.
         """
-        del self.arriving[request]
+        del self.attaching[request]
         self.table.add_outputs(request)
         if request.stream.is_closed:
             return
@@ -268,7 +268,7 @@ class Front:
         now_s = self.clock()
         self.accounts.close(account, outcome, now_s, is_engine_up=self.is_engine_up)
 
-    async def cancel(self, request_id: str, tenant: str = NOBODY) -> RequestState:
+    async def cancel(self, request_id: str, tenant: str = NO_TENANT) -> RequestState:
         """Cancel a live request of `tenant`, here or on another front; where it stood.
 
         Raises RequestError when nobody has it or no engine is there to ask.
@@ -336,8 +336,8 @@ class Front:
 
     def on_events(self, events: StepEvents) -> None:
         """One step's news."""
-        for news in self.arriving.values():
-            news.append(events)
+        for waiting in self.attaching.values():
+            waiting.append(events)
         self._dispatcher.dispatch(events, self.clock())
 
     def on_lost(self) -> None:
@@ -345,7 +345,7 @@ class Front:
         self.accounts.settle()
         self._dispatcher.newest_place = None
         # Of those on their way here not all is known yet: the next engine gets them once it is.
-        waits = [one for one in self.table if one not in self.arriving or not self.replays.are_on]
+        waits = [one for one in self.table if one not in self.attaching or not self.replays.are_on]
         self.replays.lose(waits)
 
     def on_given_up(self) -> None:
@@ -369,7 +369,7 @@ class Front:
             if request.generation.resumption is not None and request.is_at_engine
         ]
         for request in left:
-            self.let_go(request, refusal)
+            self.detach(request, refusal)
         if left and isinstance(self.port, ResumePort):
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
@@ -388,7 +388,7 @@ class Front:
                 self._dispatcher.cut_shared(
                     writer, f"one write blocked for {now_s - since_s:.1f} s", now_s
                 )
-        self._dispatcher.tell_cuts(now_s)
+        self._dispatcher.report_closed(now_s)
 
     def known_limits(self) -> Limits:
         """Of the engine; of the last one, if the next will do. Raises RequestError."""
@@ -457,7 +457,7 @@ class Front:
         self.counters.num_submitted += 1
         # An engine that refuses says so with its next step; only then has a client something to
         # retry, so the first message waits a little for that word.
-        request.opening.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+        request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
     def _remove(self, request: LiveRequest) -> None:
         """It leaves this front, whatever becomes of it elsewhere. Idempotent."""
@@ -468,7 +468,7 @@ class Front:
         if request.is_at_engine:
             num_queued = request.num_queued
             self.gate.note_sent(-num_queued, -num_queued * request.num_prompt_tokens)
-        request.opening.stop_waiting()
+        request.head.stop_waiting()
         request.stream.close()
         self.table.remove(request)
 

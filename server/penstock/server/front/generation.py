@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.request import SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint
-from penstock.server.front.tenants import NOBODY
+from penstock.server.front.tenants import NO_TENANT
 from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateData
 
 
@@ -150,7 +150,7 @@ class Generation:
     retention: CacheRetention | None = None
     constraint: Constraint | None = None
     adapter: str = ""
-    tenant: str = NOBODY
+    tenant: str = NO_TENANT
     session_id: str = ""
     trace_id: bytes = b""
     resumption: Resumption | None = None

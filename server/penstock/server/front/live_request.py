@@ -27,9 +27,9 @@ from penstock.server.front.finish import finished_event
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_output import LiveOutput
 from penstock.server.front.logprob_rows import LogprobRows
-from penstock.server.front.opening import Opening, first_words
 from penstock.server.front.phases import Phase, PhaseClock
 from penstock.server.front.stream import TokenStream
+from penstock.server.front.stream_head import StreamHead, accepted_event
 from penstock.server.front.submission import Submission
 from penstock.server.text.text_stream import TextStream
 
@@ -43,7 +43,7 @@ _ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 class LiveRequest:
     """A request that has not been released yet.
 
-    `ends`: of its outputs, once all have ended. `has_last_word`: the engine has said how its first
+    `ends`: of its outputs, once all have ended. `has_engine_end`: the engine has said how its first
     output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: the engine was told to end it.
     `num_replays`: engines that it was given to after the first. `is_parked`: nobody reads it, and
     it is here only for another engine to get it. `is_catching_up`: what was kept of it waits here,
@@ -58,7 +58,8 @@ class LiveRequest:
         "ends",
         "first_token_s",
         "generation",
-        "has_last_word",
+        "has_engine_end",
+        "head",
         "is_at_engine",
         "is_cancelled",
         "is_catching_up",
@@ -66,7 +67,6 @@ class LiveRequest:
         "is_released",
         "num_cached_tokens",
         "num_replays",
-        "opening",
         "outputs",
         "phases",
         "request_id",
@@ -78,13 +78,13 @@ class LiveRequest:
         self.generation = generation
         self.arrival_s = arrival_s
         self.stream = TokenStream(generation.output.chunks)
-        self.opening = Opening(self.stream)
+        self.head = StreamHead(self.stream)
         self.phases = PhaseClock(arrival_s)
         self.outputs: tuple[OwnOutput, ...] = ()
         self.ends: tuple[OutputEnd, ...] = ()
         self.num_cached_tokens = 0
         self.first_token_s = NO_TIME
-        self.has_last_word = False
+        self.has_engine_end = False
         self.is_at_engine = False
         self.is_cancelled = False
         self.is_catching_up = False
@@ -115,14 +115,14 @@ class LiveRequest:
         if has_content:
             for output in self.outputs:
                 output.captured = CapturedText()
-        accepted, prompt = first_words(
+        accepted, prompt = accepted_event(
             self.request_id,
             submission,
             self.generation.output,
             model=model,
             prompt_text=prompt_text,
         )
-        self.opening.prepare(accepted, prompt)
+        self.head.prepare(accepted, prompt)
 
     @property
     def tenant(self) -> str:
@@ -185,16 +185,16 @@ class LiveRequest:
     def on_queued(self, output: OwnOutput, change: Queued) -> None:
         """The engine has taken the request: nothing is left to wait for before saying so."""
         if output.index == 0:
-            self.opening.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
-        self.opening.accept()
+            self.head.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
+        self.head.accept()
 
-    def tell_place(self) -> None:
-        """After all of a step's news: see `Opening.tell_place`."""
-        self.opening.tell_place(self.state, self.phases.spent_s(Phase.QUEUE))
+    def report_queue_position(self) -> None:
+        """After all of a step's news: see `StreamHead.report_queue_position`."""
+        self.head.report_queue_position(self.state, self.phases.spent_s(Phase.QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
         """An output got a slot, for the first time or again."""
-        self.opening.accept()
+        self.head.accept()
         # A replay finds what the request had told itself: that is not what its caller asked.
         if output.index == 0 and change.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
@@ -222,8 +222,8 @@ class LiveRequest:
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""
-        self.opening.accept()
-        for piece in self.opening.prompt.rows(first_position, logprobs):
+        self.head.accept()
+        for piece in self.head.prompt.rows(first_position, logprobs):
             self.stream.push(piece)
 
     def on_token(
@@ -240,12 +240,12 @@ class LiveRequest:
         if not output.is_live:
             return False
         if output.num_repeating:
-            self._hear_again(output, token_id, at_s=at_s, now_s=now_s)
+            self._check_repeated(output, token_id, at_s=at_s, now_s=now_s)
             return False
         output.token_ids.append(token_id)
         # This runs for every token with more than text: what happens once is asked for, not called.
-        if self.opening.is_due:
-            self.opening.accept()
+        if self.head.is_due:
+            self.head.accept()
         if self.phases.phase is not Phase.DECODE:
             self.phases.token(at_s)
         if self.first_token_s == NO_TIME:
@@ -269,14 +269,14 @@ class LiveRequest:
 
     def on_finished(self, output: OwnOutput, end: EngineFinished, now_s: float) -> None:
         """The engine completed an output."""
-        self._hear_last_word(output, end)
+        self._note_engine_end(output, end)
         if not output.is_live:
             return
         if output.num_repeating and end.reason in _OWN_ENDS:
             # It ended before it came to where it had been: this is another output.
             self.fail(_ENGINE_DOWN, now_s)
             return
-        self.opening.accept()
+        self.head.accept()
         delta = output.text.finish()
         if delta.text:
             self.stream.push(TokensPiece(output.index, delta.text, delta.num_tokens, ()))
@@ -296,7 +296,7 @@ class LiveRequest:
 
     def on_failed(self, output: OwnOutput, end: Failed) -> None:
         """The engine refused or failed an output: the request as a whole fails."""
-        self._hear_last_word(output, end)
+        self._note_engine_end(output, end)
         if not output.is_live:
             return
         output.is_live = output.is_plain = False
@@ -320,7 +320,7 @@ class LiveRequest:
 
     def suspend(self, now_s: float) -> None:
         """The engine is gone: the request waits for another, which goes on where this one was."""
-        self.opening.accept()
+        self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:
             output.is_plain = output.is_running = False
@@ -354,7 +354,9 @@ class LiveRequest:
         self._finish(now_s)
         self.stream.wake()
 
-    def _hear_again(self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float) -> None:
+    def _check_repeated(
+        self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float
+    ) -> None:
         self.phases.token(at_s)
         if not output.repeats(token_id):
             # What follows would not go with what was told before.
@@ -373,9 +375,9 @@ class LiveRequest:
             )
         )
 
-    def _hear_last_word(self, output: OwnOutput, end: EngineFinished | Failed) -> None:
+    def _note_engine_end(self, output: OwnOutput, end: EngineFinished | Failed) -> None:
         if output.index == 0:
-            self.has_last_word = True
+            self.has_engine_end = True
             self.phases.explain(wait=end.wait, stay=end.stay)
 
     def _end_output(

@@ -40,11 +40,11 @@ class PromptEcho:
         self._next_position = 1
 
     @property
-    def is_told(self) -> bool:
+    def is_delivered(self) -> bool:
         """Whether the engine has nothing more to say of it."""
         return self._num_logprobs < 0 or self._next_position >= len(self._ids)
 
-    def opening(self) -> Iterator[PromptPiece]:
+    def head(self) -> Iterator[PromptPiece]:
         """What can be told before anything is computed."""
         for start in range(0, len(self._text), MAX_PART_CHARS):
             yield PromptPiece(text=self._text[start : start + MAX_PART_CHARS])

@@ -26,7 +26,7 @@ _NUM_UNSEEN_TURNS = 2
 """What was sent during a turn is taken in by the next, and shown at that one's end."""
 
 
-class EngineShow(Protocol):
+class EngineStatus(Protocol):
     """What an engine shows: see `penstock.server.link.board.BoardView`."""
 
     @property
@@ -66,7 +66,7 @@ class QueueGate:
 
     def __init__(
         self,
-        show: EngineShow | None = None,
+        show: EngineStatus | None = None,
         num_fronts: int = 1,
         *,
         waiting: Iterable[LiveRequest] = (),

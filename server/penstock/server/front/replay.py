@@ -17,7 +17,7 @@ from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal
-from penstock.server.front.keepsakes import submit, submit_result
+from penstock.server.front.kept_requests import submit, submit_result
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.replay_specs import replay_specs

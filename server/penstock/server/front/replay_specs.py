@@ -39,7 +39,7 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
         sampling = spec.sampling
         is_kept = request.generation.resumption is not None
         # Of one that is kept the next engine has to keep it too.
-        if request.opening.prompt.is_told and not is_kept:
+        if request.head.prompt.is_delivered and not is_kept:
             sampling = replace(sampling, num_prompt_logprobs=-1)
         spec = replace(
             spec,

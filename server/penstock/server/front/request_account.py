@@ -135,7 +135,7 @@ def _numbers_of(live: LiveRequest) -> _Numbers:
     for output in live.outputs:
         num_output_tokens += output.text.num_tokens
         num_preemptions += output.num_preemptions
-    place = live.opening.place
+    place = live.head.place
     estimated_queue_s = None if place is None else place.estimated_queue_s
     has_token = live.first_token_s != NO_TIME
     return (

@@ -7,7 +7,7 @@ a word, as long as that is read. Holds outputs, and shows them to nobody.
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.server.link.resume_frames import Kept
+from penstock.server.link.resume_frames import KeptRequest
 
 _RESULT_BYTES: Final = 1024
 _TOKEN_BYTES: Final = 12
@@ -21,17 +21,17 @@ class Results:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._by_name: dict[str, Kept] = {}
+        self._by_name: dict[str, KeptRequest] = {}
         self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[KeptRequest]:
         """The oldest first."""
         return iter(tuple(self._by_name.values()))
 
-    def add(self, result: Kept) -> None:
+    def add(self, result: KeptRequest) -> None:
         """One has ended. What was of its name before goes."""
         self._remove(result.name)
         self._by_name[result.name] = result
@@ -51,6 +51,6 @@ class Results:
             self.num_bytes -= _size_of(result)
 
 
-def _size_of(result: Kept) -> int:
+def _size_of(result: KeptRequest) -> int:
     num_tokens = 0 if result.history is None else len(result.history.tokens)
-    return _RESULT_BYTES + len(result.keepsake.message) + num_tokens * _TOKEN_BYTES
+    return _RESULT_BYTES + len(result.resume_spec.message) + num_tokens * _TOKEN_BYTES

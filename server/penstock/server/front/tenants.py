@@ -6,7 +6,7 @@ Owns the names. Does not know where a name comes from; whoever brings one vouche
 from dataclasses import dataclass
 from typing import Final
 
-NOBODY: Final = ""
+NO_TENANT: Final = ""
 """The one tenant of a service that tells none apart."""
 MAX_TENANT_CHARS: Final = 128
 MAX_PRIORITY: Final = 100

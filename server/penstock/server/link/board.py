@@ -161,7 +161,7 @@ class EngineBoard:
         for bank in range(_NUM_BANKS):
             self._words[_BANK_SIZES + bank] = 0
 
-    def show_trial(self, keys: Sequence[int]) -> None:
+    def mark_probation(self, keys: Sequence[int]) -> None:
         """The outputs of the suspect that is being tried; none: nobody is."""
         words = self._words
         words[_NUM_ON_TRIAL] = 0
@@ -169,7 +169,7 @@ class EngineBoard:
             words[_TRIAL_KEYS + place] = key
         words[_NUM_ON_TRIAL] = min(len(keys), _MAX_ON_TRIAL)
 
-    def show_door(self, key: int) -> None:
+    def mark_submitting(self, key: int) -> None:
         """The leader of the request that is being taken in right now; 0: none."""
         self._words[_KEY_AT_DOOR] = key
 
@@ -228,12 +228,12 @@ class BoardView:
             num_dropped_blocks=words[_NUM_DROPPED_BLOCKS],
         )
 
-    def keys_on_trial(self) -> frozenset[int]:
+    def keys_on_probation(self) -> frozenset[int]:
         """The outputs of the suspect that was being tried; empty when none was."""
         num_keys = min(self._words[_NUM_ON_TRIAL], _MAX_ON_TRIAL)
         return frozenset(self._words[_TRIAL_KEYS : _TRIAL_KEYS + num_keys])
 
-    def keys_in_hand(self) -> frozenset[int]:
+    def keys_in_progress(self) -> frozenset[int]:
         """Who was in the last steps, until they were done with, and who was being taken in."""
         keys: set[int] = set()
         for bank in range(_NUM_BANKS):

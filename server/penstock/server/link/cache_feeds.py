@@ -7,7 +7,7 @@ tokens wait for it; changes that come meanwhile follow it. Does not know sockets
 from dataclasses import dataclass
 
 from penstock.scheduler.cache_book import CacheBook, CacheWatch
-from penstock.server.link.cache_frames import CacheNews, Follow, SnapshotPart
+from penstock.server.link.cache_frames import CacheUpdate, Follow, SnapshotPart
 from penstock.server.link.wire import LinkError
 
 MAX_FEEDS_PER_FRONT = 64
@@ -40,15 +40,15 @@ class CacheFeeds:
         """Whether a snapshot is not out yet. Changes come with the steps that make them."""
         return any(feed.next_part < feed.num_parts for feed in self._feeds.values())
 
-    def follow(self, front_id: int, wish: Follow) -> None:
+    def follow(self, front_id: int, request: Follow) -> None:
         """Begin to tell a front. Raises LinkError where it may not."""
         if self._book is None:
             raise LinkError("there is no book of what is cached")
-        if (front_id, wish.ticket) in self._feeds:
+        if (front_id, request.ticket) in self._feeds:
             raise LinkError("a ticket is used twice")
         if sum(front == front_id for front, _ in self._feeds) >= MAX_FEEDS_PER_FRONT:
             raise LinkError(f"a front follows at most {MAX_FEEDS_PER_FRONT} times")
-        self._feeds[front_id, wish.ticket] = _feed_of(self._book, wish.ticket, wish.salt)
+        self._feeds[front_id, request.ticket] = _feed_of(self._book, request.ticket, request.salt)
 
     def unfollow(self, front_id: int, ticket: int) -> None:
         """Tell no more; one that is not there is no error."""
@@ -62,16 +62,16 @@ class CacheFeeds:
             if front == front_id:
                 self.unfollow(front, ticket)
 
-    def take(self) -> list[tuple[int, CacheNews]]:
+    def take(self) -> list[tuple[int, CacheUpdate]]:
         """What to tell each front now."""
-        news: list[tuple[int, CacheNews]] = []
+        updates: list[tuple[int, CacheUpdate]] = []
         for (front_id, ticket), feed in self._feeds.items():
             if feed.watch.is_overrun and self._book is not None:
                 # More has changed than is kept: what there is now is the shorter story.
                 self._book.unwatch(feed.watch)
                 feed = self._feeds[front_id, ticket] = _feed_of(self._book, ticket, feed.watch.salt)
-            news += [(front_id, one) for one in _news_of(feed)]
-        return news
+            updates += [(front_id, one) for one in _updates_of(feed)]
+        return updates
 
 
 def _feed_of(book: CacheBook, ticket: int, salt: bytes) -> _Feed:
@@ -81,17 +81,17 @@ def _feed_of(book: CacheBook, ticket: int, salt: bytes) -> _Feed:
     return _Feed(ticket=ticket, watch=watch, num_parts=num_parts)
 
 
-def _news_of(feed: _Feed) -> list[CacheNews]:
-    news: list[CacheNews] = []
+def _updates_of(feed: _Feed) -> list[CacheUpdate]:
+    updates: list[CacheUpdate] = []
     last = min(feed.num_parts, feed.next_part + _PARTS_PER_TURN)
     for index in range(feed.next_part, last):
         part = SnapshotPart(index=index, num_parts=feed.num_parts, num_blocks=feed.watch.num_blocks)
         blocks = feed.watch.take_blocks(BLOCKS_PER_PART)
-        news.append(CacheNews(ticket=feed.ticket, changes=tuple(blocks), part=part))
+        updates.append(CacheUpdate(ticket=feed.ticket, changes=tuple(blocks), part=part))
     feed.next_part = last
     if last == feed.num_parts:
         changes = feed.watch.take_changes()
         for start in range(0, len(changes), BLOCKS_PER_PART):
             some = changes[start : start + BLOCKS_PER_PART]
-            news.append(CacheNews(ticket=feed.ticket, changes=tuple(some)))
-    return news
+            updates.append(CacheUpdate(ticket=feed.ticket, changes=tuple(some)))
+    return updates

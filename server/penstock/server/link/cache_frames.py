@@ -32,7 +32,7 @@ class SnapshotPart:
     num_blocks: int
 
 
-class CacheNews(TaggedFrame, frozen=True, kw_only=True):
+class CacheUpdate(TaggedFrame, frozen=True, kw_only=True):
     """What has changed since the last news of this ticket, in that order.
 
     With `part`: no changes but what there is; whatever was told before part 0 is void.
@@ -43,4 +43,4 @@ class CacheNews(TaggedFrame, frozen=True, kw_only=True):
     part: SnapshotPart | None = None
 
 
-CacheFrame: TypeAlias = Follow | Unfollow | CacheNews
+CacheFrame: TypeAlias = Follow | Unfollow | CacheUpdate

@@ -27,10 +27,10 @@ from penstock.server.link.kept_streams import (
     KeptStream,
     KeptStreams,
 )
-from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
+from penstock.server.link.operator_frames import Command, CommandResult, ViewAnswer, ViewQuery
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.resume_frames import Attach, Attached, Detach, Kept, Lack
+from penstock.server.link.resume_frames import Attach, Attached, AttachFailure, Detach, KeptRequest
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
 from penstock.server.link.wire import LinkError
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _MAX_CANCELS = 64
 """Requests that are cancelled between two steps, some 20 us each: a thousand at once would hold up
 every other stream."""
-_SETTLING_S = 5.0
+_RECONNECT_S = 5.0
 """After the death of an engine: how long fronts may take to submit to the next one what it had."""
 
 
@@ -86,19 +86,19 @@ class EngineCore(Protocol):
         ...
 
 
-CarryOut = Callable[[Order, Callable[[OrderAnswer], None]], None]
+CarryOut = Callable[[Command, Callable[[CommandResult], None]], None]
 """Begins to do what an order says and gives the answer to the callable, now or from another thread.
 Does not block."""
 
 
 class Dispatcher:
-    """Turns fronts' frames into engine calls and engine events into fronts' frames.
+    """Turns fronts' frames into engine calls, and engine events into frames for fronts.
 
-    `carry_out`: whoever does what an observer orders; None: nobody, and observers are told so.
-    `quarantine`: what becomes of requests that may have killed an engine before. `show_door` is
-    told whose outputs are being taken in, by the first one's key, and 0 when they are. `clock`: the
-    engine's. `cache_book`: what is cached in the engine, None where fronts may not follow that.
-    `kept_limits`: of streams that outlive their calls.
+    `carry_out`: runs a command of an observer; without it commands are refused. `quarantine`: holds
+    back requests that may have crashed an earlier engine. `mark_submitting` gets the first key of
+    the request that is being submitted, and 0 afterwards. `clock`: the engine's. `cache_book`: what
+    is cached in the engine; without it fronts cannot subscribe. `kept_limits`: for streams that
+    outlive their calls.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Dispatcher:
         *,
         carry_out: CarryOut | None = None,
         quarantine: Quarantine | None = None,
-        show_door: Callable[[int], None] | None = None,
+        mark_submitting: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         cache_book: CacheBook | None = None,
         kept_limits: KeptLimits = DEFAULT_LIMITS,
@@ -120,11 +120,11 @@ class Dispatcher:
         """Of all requests, so far."""
         self.kept = KeptStreams(clock, on_drop=self._drop, limits=kept_limits)
         self._clock = clock
-        self._settled_at_s = clock() + _SETTLING_S if hello.epoch > 1 else clock()
+        self._reconnected_at_s = clock() + _RECONNECT_S if hello.epoch > 1 else clock()
         self._cache_feeds = CacheFeeds(cache_book)
-        self._mail: list[tuple[int, bytes]] = []
+        self._outgoing: list[tuple[int, bytes]] = []
         self._quarantine = quarantine or Quarantine((), lambda _: None)
-        self._show_door = show_door
+        self._mark_submitting = mark_submitting
         self.hello_frame = encode(hello)
         self._carry_out = carry_out
         # By front; of NO_FRONT those of kept streams that no front has.
@@ -140,12 +140,12 @@ class Dispatcher:
     def has_own_work(self) -> bool:
         """True when `step` has something to do or to send, whatever the engine has to do."""
         return (
-            bool(self._to_cancel or self._mail)
+            bool(self._to_cancel or self._outgoing)
             or self._quarantine.has_work
             or self._cache_feeds.has_work
         )
 
-    def front_came(self, front_id: int) -> bytes:
+    def front_connected(self, front_id: int) -> bytes:
         """A front said hello; returns the frame that answers it."""
         if self._to_cancel:
             # One that has come back may use its keys again.
@@ -189,8 +189,8 @@ class Dispatcher:
             case Detach(names=names):
                 for name in names:
                     self.kept.detach(name, front_id)
-            case Follow() as wish:
-                self._cache_feeds.follow(front_id, wish)
+            case Follow() as request:
+                self._cache_feeds.follow(front_id, request)
             case Unfollow(ticket=ticket):
                 self._cache_feeds.unfollow(front_id, ticket)
             case other:
@@ -203,12 +203,12 @@ class Dispatcher:
         Raises LinkError when the observer breaks the protocol.
         """
         match frame:
-            case Look(ticket=ticket):
-                answer(encode(LookAnswer(ticket=ticket, views=self.engine.look())))
-            case Order() as order if self._carry_out is not None:
-                self._carry_out(order, lambda done: answer(encode(done)))
-            case Order(ticket=ticket):
-                answer(encode(OrderAnswer(ticket=ticket, problem="it takes no orders")))
+            case ViewQuery(ticket=ticket):
+                answer(encode(ViewAnswer(ticket=ticket, views=self.engine.look())))
+            case Command() as command if self._carry_out is not None:
+                self._carry_out(command, lambda done: answer(encode(done)))
+            case Command(ticket=ticket):
+                answer(encode(CommandResult(ticket=ticket, problem="it takes no orders")))
             case other:
                 raise LinkError(f"an observer does not send {type(other).__name__}")
 
@@ -218,9 +218,9 @@ class Dispatcher:
             self._cancel_first(_MAX_CANCELS)
         quarantine = self._quarantine
         if quarantine.has_work:
-            self._hand_in(quarantine.next_trial())
-        events = quarantine.heard(self.engine.step())
-        frames, self._mail = self._mail, []
+            self._submit_to_engine(quarantine.next_probation())
+        events = quarantine.with_ends(self.engine.step())
+        frames, self._outgoing = self._outgoing, []
         frames += [(front_id, encode(news)) for front_id, news in self._cache_feeds.take()]
         if events.is_empty:
             return frames
@@ -263,10 +263,10 @@ class Dispatcher:
         """A client is at this front: what its request does from now on goes there."""
         stream = self.kept.find(attach.name)
         if stream is None or stream.is_lost:
-            lack = Lack.NOT_THERE if stream is None else Lack.LOST
-            if stream is None and self._clock() < self._settled_at_s:
-                lack = Lack.UNSURE
-            return Attached(ticket=attach.ticket, keepsake=None, lack=lack)
+            failure = AttachFailure.NOT_FOUND if stream is None else AttachFailure.LOST
+            if stream is None and self._clock() < self._reconnected_at_s:
+                failure = AttachFailure.NOT_SETTLED
+            return Attached(ticket=attach.ticket, resume_spec=None, failure=failure)
         if stream.front_id not in (NO_FRONT, front_id):
             self._detach(stream)
         self._live_keys[stream.front_id] -= stream.live
@@ -274,14 +274,16 @@ class Dispatcher:
         self.kept.move(stream, front_id)
         return Attached(
             ticket=attach.ticket,
-            keepsake=stream.keepsake,
+            resume_spec=stream.resume_spec,
             keys=stream.keys,
             history=tuple(map(StepFrame.of, stream.history())),
         )
 
     def _detach(self, stream: KeptStream) -> None:
         """Its front does not have it any more, and is told so with the next step's news."""
-        self._mail.append((stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys))))
+        self._outgoing.append(
+            (stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys)))
+        )
 
     def _drop(self, stream: KeptStream) -> None:
         """Nobody can come for it any more: what still runs of it ends."""
@@ -290,7 +292,7 @@ class Dispatcher:
         self._live_keys[stream.front_id] -= stream.live
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
-    def _is_elsewhere(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
+    def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
         """Whether what a front submits again is with another, who reads it or came first.
 
         What is there of it otherwise makes room. `is_read`: at the front that submits it.
@@ -321,7 +323,9 @@ class Dispatcher:
             if not self._quarantine.cancel(key, reason):
                 self.engine.cancel(key, reason)
 
-    def _submit(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept | None) -> None:
+    def _submit(
+        self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
+    ) -> None:
         live = self._live_keys[front_id]
         keys = [spec.key for spec in specs]
         for key in keys:
@@ -329,7 +333,7 @@ class Dispatcher:
                 raise LinkError(f"key {key} does not belong to front {front_id}")
         if not live.isdisjoint(keys) or len(set(keys)) != len(keys):
             raise LinkError("a key is used twice")
-        if not self._makes_way(front_id, specs, kept):
+        if not self._release_previous(front_id, specs, kept):
             return
         if kept is not None and self.kept.find(kept.name) is None:
             self.kept.begin(front_id, specs, kept)
@@ -337,9 +341,11 @@ class Dispatcher:
                 return  # it is not read, there is no room for it, and its front was told
         live.update(keys)
         if specs and not self._quarantine.takes(front_id, specs):
-            self._hand_in(specs)
+            self._submit_to_engine(specs)
 
-    def _makes_way(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept | None) -> bool:
+    def _release_previous(
+        self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
+    ) -> bool:
         """Let go of an older stream of what is submitted; False where that is with another front.
 
         One that is not kept any more has left a stream where only the way to its front was lost.
@@ -359,21 +365,21 @@ class Dispatcher:
                 self._drop(stream)
                 self.kept.forget(stream)
             return True
-        if not self._is_elsewhere(front_id, stream, is_read=is_read):
+        if not self._is_at_other_front(front_id, stream, is_read=is_read):
             return True
-        self._mail.append((front_id, encode(Detach(names=(name,), keys=keys))))
+        self._outgoing.append((front_id, encode(Detach(names=(name,), keys=keys))))
         return False
 
-    def _hand_in(self, specs: tuple[RequestSpec, ...]) -> None:
+    def _submit_to_engine(self, specs: tuple[RequestSpec, ...]) -> None:
         if not specs:
             return
-        if self._show_door is None:
+        if self._mark_submitting is None:
             self.engine.submit(specs)
             return
         # What this raises ends the engine: then it stays written who was at the door.
-        self._show_door(specs[0].key)
+        self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
-        self._show_door(0)
+        self._mark_submitting(0)
 
 
 def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:

@@ -10,8 +10,8 @@ engine was built or what ends the process.
 from collections.abc import Callable
 
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.display import Display
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.engine_status import StatusPublisher
+from penstock.server.link.front_connections import FrontConnections
 
 _MAX_WAIT_S = 0.5
 """How long it rests at most: whoever watches it wants to see that it comes round, and a self-paced
@@ -31,9 +31,9 @@ class EngineLoop:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        hub: FrontHub,
+        hub: FrontConnections,
         clock: Callable[[], float],
-        display: Display | None = None,
+        display: StatusPublisher | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._hub = hub
@@ -66,7 +66,7 @@ class EngineLoop:
         was_busy = is_checking = False
         while not self._is_stopping:
             if display is not None:
-                display.came_round()
+                display.heartbeat()
             has_news = self._hub.poll(0.0 if is_checking else self._wait_s(was_busy=was_busy))
             now_s = self._clock()
             if now_s >= self._chores_due_s:
@@ -76,13 +76,13 @@ class EngineLoop:
                 for front_id, frame in dispatcher.step():
                     self._hub.send(front_id, frame)
                 if display is not None:
-                    display.stepped()
+                    display.after_step()
                 was_busy, is_checking = True, False
             elif was_busy or is_checking:
                 # The accounts must balance exactly when nothing is in flight.
                 was_busy, is_checking = False, not engine.check_next_piece()
                 if display is not None and not is_checking:
-                    display.rested()
+                    display.idle()
 
     def _do_chores(self, now_s: float) -> None:
         self._chores_due_s = now_s + _CHORES_EVERY_S

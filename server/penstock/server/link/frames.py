@@ -13,7 +13,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_frames import CacheFrame
-from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
+from penstock.server.link.operator_frames import Command, CommandResult, ViewAnswer, ViewQuery
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.resume_frames import ResumeFrame
 from penstock.server.link.spec_frames import Submit, SubmitFrame
@@ -61,10 +61,10 @@ _Plain: TypeAlias = (
     | CancelById
     | CancelAnswer
     | ObserverHello
-    | Look
-    | LookAnswer
-    | Order
-    | OrderAnswer
+    | ViewQuery
+    | ViewAnswer
+    | Command
+    | CommandResult
     | ResumeFrame
     | CacheFrame
 )

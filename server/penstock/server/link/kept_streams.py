@@ -27,7 +27,7 @@ from penstock.scheduler.events import (
 )
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
 
 T = TypeVar("T")
 
@@ -59,24 +59,24 @@ class KeptStream:
         "has_failed",
         "is_lost",
         "is_read",
-        "keepsake",
         "keys",
         "live",
         "name",
         "num_bytes",
+        "resume_spec",
     )
 
-    def __init__(self, kept: Kept, front_id: int, specs: Iterable[RequestSpec]) -> None:
+    def __init__(self, kept: KeptRequest, front_id: int, specs: Iterable[RequestSpec]) -> None:
         specs = tuple(specs)
         self.name = kept.name
-        self.keepsake: Keepsake = kept.keepsake
+        self.resume_spec: ResumeSpec = kept.resume_spec
         self.keys = kept.keys
         self.live = {spec.key for spec in specs}
         self.front_id = front_id
         self.is_read = True
         self.expires_s = NO_TIME
         self.is_lost = self.has_failed = False
-        self.num_bytes = _STREAM_BYTES + len(kept.keepsake.message)
+        self.num_bytes = _STREAM_BYTES + len(kept.resume_spec.message)
         self._num_top = max((spec.sampling.num_logprobs for spec in specs), default=-1)
         self._segments: list[StepEvents] = []
         self._step = 0
@@ -136,7 +136,7 @@ class KeptStream:
         self.is_lost = True
         self._segments.clear()
         self._keys, self._tokens, self._rows = array("q"), array("i"), []
-        self.keepsake = replace(self.keepsake, message=b"")
+        self.resume_spec = replace(self.resume_spec, message=b"")
         self.num_bytes = 0  # no more than the request itself, of which there are only so many
 
     def _append(self, events: StepEvents, num_bytes: int = _EVENT_BYTES) -> None:
@@ -211,7 +211,7 @@ class KeptStreams:
             return None
         return RequestState.ERROR if stream.has_failed else RequestState.COMPLETED
 
-    def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept) -> None:
+    def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """A request is about to be submitted, or has ended before; there is none of its name."""
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream
@@ -309,7 +309,7 @@ class KeptStreams:
     def _park(self, stream: KeptStream) -> None:
         """Nobody reads it: its time runs from now on."""
         stream.is_read = False
-        stream.expires_s = self._clock() + stream.keepsake.grace_s
+        stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unread.pop(stream, None)
         self._unread[stream] = None
 

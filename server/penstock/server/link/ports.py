@@ -18,7 +18,7 @@ class EngineHello(TaggedFrame, frozen=True, kw_only=True):
     """What an engine says first on every connection.
 
     `epoch` grows with every engine start. `max_num_waiting` and `max_num_waiting_tokens` bound its
-    queue. `tells_cache`: fronts may follow what is cached.
+    queue. `publishes_cache`: fronts may follow what is cached.
     """
 
     epoch: int
@@ -26,7 +26,7 @@ class EngineHello(TaggedFrame, frozen=True, kw_only=True):
     executor: ExecutorInfo
     max_num_waiting: int
     max_num_waiting_tokens: int
-    tells_cache: bool = False
+    publishes_cache: bool = False
 
 
 class EnginePort(Protocol):

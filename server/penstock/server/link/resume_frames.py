@@ -17,7 +17,7 @@ from penstock.server.link.wire import TaggedFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keepsake:
+class ResumeSpec:
     """What makes a request again, on any front. `request_id`: the client's.
 
     `seed`: of its first output. `deadline_s`: the earliest of its deadlines, seconds on the
@@ -33,7 +33,7 @@ class Keepsake:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept:
+class KeptRequest:
     """What is submitted besides the outputs of a request that outlives its call.
 
     `name`: the engine's. `keys`: of all outputs, those that have ended included, by index.
@@ -42,17 +42,17 @@ class Kept:
     """
 
     name: str
-    keepsake: Keepsake
+    resume_spec: ResumeSpec
     keys: tuple[int, ...]
     is_read: bool = True
     history: StepFrame | None = field(default=None, repr=False)
 
 
-class Lack(enum.IntEnum):
+class AttachFailure(enum.IntEnum):
     """Why there is no stream."""
 
-    NOT_THERE = 0
-    UNSURE = 1
+    NOT_FOUND = 0
+    NOT_SETTLED = 1
     """The engine has just started: fronts may not have submitted it again yet."""
     LOST = 2
     """The request runs, and what it has generated was too much to be kept."""
@@ -68,14 +68,14 @@ class Attach(TaggedFrame, frozen=True, kw_only=True):
 class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
     """The engine's answer: all that has come of the request; what comes next goes to the asker.
 
-    `keys`: of its outputs, by index. `kept` None: there is no stream, and `lack` is why.
+    `keys`: of its outputs, by index. `kept` None: there is no stream, and `failure` is why.
     """
 
     ticket: int
-    keepsake: Keepsake | None
+    resume_spec: ResumeSpec | None
     keys: tuple[int, ...] = ()
     history: tuple[StepFrame, ...] = ()
-    lack: Lack = Lack.NOT_THERE
+    failure: AttachFailure = AttachFailure.NOT_FOUND
 
 
 class Detach(TaggedFrame, frozen=True, kw_only=True):

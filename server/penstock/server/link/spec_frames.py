@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.resume_frames import Kept
+from penstock.server.link.resume_frames import KeptRequest
 from penstock.server.link.wire import TaggedFrame
 
 TRACE_ID_BYTES = 16
@@ -44,7 +44,7 @@ class Submit:
     """
 
     specs: tuple[RequestSpec, ...]
-    kept: Kept | None = None
+    kept: KeptRequest | None = None
 
 
 class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
@@ -52,7 +52,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
 
     leader: RequestSpec | None
     others: tuple[_Difference, ...]
-    kept: Kept | None = None
+    kept: KeptRequest | None = None
 
     @classmethod
     def of(cls, submit: Submit) -> "SubmitFrame":

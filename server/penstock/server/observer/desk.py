@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.logs import LOG_LEVELS
 from penstock.server.observer.hub import FrontUnavailable
@@ -52,8 +52,8 @@ class Fronts(Protocol):
         ...
 
     async def order(
-        self, front_id: int, verb: OrderVerb, argument: str, limit_s: float
-    ) -> OrderAnswer:
+        self, front_id: int, kind: CommandKind, argument: str, limit_s: float
+    ) -> CommandResult:
         """Have one do something; raises FrontUnavailable."""
         ...
 
@@ -65,7 +65,7 @@ class EngineSide(Protocol):
         """Its outputs; raises EngineUnavailable."""
         ...
 
-    async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+    async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
         """Have it do something; raises EngineUnavailable."""
         ...
 
@@ -113,7 +113,7 @@ class ServiceDesk:
         engine: EngineSide,
         flight: Flight | None,
         merge: Merge,
-        carry_out: Callable[[Order, Callable[[OrderAnswer], None]], None],
+        carry_out: Callable[[Command, Callable[[CommandResult], None]], None],
         tell_supervisor: Callable[[FromChild], None],
     ) -> None:
         self._snapshots = snapshots
@@ -175,7 +175,7 @@ class ServiceDesk:
         self._tell_supervisor(LogLevel(level=level))
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
         answers = await asyncio.gather(
-            *(self._order_of(name, OrderVerb.LOG_LEVEL, level, _ORDER_S) for name in names),
+            *(self._order_of(name, CommandKind.LOG_LEVEL, level, _ORDER_S) for name in names),
             return_exceptions=True,
         )
         problems = [
@@ -192,7 +192,7 @@ class ServiceDesk:
             raise DeskError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
         limit_s = seconds + _AFTER_PROFILE_S
         try:
-            answer = await self._order_of(process, OrderVerb.PROFILE, repr(seconds), limit_s)
+            answer = await self._order_of(process, CommandKind.PROFILE, repr(seconds), limit_s)
         except (EngineUnavailable, FrontUnavailable) as error:
             raise DeskError(str(error)) from error
         if answer.problem:
@@ -228,33 +228,33 @@ class ServiceDesk:
         return self._merge(engine, views)
 
     async def _order_of(
-        self, process: str, verb: OrderVerb, argument: str, limit_s: float
-    ) -> OrderAnswer:
+        self, process: str, kind: CommandKind, argument: str, limit_s: float
+    ) -> CommandResult:
         """What a process of that name answers. Raises DeskError for none of ours."""
         if process == "engine":
-            return await self._engine.order(verb, argument, limit_s)
+            return await self._engine.order(kind, argument, limit_s)
         if process == "observer":
-            return await self._order_here(verb, argument, limit_s)
-        kind, _, number = process.partition(" ")
-        if kind != "front" or not (number.isascii() and number.isdecimal()):
+            return await self._order_here(kind, argument, limit_s)
+        role, _, number = process.partition(" ")
+        if role != "front" or not (number.isascii() and number.isdecimal()):
             raise DeskError(f"process must be engine, observer or front N, not {process!r}")
         if int(number) not in self._fronts.front_ids:
             there = ", ".join(map(str, self._fronts.front_ids)) or "none"
             raise DeskError(f"there is no front {int(number)}; there are {there}")
-        return await self._fronts.order(int(number), verb, argument, limit_s)
+        return await self._fronts.order(int(number), kind, argument, limit_s)
 
-    async def _order_here(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+    async def _order_here(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[OrderAnswer] = loop.create_future()
+        answer: asyncio.Future[CommandResult] = loop.create_future()
 
-        def settle(done: OrderAnswer) -> None:
+        def settle(done: CommandResult) -> None:
             if not answer.done():
                 answer.set_result(done)
 
-        def answer_from_anywhere(done: OrderAnswer) -> None:
+        def answer_from_anywhere(done: CommandResult) -> None:
             loop.call_soon_threadsafe(settle, done)
 
-        self._carry_out(Order(ticket=0, verb=verb, argument=argument), answer_from_anywhere)
+        self._carry_out(Command(ticket=0, kind=kind, argument=argument), answer_from_anywhere)
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
@@ -262,8 +262,8 @@ class ServiceDesk:
             raise DeskError("the observer does not answer itself") from None
 
 
-def _problem_of(answer: OrderAnswer | BaseException) -> str:
-    if isinstance(answer, OrderAnswer):
+def _problem_of(answer: CommandResult | BaseException) -> str:
+    if isinstance(answer, CommandResult):
         return answer.problem
     if isinstance(answer, EngineUnavailable | FrontUnavailable | DeskError):
         return str(answer)

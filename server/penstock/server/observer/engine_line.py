@@ -10,7 +10,13 @@ from pathlib import Path
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.connection import Connection, keep_connected
 from penstock.server.link.frames import Frame, ObserverHello, decode, encode
-from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import (
+    Command,
+    CommandKind,
+    CommandResult,
+    ViewAnswer,
+    ViewQuery,
+)
 from penstock.server.link.ports import EngineHello, EngineUnavailable
 from penstock.server.link.wire import LinkError
 from penstock.server.observer.questions import Questions
@@ -31,7 +37,7 @@ class EngineLine:
         self._path = path
         self._line: Connection[Frame] | None = None
         self._looks: Questions[tuple[LiveView, ...]] = Questions()
-        self._orders: Questions[OrderAnswer] = Questions()
+        self._orders: Questions[CommandResult] = Questions()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -54,18 +60,18 @@ class EngineLine:
         """Every output that lives in the engine. Raises EngineUnavailable, also past `limit_s`."""
         line = self._open_line()
         ticket, answer = self._looks.ask()
-        line.write(encode(Look(ticket=ticket)))
+        line.write(encode(ViewQuery(ticket=ticket)))
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
             raise EngineUnavailable("the engine does not answer") from None
 
-    async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+    async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
         """Have the engine's process do something. Raises EngineUnavailable."""
         line = self._open_line()
         ticket, answer = self._orders.ask()
-        line.write(encode(Order(ticket=ticket, verb=verb, argument=argument)))
+        line.write(encode(Command(ticket=ticket, kind=kind, argument=argument)))
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
@@ -98,9 +104,9 @@ class EngineLine:
                 self.hello = hello
                 if self._on_hello is not None:
                     self._on_hello(hello)
-            case LookAnswer(ticket=ticket, views=views):
+            case ViewAnswer(ticket=ticket, views=views):
                 self._looks.answer(ticket, views)
-            case OrderAnswer() as answer:
+            case CommandResult() as answer:
                 self._orders.answer(answer.ticket, answer)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__} to an observer")

@@ -1,15 +1,13 @@
-"""Who was with the engines that died, and who of them is to be tried or refused by the next.
+"""Crash attribution: which requests were in the engines that died.
 
-Owns the account of deaths by request and the judgement. An engine that ends by its own fault has
-been brought down by something it was doing; one that was killed from outside most likely not, so
-that this counts only when it happens to the same request again. Reads no board and starts nothing.
+Decides which of them the next engine runs alone (probation) and which it refuses (quarantine).
 """
 
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.server.link.suspect import Suspect
+from penstock.server.link.suspected_request import SuspectedRequest
 
 _FORGET_AFTER_S = 600.0
 _MAX_KEPT = 4096
@@ -17,26 +15,26 @@ _FIRST_TRIAL_TOKENS = 2
 _TRIAL_GROWTH = 8
 _MAX_TRIAL_TOKENS = 128
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that somebody sends; a process brings others upon itself."""
+"""Signals that come from outside; a process causes the others itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDeath:
-    """What is known of one. `is_its_own`: the engine's doing, not a kill from outside; `was_hung`:
-    it stood still, which devices and drivers do without anybody's fault.
+    """How an engine died. `is_its_own`: the engine caused it, it was not killed from outside.
+    `was_hung`: it made no progress, which a device or driver can cause.
 
-    `keys_in_hand`: who was in its last steps or at its door; `keys_on_trial`: the outputs of the
-    one suspect that was being tried then.
+    `keys_in_progress`: outputs of its last steps and of the request being submitted.
+    `keys_on_probation`: outputs of the suspected request that ran alone.
     """
 
     is_its_own: bool
-    keys_in_hand: frozenset[int]
-    keys_on_trial: frozenset[int] = frozenset()
+    keys_in_progress: frozenset[int]
+    keys_on_probation: frozenset[int] = frozenset()
     was_hung: bool = False
 
 
 def is_its_own(code: int, *, was_hung: bool) -> bool:
-    """Whether a return code (negative: killed by that signal) tells of the engine's own doing."""
+    """Whether a return code (negative: killed by that signal) shows that the engine itself failed."""
     return was_hung or code > 0 or (code < 0 and -code not in _FROM_OUTSIDE)
 
 
@@ -54,20 +52,17 @@ class _Account:
 
 
 class Autopsy:
-    """Deaths by key. Keys of requests that have ended stay for a while: nobody uses them again.
-
-    `clock` gives monotonic seconds.
-    """
+    """Deaths by key. Keys of requests that have ended stay for a while; they are not used again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._accounts: dict[int, _Account] = {}
 
     def note(self, death: EngineDeath) -> None:
-        """An engine died."""
-        now_s, keys = self._clock(), death.keys_in_hand
+        """Record the death of an engine."""
+        now_s, keys = self._clock(), death.keys_in_progress
         # Whoever was on trial but not in hand waited, and did nothing.
-        tried = death.keys_on_trial if keys & death.keys_on_trial else frozenset[int]()
+        tried = death.keys_on_probation if keys & death.keys_on_probation else frozenset[int]()
         self._forget(now_s)
         for key in keys | tried:
             account = self._accounts.pop(key, None) or _Account()
@@ -79,12 +74,12 @@ class Autopsy:
         for key in keys | tried:
             self._accounts[key].is_poison |= self._is_convicted(key, death, tried)
 
-    def suspects(self) -> tuple[Suspect, ...]:
-        """Whom the next engine is to try, and whom to refuse."""
+    def suspects(self) -> tuple[SuspectedRequest, ...]:
+        """The requests that the next engine runs alone or refuses."""
         return tuple(
-            Suspect(
+            SuspectedRequest(
                 key=key,
-                num_trial_tokens=_num_trial_tokens(account),
+                num_probation_tokens=_num_trial_tokens(account),
                 is_poison=account.is_poison,
             )
             for key, account in self._accounts.items()
@@ -93,7 +88,7 @@ class Autopsy:
 
     def _is_convicted(self, key: int, death: EngineDeath, tried: frozenset[int]) -> bool:
         account = self._accounts[key]
-        is_alone = death.keys_in_hand == frozenset({key})
+        is_alone = death.keys_in_progress == frozenset({key})
         if not death.is_its_own or (death.was_hung and not is_alone):
             # Twice while the same one was tried: that is no chance. (What eats all memory is killed
             # from outside.)

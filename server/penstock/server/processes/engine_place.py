@@ -110,16 +110,16 @@ class EnginePlace:
             return
         death = EngineDeath(
             is_its_own=is_its_own(code, was_hung=self._is_hung),
-            keys_in_hand=board.keys_in_hand(),
-            keys_on_trial=board.keys_on_trial(),
+            keys_in_progress=board.keys_in_progress(),
+            keys_on_probation=board.keys_on_probation(),
             was_hung=self._is_hung,
         )
         self._autopsy.note(death)
         num_tried = sum(not suspect.is_poison for suspect in self._autopsy.suspects())
-        if num_tried and death.keys_in_hand:
+        if num_tried and death.keys_in_progress:
             log.warning(
                 "%d requests were with the engine: what comes back of %d that may have killed it"
                 " is tried one by one",
-                len(death.keys_in_hand),
+                len(death.keys_in_progress),
                 num_tried,
             )

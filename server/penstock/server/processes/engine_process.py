@@ -28,13 +28,12 @@ from penstock.server.flight.geometry import FlightError
 from penstock.server.flight.writer import FlightWriter
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.display import Display
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.engine_status import StatusBoardExecutor, StatusPublisher
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.shown_executor import ShownExecutor
 from penstock.server.processes.control import ChildControl, die_with_parent
 from penstock.server.processes.engine_policy import EnginePolicy
 from penstock.server.processes.exit_codes import (
@@ -75,22 +74,22 @@ def main(arguments: list[str]) -> int:
         warn_of_limits(launch.server.executor, executor.info)
         board = _board(launch, executor)
         recorder = _recorder(launch.server, executor)
-        engine = _engine(launch, ShownExecutor(executor, board), recorder)
+        engine = _engine(launch, StatusBoardExecutor(executor, board), recorder)
         book = _cache_book(launch, engine)
         dispatcher = Dispatcher(
             engine,
-            _hello(launch, executor, tells_cache=book is not None),
+            _hello(launch, executor, publishes_cache=book is not None),
             carry_out=Orders("engine").carry_out,
-            quarantine=Quarantine(launch.suspects, board.show_trial),
-            show_door=board.show_door,
+            quarantine=Quarantine(launch.suspects, board.mark_probation),
+            mark_submitting=board.mark_submitting,
             cache_book=book,
             kept_limits=KeptLimits(
                 max_bytes=launch.server.front.max_resume_bytes,
                 max_unread=launch.server.front.max_parked_requests,
             ),
         )
-        hub = FrontHub(listener, dispatcher)
-        display = Display(
+        hub = FrontConnections(listener, dispatcher)
+        display = StatusPublisher(
             board,
             dispatcher,
             lambda: engine.queue_size,
@@ -249,7 +248,7 @@ def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | N
         return None
 
 
-def _hello(launch: EngineLaunch, executor: Executor, *, tells_cache: bool) -> EngineHello:
+def _hello(launch: EngineLaunch, executor: Executor, *, publishes_cache: bool) -> EngineHello:
     scheduler = launch.server.scheduler
     return EngineHello(
         epoch=launch.epoch,
@@ -257,7 +256,7 @@ def _hello(launch: EngineLaunch, executor: Executor, *, tells_cache: bool) -> En
         executor=executor.info,
         max_num_waiting=scheduler.max_num_waiting,
         max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
-        tells_cache=tells_cache,
+        publishes_cache=publishes_cache,
     )
 
 

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.logs import set_log_level
 from penstock.server.processes.sampler import sample
 
@@ -22,28 +22,30 @@ class Orders:
         self._process = process
         self._sampling = threading.Lock()
 
-    def carry_out(self, order: Order, answer: Callable[[OrderAnswer], None]) -> None:
+    def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
         """Begin; `answer` is called once, here or on a thread of its own. Never raises."""
         try:
-            match order.verb:
-                case OrderVerb.LOG_LEVEL:
+            match order.kind:
+                case CommandKind.LOG_LEVEL:
                     set_log_level(order.argument)
                     log.info("log level is %s", order.argument)
-                    answer(OrderAnswer(ticket=order.ticket))
-                case OrderVerb.PROFILE:
+                    answer(CommandResult(ticket=order.ticket))
+                case CommandKind.PROFILE:
                     self._profile(order.ticket, float(order.argument), answer)
         except ValueError as error:
-            answer(OrderAnswer(ticket=order.ticket, problem=str(error)))
+            answer(CommandResult(ticket=order.ticket, problem=str(error)))
 
-    def _profile(self, ticket: int, seconds: float, answer: Callable[[OrderAnswer], None]) -> None:
+    def _profile(
+        self, ticket: int, seconds: float, answer: Callable[[CommandResult], None]
+    ) -> None:
         if not self._sampling.acquire(blocking=False):
             raise ValueError(f"{self._process} is being sampled already")
 
         def work() -> None:
             try:
-                done = OrderAnswer(ticket=ticket, payload=sample(self._process, seconds))
+                done = CommandResult(ticket=ticket, payload=sample(self._process, seconds))
             except ValueError as error:
-                done = OrderAnswer(ticket=ticket, problem=str(error))
+                done = CommandResult(ticket=ticket, problem=str(error))
             finally:
                 self._sampling.release()
             # The loop that would take it may have ended meanwhile.

@@ -29,7 +29,7 @@ time to notice by itself that the engine is gone, and to clear away what it shar
 """
 LIMIT_S = 5.0
 """Then the service goes on without their end."""
-_LOOK_AGAIN_S = 0.1
+_POLL_INTERVAL_S = 0.1
 _NUM_ROUNDS = 10
 _MARK = "PENSTOCK_ENGINE_MARK"
 _MARK_TO_KNOW = "PENSTOCK_KNOWN_ENGINE_MARK"
@@ -107,7 +107,7 @@ class Orphans:
                     told.add((_key(entry), number))
                     _tell(entry, number, left_by)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), _LOOK_AGAIN_S)
+                await asyncio.wait_for(self._news.wait(), _POLL_INTERVAL_S)
 
     def _adopted(self) -> list[ProcessEntry]:
         """The adopted that live. Reaps those that have ended, whoever left them."""
@@ -149,7 +149,7 @@ def end_marked() -> None:
             return
         for entry in found:
             _tell(entry, signal.SIGKILL, "the service")
-        time.sleep(_LOOK_AGAIN_S)  # what they were about to start shows in the next round
+        time.sleep(_POLL_INTERVAL_S)  # what they were about to start shows in the next round
 
 
 def _tell(entry: ProcessEntry, number: signal.Signals, left_by: str) -> None:

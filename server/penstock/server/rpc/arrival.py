@@ -28,7 +28,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.front.tenants import NOBODY, PriorityCeilings
+from penstock.server.front.tenants import NO_TENANT, PriorityCeilings
 from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import Admitted
 from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
@@ -56,7 +56,7 @@ _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
 _HURRIED_OPEN_S: Final = 0.25
 """The same of methods that are open to strangers: a name of a service is all they take."""
-_STRANGER: Final = Caller(tenant=NOBODY, rights=frozenset(), ceilings=PriorityCeilings(0, 0))
+_STRANGER: Final = Caller(tenant=NO_TENANT, rights=frozenset(), ceilings=PriorityCeilings(0, 0))
 """Who calls a method that asks for no right, and is not asked who it is."""
 
 
@@ -307,7 +307,7 @@ async def _serve(behaviour: Any, context: Any, way: _Way) -> Any:
             return await behaviour(error.refusal, context)
         await _abort(context, error.refusal)
     # Strangers are as many as their connections.
-    name = context.peer() if caller.tenant == NOBODY else caller.tenant
+    name = context.peer() if caller.tenant == NO_TENANT else caller.tenant
     await way.calls.enter(context)
     try:
         message = await _message(context, way, name)

@@ -15,7 +15,7 @@ from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.rpc.caller import tenant_of
 from penstock.server.rpc.handlers import Context
 from penstock.server.security.authenticator import NotListed, Unknown
-from penstock.server.security.rights import ANYBODY, Caller, Right
+from penstock.server.security.rights import ANONYMOUS, Caller, Right
 from penstock.server.security.security import Security
 
 AUTHORIZATION_KEY: Final = "authorization"
@@ -76,10 +76,10 @@ class Gate:
             )
         key = self._tenant_metadata_key
         if not key:
-            return ANYBODY
+            return ANONYMOUS
         tenant = tenant_of(context, key)
         if self._security is None:
-            return dataclasses.replace(ANYBODY, tenant=tenant)
+            return dataclasses.replace(ANONYMOUS, tenant=tenant)
         return self._security.vouched_for(tenant)
 
 

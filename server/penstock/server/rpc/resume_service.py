@@ -13,7 +13,7 @@ from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.received import Received, received
 from penstock.server.front.tenants import PriorityCeilings
-from penstock.server.link.attaching import ResumePort
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.rpc.delivery import deliver
 from penstock.server.rpc.handlers import CallFailed, Context
 from penstock.server.rpc.mapping_in.generation import check_request_id, read_generation
@@ -38,7 +38,7 @@ class ResumeService:
     def on_engine(self) -> None:
         """An engine is there: let go of what other fronts take over."""
         if isinstance(self._front.port, ResumePort):
-            self._front.port.on_detached(self._attachments.let_go)
+            self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the rest of a request's stream, after the tokens that were received."""

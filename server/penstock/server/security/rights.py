@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.server.front.tenants import NO_CEILINGS, NOBODY, PriorityCeilings
+from penstock.server.front.tenants import NO_CEILINGS, NO_TENANT, PriorityCeilings
 
 
 class Right(enum.StrEnum):
@@ -44,5 +44,5 @@ class Caller:
     ceilings: PriorityCeilings = NO_CEILINGS
 
 
-ANYBODY: Final = Caller(tenant=NOBODY, rights=ALL_RIGHTS)
+ANONYMOUS: Final = Caller(tenant=NO_TENANT, rights=ALL_RIGHTS)
 """Every caller of a service that asks for no credentials."""

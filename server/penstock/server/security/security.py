@@ -12,7 +12,7 @@ from penstock.server.security.authenticator import Authenticator
 from penstock.server.security.config import SecurityConfig
 from penstock.server.security.policy import TenantPolicy
 from penstock.server.security.policy_file import PolicyFile
-from penstock.server.security.rights import ANYBODY, Caller
+from penstock.server.security.rights import ANONYMOUS, Caller
 from penstock.server.security.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ class Security:
         )
 
     def vouched_for(self, tenant: str) -> Caller:
-        """A caller who is this tenant by the word of a proxy, or NOBODY in particular."""
+        """A caller who is this tenant by the word of a proxy, or NO_TENANT in particular."""
         if self._told_by_proxy is None:
-            return dataclasses.replace(ANYBODY, tenant=tenant)
+            return dataclasses.replace(ANONYMOUS, tenant=tenant)
         return self._told_by_proxy.policy.of(tenant).caller(tenant)
 
     def policy_of(self, tenant: str) -> TenantPolicy | None:

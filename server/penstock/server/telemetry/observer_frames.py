@@ -6,7 +6,7 @@ Does not know sockets.
 
 from typing import TypeAlias
 
-from penstock.server.link.look_frames import Order, OrderAnswer
+from penstock.server.link.operator_frames import Command, CommandResult
 from penstock.server.link.wire import Codec, TaggedFrame
 from penstock.server.telemetry.beat import Beat
 from penstock.server.telemetry.front_view import FrontView
@@ -39,7 +39,7 @@ class LiveAnswer(TaggedFrame, frozen=True, kw_only=True):
     is_last: bool = True
 
 
-ObserverFrame: TypeAlias = Hello | Records | Beat | LiveQuery | LiveAnswer | Order | OrderAnswer
+ObserverFrame: TypeAlias = Hello | Records | Beat | LiveQuery | LiveAnswer | Command | CommandResult
 
 _CODEC: Codec[ObserverFrame] = Codec(ObserverFrame)
 encode = _CODEC.encode

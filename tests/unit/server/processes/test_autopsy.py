@@ -20,13 +20,13 @@ class Clock:
 
 def own(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
     return EngineDeath(
-        is_its_own=True, keys_in_hand=frozenset(in_hand), keys_on_trial=frozenset(on_trial)
+        is_its_own=True, keys_in_progress=frozenset(in_hand), keys_on_probation=frozenset(on_trial)
     )
 
 
 def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
     return EngineDeath(
-        is_its_own=False, keys_in_hand=frozenset(in_hand), keys_on_trial=frozenset(on_trial)
+        is_its_own=False, keys_in_progress=frozenset(in_hand), keys_on_probation=frozenset(on_trial)
     )
 
 
@@ -107,7 +107,7 @@ def test_whoever_passed_and_was_there_again_is_tried_for_longer() -> None:
     autopsy, numbers = Autopsy(Clock()), []
     for _ in range(4):
         autopsy.note(own(1, 2))
-        numbers.append({suspect.num_trial_tokens for suspect in autopsy.suspects()})
+        numbers.append({suspect.num_probation_tokens for suspect in autopsy.suspects()})
     assert numbers == [{2}, {16}, {128}, {128}]
 
 

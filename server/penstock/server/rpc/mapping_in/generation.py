@@ -10,7 +10,7 @@ from typing import Final
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.generation import Generation, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
-from penstock.server.front.tenants import MAX_PRIORITY, NO_CEILINGS, NOBODY, PriorityCeilings
+from penstock.server.front.tenants import MAX_PRIORITY, NO_CEILINGS, NO_TENANT, PriorityCeilings
 from penstock.server.rpc.mapping_in.adapter import read_adapter
 from penstock.server.rpc.mapping_in.cache import (
     check_leaves_blocks,
@@ -103,7 +103,7 @@ def read_generation(
     limits: Limits,
     model_names: Collection[str],
     *,
-    tenant: str = NOBODY,
+    tenant: str = NO_TENANT,
     ceilings: PriorityCeilings = NO_CEILINGS,
     trace_id: bytes = b"",
 ) -> Generation:

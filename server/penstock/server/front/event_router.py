@@ -5,6 +5,7 @@ request fails alone. Never raises, never blocks; a writer looks only after the w
 """
 
 import logging
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any
 
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.cut_log import CutLog
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.logprob_rows import LogprobRows
@@ -22,6 +22,7 @@ from penstock.server.front.shared_writer import SharedWriter
 _log = logging.getLogger(__name__)
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 STALLED = Refusal(reason=ErrorReason.READER_STALLED)
+LOG_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -35,10 +36,10 @@ class FrontCounters:
     num_internal_errors: int = 0
 
 
-class EventDispatcher:
+class EventRouter:
     """Finds the request of every event. `cancel` tells the engine to drop keys, if any.
 
-    `hear_late_end` is told how a request ended in the engine that was released here before.
+    `on_late_end` is told how a request ended in the engine that was released here before.
     `newest_place`: of the request that was queued last, whether it is still here or not.
     """
 
@@ -49,14 +50,14 @@ class EventDispatcher:
         *,
         max_backlog_tokens: int,
         cancel: Callable[[tuple[int, ...], FinishReason], None],
-        hear_late_end: Callable[[Finished | Failed], None],
+        on_late_end: Callable[[Finished | Failed], None],
     ) -> None:
         self._table = table
         self._counters = counters
         self._max_backlog_tokens = max_backlog_tokens
         self._cancel = cancel
-        self._hear_late_end = hear_late_end
-        self._cuts = CutLog(_log)
+        self._on_late_end = on_late_end
+        self._cuts = CloseLog(_log)
         self.newest_place: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
@@ -72,7 +73,7 @@ class EventDispatcher:
         self._ends(events, now_s, touched)
         if events.changes:
             for request in touched:
-                request.tell_place()
+                request.report_queue_position()
         if is_history:
             self.newest_place = newest
         for request in touched:
@@ -84,7 +85,7 @@ class EventDispatcher:
     def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
         """Give up on a reader that does not read; with it goes what does not outlive its call."""
         extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
-        self._cuts.tell(now_s, f"request {request.request_id}", why, extra)
+        self._cuts.report(now_s, f"request {request.request_id}", why, extra)
         self._counters.num_cut_readers += 1
         request.phases.stop(now_s)
         request.stream.cut(STALLED)
@@ -93,13 +94,13 @@ class EventDispatcher:
 
     def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
         """Give up on the reader of many requests; whoever runs its writer releases them."""
-        self._cuts.tell(now_s, "a shared stream", why, {})
+        self._cuts.report(now_s, "a shared stream", why, {})
         self._counters.num_cut_readers += 1
         writer.cut(STALLED)
 
-    def tell_cuts(self, now_s: float) -> None:
+    def report_closed(self, now_s: float) -> None:
         """Say in the log who else was cut; called now and then."""
-        self._cuts.tell_rest(now_s)
+        self._cuts.report_remaining(now_s)
 
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":
         output = self._table.output(key)
@@ -178,7 +179,7 @@ class EventDispatcher:
         for end in events.ends:
             output = self._find(end.key, touched)
             if output is None:
-                self._hear_late_end(end)
+                self._on_late_end(end)
                 continue
             try:
                 if isinstance(end, Failed):
@@ -205,3 +206,32 @@ class EventDispatcher:
             output.is_live = output.is_plain = False
         self._cancel(live_keys, FinishReason.CANCELLED)
         request.fail(_INTERNAL, now_s)
+
+
+class CloseLog:
+    """A warning names its reader; who follows within a second is counted, and told afterwards."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._last_s = -math.inf
+        self._num_unreported: int = 0
+
+    def report(self, now_s: float, who: str, why: str, extra: dict[str, str]) -> None:
+        """A reader was cut at `now_s`, monotonic seconds that do not go back."""
+        if now_s < self._last_s + LOG_INTERVAL_S:
+            self._num_unreported += 1
+            self._log.debug("%s: reader stalled and was cut: %s", who, why, extra=extra)
+            return
+        self.report_remaining(now_s)
+        self._last_s = now_s
+        self._log.warning("%s: reader stalled and was cut: %s", who, why, extra=extra)
+
+    def report_remaining(self, now_s: float) -> None:
+        """Tell of those that were not named, once their second is over."""
+        if self._num_unreported and now_s >= self._last_s + LOG_INTERVAL_S:
+            self._log.warning(
+                "%d more readers stalled and were cut in the last %.1f s",
+                self._num_unreported,
+                now_s - self._last_s,
+            )
+            self._num_unreported = 0

@@ -10,10 +10,10 @@ from typing import Protocol, runtime_checkable
 
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.ports import EnginePort, EngineUnavailable
-from penstock.server.link.resume_frames import Attach, Attached, Detach, Kept
+from penstock.server.link.resume_frames import Attach, Attached, Detach, KeptRequest
 
-Arrive = Callable[[Attached], None]
-LetGo = Callable[[str, tuple[int, ...]], None]
+AttachListener = Callable[[Attached], None]
+DetachListener = Callable[[str, tuple[int, ...]], None]
 """Takes the engine's name of a request, and the keys of its outputs."""
 
 
@@ -25,14 +25,14 @@ class ResumePort(EnginePort, Protocol):
         """Return when an engine has said hello."""
         ...
 
-    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: Kept) -> None:
+    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """As `submit`, of a request that outlives its call."""
         ...
 
-    async def attach_stream(self, name: str, arrive: Arrive) -> None:
+    async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """Ask for a stream by the engine's name of its request.
 
-        `arrive` is called with the answer, before anything that comes after it. Raises
+        `on_attached` is called with the answer, before anything that comes after it. Raises
         `EngineUnavailable`.
         """
         ...
@@ -41,49 +41,49 @@ class ResumePort(EnginePort, Protocol):
         """Nobody reads these streams here any more. A no-op without an engine."""
         ...
 
-    def on_detached(self, let_go: LetGo) -> None:
-        """`let_go` is called with each request that another front has now, or nobody."""
+    def on_detached(self, listener: DetachListener) -> None:
+        """`listener` is called with each request that another front has now, or nobody."""
         ...
 
 
-class AttachDesk:
+class AttachCalls:
     """The questions of one port. `write` sends a frame or raises EngineUnavailable."""
 
     def __init__(self, write: Callable[[Attach], None]) -> None:
         self._write = write
-        self._let_go: LetGo | None = None
-        self._open: dict[int, tuple[asyncio.Future[None], Arrive]] = {}
+        self._on_detached: DetachListener | None = None
+        self._open: dict[int, tuple[asyncio.Future[None], AttachListener]] = {}
         self._next_ticket = 0
 
-    def on_detached(self, let_go: LetGo) -> None:
+    def on_detached(self, listener: DetachListener) -> None:
         """See `ResumePort`."""
-        self._let_go = let_go
+        self._on_detached = listener
 
-    async def attach(self, name: str, arrive: Arrive) -> None:
+    async def attach(self, name: str, on_attached: AttachListener) -> None:
         """See `ResumePort`."""
         ticket = self._next_ticket
         self._next_ticket = (ticket + 1) % 2**32
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open[ticket] = answered, arrive
+        self._open[ticket] = answered, on_attached
         try:
             self._write(Attach(ticket=ticket, name=name))
             await answered
         finally:
             self._open.pop(ticket, None)
 
-    def hear(self, word: Attached | Detach) -> None:
+    def on_frame(self, frame: Attached | Detach) -> None:
         """A frame of the engine."""
-        if isinstance(word, Detach):
-            for name in word.names:
-                if self._let_go is not None:
-                    self._let_go(name, word.keys)
+        if isinstance(frame, Detach):
+            for name in frame.names:
+                if self._on_detached is not None:
+                    self._on_detached(name, frame.keys)
             return
-        answered, arrive = self._open.pop(word.ticket, (None, None))
-        if answered is not None and arrive is not None and not answered.done():
-            arrive(word)
+        answered, on_attached = self._open.pop(frame.ticket, (None, None))
+        if answered is not None and on_attached is not None and not answered.done():
+            on_attached(frame)
             answered.set_result(None)
 
-    def lose(self) -> None:
+    def on_lost(self) -> None:
         """The engine is gone, and with it the questions."""
         questions, self._open = self._open, {}
         for answered, _ in questions.values():

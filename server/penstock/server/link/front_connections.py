@@ -56,7 +56,7 @@ class _Connection:
         return self.waiting[0][1]
 
 
-class FrontHub:
+class FrontConnections:
     """Accepts fronts on a listening socket and carries frames both ways.
 
     `max_output_bytes` and `max_blocked_s` bound what a front may leave unread, in bytes and in
@@ -220,7 +220,7 @@ class FrontHub:
             self._drop(earlier, "it came back on another connection")
         connection.front_id = hello.front_id
         self._by_front[hello.front_id] = connection
-        return self.dispatcher.front_came(hello.front_id)
+        return self.dispatcher.front_connected(hello.front_id)
 
     def _send(self, connection: _Connection, frame: bytes) -> None:
         sent = 0

@@ -10,7 +10,7 @@ from penstock.scheduler.live_view import LiveView
 from penstock.server.link.wire import TaggedFrame
 
 
-class OrderVerb(enum.IntEnum):
+class CommandKind(enum.IntEnum):
     """What a process can be told to do besides its work."""
 
     LOG_LEVEL = 1
@@ -20,28 +20,28 @@ class OrderVerb(enum.IntEnum):
     file."""
 
 
-class Look(TaggedFrame, frozen=True, kw_only=True):
+class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
     """Which requests live? `ticket` (32 bits) comes back in the answer."""
 
     ticket: int
 
 
-class LookAnswer(TaggedFrame, frozen=True, kw_only=True):
+class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
     """Every output that has not ended, as the engine sees it."""
 
     ticket: int
     views: tuple[LiveView, ...]
 
 
-class Order(TaggedFrame, frozen=True, kw_only=True):
+class Command(TaggedFrame, frozen=True, kw_only=True):
     """`ticket` (32 bits) comes back in the answer."""
 
     ticket: int
-    verb: OrderVerb
+    kind: CommandKind
     argument: str
 
 
-class OrderAnswer(TaggedFrame, frozen=True, kw_only=True):
+class CommandResult(TaggedFrame, frozen=True, kw_only=True):
     """`problem`: why it could not be done, empty when it was; `payload`: what came of it."""
 
     ticket: int

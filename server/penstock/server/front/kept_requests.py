@@ -12,9 +12,9 @@ from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.tenants import engine_request_id
-from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EnginePort
-from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.link.step_frames import StepFrame
 
 
@@ -33,7 +33,7 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
     return True
 
 
-def kept_of(request: LiveRequest) -> Kept | None:
+def kept_of(request: LiveRequest) -> KeptRequest | None:
     """What is kept of a request that was started; None where it ends with its call.
 
     None too where an engine died that had told log probabilities which cannot be told again.
@@ -45,9 +45,9 @@ def kept_of(request: LiveRequest) -> Kept | None:
     if history is not None and request.generation.output.num_logprobs >= 0:
         return None
     first = request.specs[0]
-    return Kept(
+    return KeptRequest(
         name=engine_request_id(request.tenant, request.request_id),
-        keepsake=Keepsake(
+        resume_spec=ResumeSpec(
             request_id=request.request_id,
             seed=first.sampling.seed,
             arrival_s=request.arrival_s,
@@ -61,7 +61,7 @@ def kept_of(request: LiveRequest) -> Kept | None:
     )
 
 
-def result_of(request: LiveRequest) -> Kept | None:
+def result_of(request: LiveRequest) -> KeptRequest | None:
     """What is kept of a request that has ended by itself; None of another."""
     own = (FinishReason.STOP, FinishReason.LENGTH)
     if not request.ends or any(end.reason not in own for end in request.ends):

@@ -16,7 +16,7 @@ from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import Submission
 
 
-def first_words(
+def accepted_event(
     request_id: str, submission: Submission, wanted: Output, *, model: str, prompt_text: str
 ) -> tuple[Accepted, PromptEcho]:
     """What is told of a request that goes to the engine; `prompt_text` is what echo delivers."""
@@ -38,14 +38,14 @@ def first_words(
     return accepted, prompt
 
 
-class Opening:
+class StreamHead:
     """The opening of one stream. `prompt`: what of the prompt is told.
 
     `is_due`: there is an acceptance that was not told. `place`: in the engine's queue when it came
     there.
     """
 
-    __slots__ = ("_accepted", "_place_to_tell", "_stream", "_timer", "is_due", "place", "prompt")
+    __slots__ = ("_accepted", "_stream", "_timer", "_unreported_place", "is_due", "place", "prompt")
 
     def __init__(self, stream: TokenStream) -> None:
         self.prompt = PromptEcho()
@@ -54,7 +54,7 @@ class Opening:
         self._stream = stream
         self._accepted: Accepted | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._place_to_tell: Queued | None = None
+        self._unreported_place: Queued | None = None
 
     def prepare(self, accepted: Accepted, prompt: PromptEcho) -> None:
         """What is to be told; nothing is yet."""
@@ -83,11 +83,11 @@ class Opening:
             return
         self.is_due = False
         self.stop_waiting()
-        if self._place_to_tell is not None:
-            estimate_s = self._place_to_tell.estimated_queue_s
+        if self._unreported_place is not None:
+            estimate_s = self._unreported_place.estimated_queue_s
             accepted = replace(accepted, estimated_queue_s=estimate_s)
         self._stream.push(accepted)
-        for piece in self.prompt.opening():
+        for piece in self.prompt.head():
             self._stream.push(piece)
 
     def queued(self, place: Queued, *, is_waiting: bool) -> None:
@@ -95,15 +95,15 @@ class Opening:
         if self.place is None:
             self.place = place
         if is_waiting:
-            self._place_to_tell = place
+            self._unreported_place = place
 
-    def tell_place(self, state: RequestState, queue_s: float) -> None:
+    def report_queue_position(self, state: RequestState, queue_s: float) -> None:
         """After all of a step's news: where the request stands in the queue, if it is still there.
 
         Only once and only if somebody goes before it: one that runs in the step that queued it
         has nothing to hear about queues.
         """
-        place, self._place_to_tell = self._place_to_tell, None
+        place, self._unreported_place = self._unreported_place, None
         if place is None or not place.num_ahead or state is not RequestState.PENDING:
             return
         self._stream.push(

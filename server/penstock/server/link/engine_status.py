@@ -1,15 +1,18 @@
-"""What an engine shows on its board as it goes: its heartbeat, queue and load, and when it rests.
+"""What an engine writes to its status board: heartbeat, queue, load, and the requests of each step.
 
-Owns when each is written. Who is in a step is written by `ShownExecutor`.
+Owns when each entry is written. Requests are written before their step starts, so that the board
+names them if the step kills the process.
 """
 
 from collections.abc import Callable
 
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.server.link.board import EngineBoard
 from penstock.server.link.dispatch import Dispatcher
 
 
-class Display:
+class StatusPublisher:
     """Tells `board` of the engine of `dispatcher`. The engine's loop calls it, on its thread.
 
     `queue_size`: how many requests wait, and the tokens they would prefill. `occupancy`: how many
@@ -31,11 +34,11 @@ class Display:
         self._occupancy = occupancy
         self._retention_cuts = retention_cuts
 
-    def came_round(self) -> None:
+    def heartbeat(self) -> None:
         """The loop lives."""
         self._board.beat()
 
-    def stepped(self) -> None:
+    def after_step(self) -> None:
         """A turn is over."""
         num_waiting, num_tokens = self._queue_size()
         queue_s = self._dispatcher.newest_queue_s if num_waiting else None
@@ -46,6 +49,40 @@ class Display:
         if self._retention_cuts is not None:
             self._board.show_retention_cuts(*self._retention_cuts())
 
-    def rested(self) -> None:
+    def idle(self) -> None:
         """All work is done, and the books balance."""
         self._board.no_step()
+
+
+class StatusBoardExecutor:
+    """`penstock.scheduler.executor.Executor` in front of another."""
+
+    def __init__(self, executor: Executor, board: EngineBoard) -> None:
+        self._executor = executor
+        self._board = board
+        self._is_self_paced = executor.info.is_self_paced
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """See `Executor`."""
+        return self._executor.info
+
+    @property
+    def ready_fd(self) -> int | None:
+        """See `Executor`."""
+        return self._executor.ready_fd
+
+    def launch(self, batch: Batch) -> None:
+        """See `Executor`."""
+        keys = batch.arrays.key
+        # One that paces itself works on everybody it has, whoever is named in this step.
+        self._board.step_begins(keys[keys != 0] if self._is_self_paced else keys[batch.slots])
+        self._executor.launch(batch)
+
+    def collect(self) -> StepResult:
+        """See `Executor`."""
+        return self._executor.collect()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._executor.close()
