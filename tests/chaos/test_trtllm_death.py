@@ -219,7 +219,7 @@ async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: s
         pill = stream(channel, 5, PILL)
         await check_lost(pill, *streams)
         assert pill.num_tokens == 0
-        await site.service.until_logged("the executor died")
+        await site.service.until_logged("the executor failed")
         await site.service.next_pid("engine")
         assert worker not in site.workers()
         await check_serves(site, channel)

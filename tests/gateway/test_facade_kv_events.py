@@ -22,7 +22,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
 from penstock.server.link.cache_frames import CacheUpdate, SnapshotPart
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
 from support.guarded import ACME, Premises, bearing, digest
@@ -35,7 +35,7 @@ NOTHING = CacheUpdate(ticket=0, changes=(), part=ALL)
 TENANT_KEY = "x-tenant"
 
 
-def facade(front: Front, gate: Gate) -> VllmEngineService:
+def facade(front: Front, gate: AccessControl) -> VllmEngineService:
     return VllmEngineService(front, gate, wall_clock=lambda: 1.8e9)
 
 

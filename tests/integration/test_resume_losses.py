@@ -66,7 +66,7 @@ async def test_resume_waits_for_an_engine_to_ask(text: ModelText) -> None:
 async def test_it_waits_no_longer_than_requests_do(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachments, "_LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(attachments, "_POLL_INTERVAL_S", 0.001)
     clock = Clock()
     async with stepped(text, clock=clock) as service:
         service.memory.kill()
@@ -194,7 +194,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
     caplog: pytest.LogCaptureFixture,
     meanwhile: str,
 ) -> None:
-    monkeypatch.setattr(attachments, "_TOKENS_IN_A_TURN", 2)
+    monkeypatch.setattr(attachments, "_TOKENS_PER_TURN", 2)
     whole = await whole_of(text, resumable(200))
     async with mortal_fronts(text) as site:
         first, second = site.fronts

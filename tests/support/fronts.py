@@ -25,7 +25,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
 from penstock.server.link.cache_subscriber import CacheListener
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.rpc.foreign import FacadeMaker
+from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
@@ -263,7 +263,7 @@ async def serving(
     is_tracing: bool = False,
     security: Security | None = None,
     credentials: grpc.ChannelCredentials | None = None,
-    facade: FacadeMaker | None = None,
+    facade: GatewayServiceMaker | None = None,
 ) -> AsyncGenerator[ServedFront]:
     """A front server on a real socket with a scripted engine; `credentials`: of the channel."""
     port = ScriptedPort()

@@ -335,7 +335,7 @@ class MemoryPort:
         self._cache.on_lost()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(EngineUnavailable("the engine went away"))
+                answer.set_exception(EngineUnavailable("the engine was lost"))
         if self._is_up and self._listener is not None:
             self._is_up = False
             self._up.clear()

@@ -26,7 +26,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
-from penstock.server.rpc.foreign import FacadeMaker
+from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
@@ -200,7 +200,7 @@ async def stepped(
     scheduler: SchedulerConfig | None = None,
     channel_options: ServerOptions = (),
     clock: Callable[[], float] = time.monotonic,
-    facade: FacadeMaker | None = None,
+    facade: GatewayServiceMaker | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
     """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""

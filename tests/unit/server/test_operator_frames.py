@@ -62,7 +62,7 @@ def test_a_dispatcher_without_hands_says_so() -> None:
     dispatcher = Dispatcher(LookedInto(), hello())
     dispatcher.observe(ORDER, answers.append)
     (body,) = FrameBuffer().feed(answers[0])
-    assert decode(body) == CommandResult(ticket=5, problem="it takes no orders")
+    assert decode(body) == CommandResult(ticket=5, problem="this engine takes no commands")
 
 
 def test_an_observer_may_only_look_and_order() -> None:

@@ -20,7 +20,7 @@ from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import shared_salt
 from penstock.server.link.cache_frames import CacheUpdate
 from penstock.server.link.cache_subscriber import CachePort
-from penstock.server.rpc.gate import Gate, require
+from penstock.server.rpc.access_control import AccessControl, require
 from penstock.server.rpc.handlers import Context
 from penstock.server.rpc.parsing import parse
 from penstock.server.security.rights import Caller, Right
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class KvEvents:
     """The streams of one front. `wall_clock`: seconds since 1970."""
 
-    def __init__(self, front: Front, gate: Gate, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, front: Front, gate: AccessControl, wall_clock: Callable[[], float]) -> None:
         self._front = front
         self._gate = gate
         self._wall_clock = wall_clock

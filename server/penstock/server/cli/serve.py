@@ -147,9 +147,9 @@ def _derived(sources: "Sources") -> dict[str, Any]:
     """Fields of the configuration that are not simply what was given, by their paths."""
     from penstock.executor.config import ExecutorKind
     from penstock.executor.models import resolve_model
+    from penstock.server.cli.serve_checks import check_scheduling
     from penstock.server.cli.serve_executor import executor_settings, trtllm_settings
     from penstock.server.cli.serve_observer import observer_settings
-    from penstock.server.cli.serve_scheduling import check_scheduling
 
     model_path = resolve_model(sources.get("model", _DEFAULT_MODEL))
     tokenizer_path = _tokenizer_path(sources)

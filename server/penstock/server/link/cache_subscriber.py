@@ -1,7 +1,7 @@
-"""A front's side of hearing what is cached: who in it listens, through every engine's life.
+"""A front's side of cache subscriptions, across restarts of the engine.
 
-Owns the tickets. Whoever listens hears of an engine's loss, and of the next one a new snapshot.
-Does not know how frames travel, nor what is done with the update.
+Owns the tickets. Listeners are notified when the engine is lost, and get a new snapshot from the
+next one. Does not know how frames travel, nor what is done with the updates.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ from penstock.server.link.cache_frames import CacheUpdate, Follow, Unfollow
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
 
 CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
-"""Takes the update; None: the engine is gone, and with it all that was cached. Must not raise."""
+"""Takes an update; None: the engine is lost, and so is its cache. Must not raise."""
 
 
 @runtime_checkable
 class CachePort(EnginePort, Protocol):
-    """An `EnginePort` over which one can hear what is cached."""
+    """An `EnginePort` that can subscribe to cached blocks."""
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Tell `listener` of the blocks hashed from `salt` until what is returned is called.
+        """Subscribe `listener` to the blocks hashed from `salt`; call the result to unsubscribe.
 
-        What is cached comes first. Where no engine is there, or one that keeps no book
-        (`EngineHello.publishes_cache`), nothing comes until one does.
+        The first updates are a snapshot. Without an engine, or with one that does not publish
+        (`EngineHello.publishes_cache`), none come until there is one that does.
         """
         ...
 
@@ -51,20 +51,20 @@ class CacheSubscriber:
         return stop
 
     def on_hello(self, hello: EngineHello) -> None:
-        """An engine is there; it is told who listens."""
+        """An engine has connected: send it the subscriptions."""
         self._is_published = hello.publishes_cache
         for ticket, (salt, _) in self._listeners.items():
             self._send(Follow(ticket=ticket, salt=salt))
 
     def on_update(self, update: CacheUpdate) -> None:
-        """A frame of the engine. It may be of one who has just stopped to listen."""
+        """A frame of the engine; its listener may just have unsubscribed."""
         found = self._listeners.get(update.ticket)
         if found is not None:
             _, listener = found
             listener(update)
 
     def on_lost(self) -> None:
-        """The engine is gone, or the way to it."""
+        """The connection to the engine is lost."""
         if not self._is_published:
             return
         self._is_published = False
@@ -73,6 +73,6 @@ class CacheSubscriber:
 
     def _send(self, frame: Follow | Unfollow) -> None:
         if self._is_published:
-            # One that cannot be told is on its way out; the next is told when it greets.
+            # The connection is being lost; the next engine gets it at its hello.
             with contextlib.suppress(EngineUnavailable):
                 self._write(frame)

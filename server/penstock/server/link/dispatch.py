@@ -1,7 +1,7 @@
-"""What an engine does with the frames of its fronts, whatever carries them.
+"""The engine's side of the frames of its fronts, whatever carries them.
 
-Owns which front has which live requests, so that a front that goes takes its requests along. Does
-not know sockets or threads.
+Owns which front has which live requests, so that a front that disconnects has its requests
+cancelled. Does not know sockets or threads.
 """
 
 import logging
@@ -38,14 +38,15 @@ from penstock.server.link.wire import LinkError
 log = logging.getLogger(__name__)
 
 _MAX_CANCELS = 64
-"""Requests that are cancelled between two steps, some 20 us each: a thousand at once would hold up
-every other stream."""
+"""Requests that are cancelled between two steps, some 20 us each: a thousand at once would delay
+every other stream.
+"""
 _RECONNECT_S = 5.0
-"""After the death of an engine: how long fronts may take to submit to the next one what it had."""
+"""How long fronts may take to resubmit their requests after an engine's death."""
 
 
 class EngineCore(Protocol):
-    """What the link needs of `penstock.scheduler.engine.Engine`. One thread calls it."""
+    """The part of `penstock.scheduler.engine.Engine` that is used here. One thread calls it."""
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Queue the outputs of one request; refusals come as events."""
@@ -56,16 +57,16 @@ class EngineCore(Protocol):
         ...
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End all outputs of a request; where it stood, None when none is live."""
+        """End all outputs of a request; returns its state, None when none is live."""
         ...
 
     def step(self) -> StepEvents:
-        """Do one step and return its news."""
+        """Do one step and return its events."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """True when a step would do or tell something."""
+        """True when a step has work or events."""
         ...
 
     @property
@@ -78,17 +79,20 @@ class EngineCore(Protocol):
         ...
 
     def check_next_piece(self) -> bool:
-        """Check a part of the accounts; True when it was the last. Raises when they are wrong."""
+        """Check a part of the accounts; True when it was the last. Raises when they are
+        inconsistent.
+        """
         ...
 
     def look(self) -> tuple[LiveView, ...]:
-        """Every output that has not ended; for people, so not for every step."""
+        """Every output that has not ended; too slow to call at every step."""
         ...
 
 
 CarryOut = Callable[[Command, Callable[[CommandResult], None]], None]
-"""Begins to do what an order says and gives the answer to the callable, now or from another thread.
-Does not block."""
+"""Starts a command and passes the result to the callable, now or from another thread. Does not
+block.
+"""
 
 
 class Dispatcher:
@@ -115,9 +119,9 @@ class Dispatcher:
     ) -> None:
         self.engine = engine
         self.newest_queue_s: float | None = None
-        """How long the request that was queued last will probably wait, seconds."""
+        """The estimated queue time of the last queued request, seconds."""
         self.num_output_tokens = 0
-        """Of all requests, so far."""
+        """Over all requests, so far."""
         self.kept = KeptStreams(clock, on_drop=self._drop, limits=kept_limits)
         self._clock = clock
         self._reconnected_at_s = clock() + _RECONNECT_S if hello.epoch > 1 else clock()
@@ -127,7 +131,7 @@ class Dispatcher:
         self._mark_submitting = mark_submitting
         self.hello_frame = encode(hello)
         self._carry_out = carry_out
-        # By front; of NO_FRONT those of kept streams that no front has.
+        # By front; under NO_FRONT those of kept streams without a front.
         self._live_keys: dict[int, set[int]] = {NO_FRONT: set()}
         self._to_cancel: deque[tuple[int, FinishReason]] = deque()
 
@@ -148,13 +152,13 @@ class Dispatcher:
     def front_connected(self, front_id: int) -> bytes:
         """A front said hello; returns the frame that answers it."""
         if self._to_cancel:
-            # One that has come back may use its keys again.
+            # A front that reconnects may use its keys again.
             self._cancel_first(len(self._to_cancel))
         self._live_keys[front_id] = set()
         return self.hello_frame
 
     def front_gone(self, front_id: int) -> None:
-        """A front has disconnected: what cannot be resumed elsewhere is of no use any more."""
+        """A front has disconnected: cancel its requests that cannot be resumed elsewhere."""
         keys = self._live_keys.pop(front_id, set())
         kept = self.kept.front_gone(front_id)
         orphaned = self._live_keys[NO_FRONT]
@@ -165,16 +169,16 @@ class Dispatcher:
         self._quarantine.front_gone(front_id, orphaned)
         if kept:
             others = f", {len(keys)} running outputs are stopped" if keys else ""
-            log.info("front %d is gone, %d requests can be resumed%s", front_id, len(kept), others)
+            log.info("front %d is lost, %d requests can be resumed%s", front_id, len(kept), others)
         elif keys:
-            log.info("front %d is gone, its %d requests are cancelled", front_id, len(keys))
+            log.info("front %d is lost, its %d requests are cancelled", front_id, len(keys))
         if keys:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 
     def handle(self, front_id: int, frame: Frame) -> bytes | None:
-        """Act on one frame of a front; returns the frame that answers it, if any.
+        """Handle one frame of a front; returns the frame that answers it, if any.
 
-        Raises LinkError when the front breaks the protocol: hang up on it.
+        Raises LinkError when the front violates the protocol: close its connection.
         """
         match frame:
             case Submit(specs=specs, kept=kept):
@@ -198,9 +202,9 @@ class Dispatcher:
         return None
 
     def observe(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
-        """Act on one frame of an observer. `answer` takes frames for it, from any thread.
+        """Handle one frame of an observer. `answer` takes frames for it, from any thread.
 
-        Raises LinkError when the observer breaks the protocol.
+        Raises LinkError when the observer violates the protocol.
         """
         match frame:
             case ViewQuery(ticket=ticket):
@@ -208,12 +212,14 @@ class Dispatcher:
             case Command() as command if self._carry_out is not None:
                 self._carry_out(command, lambda done: answer(encode(done)))
             case Command(ticket=ticket):
-                answer(encode(CommandResult(ticket=ticket, problem="it takes no orders")))
+                answer(
+                    encode(CommandResult(ticket=ticket, problem="this engine takes no commands"))
+                )
             case other:
                 raise LinkError(f"an observer does not send {type(other).__name__}")
 
     def step(self) -> list[tuple[int, bytes]]:
-        """One engine step; the frames it gives, one per front with news."""
+        """One engine step; returns the frames for the fronts that have events."""
         if self._to_cancel:
             self._cancel_first(_MAX_CANCELS)
         quarantine = self._quarantine
@@ -238,13 +244,13 @@ class Dispatcher:
         return frames
 
     def _note(self, events: StepEvents) -> None:
-        """What whoever watches this engine wants to know of a step."""
+        """Record what monitoring needs of a step."""
         for change in events.changes:
             if isinstance(change, Queued):
                 self.newest_queue_s = change.estimated_queue_s
         for end in events.ends:
             if isinstance(end, Failed) and end.detail:
-                # The one place that hears of it: clients are told the reason only.
+                # The details are only logged here: clients get the reason alone.
                 log.warning(
                     "a request failed in its step: %s",
                     end.detail,
@@ -256,11 +262,11 @@ class Dispatcher:
                 )
 
     def sweep(self) -> None:
-        """To be called about once a second: nothing is kept for longer, and nobody waits longer."""
+        """Call about once a second: drops streams whose time is over."""
         self.kept.sweep()
 
     def _attach(self, front_id: int, attach: Attach) -> Attached:
-        """A client is at this front: what its request does from now on goes there."""
+        """A client is at this front: send the events of its request there from now on."""
         stream = self.kept.find(attach.name)
         if stream is None or stream.is_lost:
             failure = AttachFailure.NOT_FOUND if stream is None else AttachFailure.LOST
@@ -280,13 +286,13 @@ class Dispatcher:
         )
 
     def _detach(self, stream: KeptStream) -> None:
-        """Its front does not have it any more, and is told so with the next step's news."""
+        """Notify the front that had the stream, with the next step's events."""
         self._outgoing.append(
             (stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys)))
         )
 
     def _drop(self, stream: KeptStream) -> None:
-        """Nobody can come for it any more: what still runs of it ends."""
+        """No front can attach it any more: cancel what still runs."""
         if stream.front_id != NO_FRONT:
             self._detach(stream)
         self._live_keys[stream.front_id] -= stream.live

@@ -13,11 +13,11 @@ from penstock.server.link.dispatch import Dispatcher
 
 
 class StatusPublisher:
-    """Tells `board` of the engine of `dispatcher`. The engine's loop calls it, on its thread.
+    """Publishes the status of `dispatcher`'s engine on `board`, on the thread of the engine's loop.
 
     `queue_size`: how many requests wait, and the tokens they would prefill. `occupancy`: how many
-    run, and the blocks they use; `retention_cuts`: what the budget of retention has cut; None where
-    that is not shown.
+    run, and the blocks they use; `retention_cuts`: what the retention budget has cut; None where
+    that is not published.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class StatusPublisher:
         self._retention_cuts = retention_cuts
 
     def heartbeat(self) -> None:
-        """The loop lives."""
+        """The loop is running."""
         self._board.beat()
 
     def after_step(self) -> None:
-        """A turn is over."""
+        """A step has ended."""
         num_waiting, num_tokens = self._queue_size()
         queue_s = self._dispatcher.newest_queue_s if num_waiting else None
         self._board.show_queue(num_waiting, num_tokens, queue_s)
@@ -50,12 +50,12 @@ class StatusPublisher:
             self._board.show_retention_cuts(*self._retention_cuts())
 
     def idle(self) -> None:
-        """All work is done, and the books balance."""
+        """All work is done, and the integrity check has passed."""
         self._board.no_step()
 
 
 class StatusBoardExecutor:
-    """`penstock.scheduler.executor.Executor` in front of another."""
+    """A `penstock.scheduler.executor.Executor` that wraps another."""
 
     def __init__(self, executor: Executor, board: EngineBoard) -> None:
         self._executor = executor
@@ -75,7 +75,7 @@ class StatusBoardExecutor:
     def launch(self, batch: Batch) -> None:
         """See `Executor`."""
         keys = batch.arrays.key
-        # One that paces itself works on everybody it has, whoever is named in this step.
+        # A self-paced executor works on all its requests, not only on those of this step.
         self._board.step_begins(keys[keys != 0] if self._is_self_paced else keys[batch.slots])
         self._executor.launch(batch)
 

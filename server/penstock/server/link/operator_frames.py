@@ -1,7 +1,6 @@
-"""The frames by which a running process is looked into: its live requests, and orders to it.
+"""The frames by which operators query and control a running process.
 
-Owns the frames. Orders go to engines and fronts alike. Does not know who carries them
-out.
+Commands go to engines and fronts alike.
 """
 
 import enum
@@ -11,17 +10,18 @@ from penstock.server.link.wire import TaggedFrame
 
 
 class CommandKind(enum.IntEnum):
-    """What a process can be told to do besides its work."""
+    """The commands that a process supports."""
 
     LOG_LEVEL = 1
-    """Log what is at least as grave as the argument, the name of a level."""
+    """Set the log level; the argument is its name."""
     PROFILE = 2
-    """Sample its threads for as many seconds as the argument says; the answer is a speedscope
-    file."""
+    """Sample the threads for as many seconds as the argument says; the payload is a speedscope
+    file.
+    """
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Which requests live? `ticket` (32 bits) comes back in the answer."""
+    """Which requests are live? `ticket` (32 bits) comes back in the answer."""
 
     ticket: int
 
@@ -42,7 +42,7 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
 
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):
-    """`problem`: why it could not be done, empty when it was; `payload`: what came of it."""
+    """`problem`: why it failed, empty when it succeeded; `payload`: its output."""
 
     ticket: int
     problem: str = ""

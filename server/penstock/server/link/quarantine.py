@@ -1,8 +1,8 @@
-"""Requests that may have killed an engine: let back in one at a time, or not at all.
+"""Requests that may have crashed an engine: run one at a time (probation), or refused.
 
-Owns who is held back, who is on trial and what those are told who are refused. A suspect passes for
-harmless when it has got some tokens beyond those it had; who was on trial when the engine died
-again is judged by the supervisor. Knows neither boards nor sockets, and has no clock.
+Owns which requests are held back, which are on probation and how refused ones end. A request passes
+when it has generated some tokens beyond those it had; if the engine dies again, the supervisor
+decides. Knows neither boards nor sockets, and has no clock.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.suspected_request import SuspectedRequest
 
-_QUARANTINE_DETAIL = "it was with two engines when they died, the second time tried alone"
+_QUARANTINE_DETAIL = "it was in two engines when they died, in the second one alone"
 
 
 @dataclass(slots=True, eq=False)
@@ -26,9 +26,9 @@ class _Held:
 
 
 class Quarantine:
-    """What becomes of suspects that are handed in again. One thread calls it.
+    """Holds suspected requests that are submitted again. One thread calls it.
 
-    `mark_probation` is told the keys on trial before they can do harm; nobody's when it is over.
+    `mark_probation` gets the keys on probation before they run, and none when it is over.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class Quarantine:
 
     @property
     def has_work(self) -> bool:
-        """Whether the next turn lets somebody in or has an end to tell."""
+        """Whether the next step admits a request or has an end to report."""
         return bool(self._ended or (self._held and not self._on_probation))
 
     def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
-        """Whether these outputs of one request are not for the engine now: they stay here."""
+        """Whether these outputs of one request are held back here instead of going to the
+        engine.
+        """
         if not self._suspects:
             return False
         suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]
@@ -59,7 +61,7 @@ class Quarantine:
         return True
 
     def next_probation(self) -> tuple[RequestSpec, ...]:
-        """Who is to be handed to the engine now; nobody while one is on trial."""
+        """The request to submit to the engine now; none while another is on probation."""
         if self._on_probation or not self._held:
             return ()
         specs = self._held.popleft().specs
@@ -70,7 +72,7 @@ class Quarantine:
         return specs
 
     def with_ends(self, events: StepEvents) -> StepEvents:
-        """A turn's news, and with them the ends that were decided here."""
+        """A step's events, with the ends that were decided here."""
         if self._on_probation:
             self._count_tokens(events)
         if not self._ended:
@@ -89,7 +91,7 @@ class Quarantine:
         return False
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End a request that is held; where it stood, None when it is not here."""
+        """End a request that is held; returns its state, None when it is not here."""
         for held in self._held:
             if held.specs[0].request_id == request_id:
                 self._ended.extend((spec, FinishReason.CANCELLED) for spec in held.specs)
@@ -98,7 +100,7 @@ class Quarantine:
         return None
 
     def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
-        """Nobody waits any more for what that front handed in, but for these keys."""
+        """Drop what that front submitted, except for these keys."""
         self._held = deque(
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )
@@ -129,7 +131,7 @@ class Quarantine:
 
 
 def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Finished | Failed:
-    """None: it is the poison."""
+    """None: the request is refused."""
     if reason is not None:
         return Finished(key=spec.key, at_s=at_s, reason=reason)
     return Failed(

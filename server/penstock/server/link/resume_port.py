@@ -1,7 +1,7 @@
-"""A front's side of streams that its engine keeps: it asks for them, and lets go of them.
+"""A front's side of streams that its engine keeps: attaches and detaches them.
 
-Owns the tickets, and that whoever listens has an answer before anything that comes after it. Does
-not know how frames travel, nor what a request is.
+Owns the tickets, and that a caller gets the answer before any later event. Does not know how frames
+travel, nor what a request is.
 """
 
 import asyncio
@@ -30,24 +30,25 @@ class ResumePort(EnginePort, Protocol):
         ...
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """Ask for a stream by the engine's name of its request.
+        """Request a stream by the engine's name of its request.
 
-        `on_attached` is called with the answer, before anything that comes after it. Raises
-        `EngineUnavailable`.
+        `on_attached` is called with the answer, before any later event. Raises `EngineUnavailable`.
         """
         ...
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Nobody reads these streams here any more. A no-op without an engine."""
+        """These streams have no reader here any more. A no-op without an engine."""
         ...
 
     def on_detached(self, listener: DetachListener) -> None:
-        """`listener` is called with each request that another front has now, or nobody."""
+        """`listener` is called for each request that another front took over, or that was
+        dropped.
+        """
         ...
 
 
 class AttachCalls:
-    """The questions of one port. `write` sends a frame or raises EngineUnavailable."""
+    """The pending attach calls of one port. `write` sends a frame or raises EngineUnavailable."""
 
     def __init__(self, write: Callable[[Attach], None]) -> None:
         self._write = write
@@ -84,8 +85,8 @@ class AttachCalls:
             answered.set_result(None)
 
     def on_lost(self) -> None:
-        """The engine is gone, and with it the questions."""
+        """The engine is lost, and with it the pending calls."""
         questions, self._open = self._open, {}
         for answered, _ in questions.values():
             if not answered.done():
-                answered.set_exception(EngineUnavailable("the engine went away"))
+                answered.set_exception(EngineUnavailable("the engine was lost"))

@@ -1,9 +1,8 @@
-"""The front's side of the Unix-socket link, on asyncio.
+"""The front's side of the Unix socket to the engine, on asyncio.
 
-Owns the connection to the engine: when the engine goes, it tells the listener once and connects
-again. Listens to no engine older than one it has heard: that one
-was given up on, and what it has to say is of requests that live elsewhere by now. Does not know
-requests beyond their frames.
+Owns the connection: when it is lost, it notifies the listener once and reconnects. It refuses an
+engine older than the last one: that one was given up, and its requests run elsewhere by now. Does
+not know requests beyond their frames.
 """
 
 import asyncio
@@ -74,7 +73,7 @@ class UnixEnginePort:
         await self._up.wait()
 
     async def close(self) -> None:
-        """Hang up for good; the listener hears `on_lost` if an engine was there."""
+        """Close it for good; `on_lost` is called if an engine was connected."""
         self._is_closing = True
         if self._task is not None:
             self._task.cancel()
@@ -91,7 +90,7 @@ class UnixEnginePort:
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         """See `EnginePort.cancel`."""
         if self.is_up and keys:
-            # An engine that cannot be told is on its way out, and with it what was to be cancelled.
+            # The connection is being lost, and with it the request.
             with contextlib.suppress(EngineUnavailable):
                 self._write(cancel_frame(keys, reason))
 
@@ -117,7 +116,7 @@ class UnixEnginePort:
 
     def detach(self, names: tuple[str, ...]) -> None:
         """See `ResumePort.detach`."""
-        # What an engine that is gone kept is gone too.
+        # The streams of a lost engine are lost too.
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))
 
@@ -134,7 +133,7 @@ class UnixEnginePort:
         if connection is None or not self.is_up:
             raise EngineUnavailable("the engine is down")
         if not connection.write(frame):
-            # An engine that takes nothing is as good as lost: `on_lost` follows.
+            # An engine that does not read counts as lost: `on_lost` follows.
             raise EngineUnavailable("the engine does not read")
 
     def _new_connection(self) -> Connection[Frame]:
@@ -190,8 +189,8 @@ class UnixEnginePort:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():
-                answer.set_exception(EngineUnavailable("the engine went away"))
+                answer.set_exception(EngineUnavailable("the engine was lost"))
         if connection.is_established and self._listener is not None:
             if not self._is_closing:
-                log.warning("the engine is gone")
+                log.warning("the engine is lost")
             self._listener.on_lost()

@@ -1,6 +1,6 @@
-"""What a front tells of itself: its journal, its line to the observer, its heartbeat, put together.
+"""A front's telemetry: its journal, its connection to the observer, its heartbeat.
 
-Owns their composition and their end. A front without an observer has none of it.
+Owns their composition and shutdown. A front without an observer has none of it.
 """
 
 import math
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.server.link.ports import EngineHello, EngineListener
-from penstock.server.processes.orders import Orders
+from penstock.server.processes.command_runner import Orders
 from penstock.server.rpc.server import FrontServer
 from penstock.server.telemetry.beat import Beat
 from penstock.server.telemetry.front_view import FrontView
@@ -20,11 +20,11 @@ from penstock.server.telemetry.outbox import Outbox
 from penstock.server.telemetry.pulse import Pulse
 
 _LAST_WORDS_S = 0.2
-"""How long the observer may take to take the last records."""
+"""How long the observer may take to receive the last records."""
 
 
 class FrontWatch:
-    """`path`: the observer's socket. The journal is there from the start, for the server."""
+    """`path`: the observer's socket. The journal exists from the start, for the server."""
 
     def __init__(self, path: Path, front_id: int) -> None:
         self._front_id = front_id
@@ -39,17 +39,17 @@ class FrontWatch:
         self.journal = Journal(self._outbox.offer)
 
     def hearing(self, listener: EngineListener) -> EngineListener:
-        """`listener`, with a beat as soon as an engine comes or goes."""
+        """`listener`, with a beat sent as soon as an engine connects or is lost."""
         return _EngineNews(listener, self._tell_now)
 
     async def start(self, server: FrontServer) -> None:
-        """Tell of `server` from now on. Does not wait for the observer."""
+        """Report on `server` from now on. Does not wait for the observer."""
         self._server = server
         await self._outbox.start()
         self._pulse.start()
 
     async def close(self) -> None:
-        """Say the last words, soon, and hang up."""
+        """Send the last records and close the connection."""
         self._pulse.stop()
         await self._outbox.close(_LAST_WORDS_S)
 
@@ -57,7 +57,7 @@ class FrontWatch:
         return () if self._server is None else self._server.front.live_views()
 
     def _tell_now(self) -> None:
-        if self._server is not None:  # else the first beat is still to come
+        if self._server is not None:  # otherwise the first beat is still to be sent
             self._beat(())
 
     def _beat(self, loop_lag_s: tuple[float, ...]) -> None:
@@ -65,7 +65,7 @@ class FrontWatch:
         front, journal = self._server.front, self.journal
         counters = front.counters
         estimate_s, at_s = _queue_estimate(front.newest_place)
-        # The outbox knows why it had no room.
+        # The outbox logs why it had no room.
         dropped = {why: num for why, num in journal.dropped_records.items() if why != NO_ROOM}
         self._outbox.tell(
             Beat(
@@ -93,7 +93,7 @@ class FrontWatch:
 
 
 class _EngineNews:
-    """An `EngineListener` in front of another; `tell` is called once that knows."""
+    """An `EngineListener` that wraps another; `tell` is called after each change."""
 
     def __init__(self, listener: EngineListener, tell: Callable[[], None]) -> None:
         self._listener = listener
@@ -112,5 +112,5 @@ class _EngineNews:
 
 
 def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
-    """What was foretold, and when."""
+    """The last estimate of the queue time, and when it was made."""
     return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)

@@ -1,7 +1,7 @@
-"""The observer process: traces, metrics and the operators' doors, beside the engine and the fronts.
+"""The observer process: traces, metrics and the operators' API, next to the engine and the fronts.
 
-Owns its composition and the way it ends. Nothing that serves requests waits for it. Run by the
-supervisor as `python -m penstock.server.processes.observer_process <control fd>`.
+Owns its composition and its shutdown. No process that serves requests waits for it. The supervisor
+runs it as `python -m penstock.server.processes.observer_process <control fd>`.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from penstock.server.observer.hub import FrontsHub
 from penstock.server.observer.steps import StepPoll
 from penstock.server.operations.snapshot import RequestView
 from penstock.server.processes import process_table
+from penstock.server.processes.command_runner import Orders
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.modules import ENGINE_MODULE
-from penstock.server.processes.orders import Orders
 from penstock.server.security.security import Security
 from penstock.server.telemetry.front_view import FrontView
 from penstock.server.telemetry.tracing_variables import forget_blank_numbers
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.server.operations.snapshots import SnapshotMaker
     from penstock.server.tracing.export import Tracing
 
-# Run as a program, its own name would be __main__.
+# When run as a program, `__name__` would be `__main__`.
 log = logging.getLogger("penstock.server.processes.observer_process")
 
 _END_S = 1.7

@@ -1,8 +1,8 @@
-"""A whole stream that ended well as one GenerateOnceResponse, a part at a time.
+"""A finished stream as one GenerateOnceResponse, a part at a time.
 
-Owns the parts: serialised messages that are the response when they stand one behind another, since
-merging appends to repeated fields. Each takes no more than some milliseconds to make, so that the
-event loop may turn in between: the records of a long prompt take over half a second in all.
+Owns the parts: serialised messages whose concatenation is the response, since merging appends to
+repeated fields. Each takes no more than some milliseconds to make, so that the event loop can run
+in between: the records of a long prompt take over half a second in all.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ _RECORDS_AT_ONCE: Final = 64
 def once_parts(
     collected: Iterable[events.StreamEvent], token_bytes: TokenBytes = no_token_bytes
 ) -> Iterator[bytes]:
-    """The parts of the response; progress is left out."""
+    """The parts of the response, without progress events."""
     head = service_pb.GenerateOnceResponse()
     pieces: dict[int, list[events.TokensPiece]] = {}
     prompt: list[events.PromptPiece] = []
@@ -74,7 +74,7 @@ def _prompt_records(
 def _output(
     index: int, pieces: list[events.TokensPiece], token_bytes: TokenBytes
 ) -> Iterator[bytes]:
-    """One output: nothing is known of its length before all of it is there, so it is last."""
+    """One output, as one part: its length is known only when it is complete."""
     if not any(piece.records for piece in pieces):
         message = merge_pieces(pieces) if pieces else pb.TokenDelta(output_index=index)
         yield from _framed(_OUTPUTS, (message.SerializeToString(),))

@@ -32,7 +32,7 @@ class House:
         self.slots = ReadingSlots(
             max_num=MAX_NUM,
             max_per_caller=MAX_PER_CALLER,
-            hurried_s=HURRIED_S,
+            yield_after_s=HURRIED_S,
             clock=lambda: self.now_s,
         )
 
@@ -129,7 +129,7 @@ async def test_who_leaves_the_queue_takes_nothing_along() -> None:
 
 
 async def test_a_slow_sender_is_ended_once_another_waits() -> None:
-    slots = ReadingSlots(max_num=1, max_per_caller=1, hurried_s=0.01)
+    slots = ReadingSlots(max_num=1, max_per_caller=1, yield_after_s=0.01)
     begun = asyncio.Event()
 
     async def slow() -> None:

@@ -1,6 +1,6 @@
-"""What an operator may have a process do besides its work: log more or less, be sampled.
+"""Runs an operator's commands in this process: set the log level, sample the stacks.
 
-Owns the carrying out. Does not know over which line an order came.
+Does not know which connection a command came from.
 """
 
 import contextlib
@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.logs import set_log_level
-from penstock.server.processes.sampler import sample
+from penstock.server.processes.stack_sampler import sample
 
 log = logging.getLogger(__name__)
 
 
 class Orders:
-    """Carries orders out in this process, called `process` in what it answers."""
+    """Runs commands in this process; `process` is its name in results."""
 
     def __init__(self, process: str) -> None:
         self._process = process
         self._sampling = threading.Lock()
 
     def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
-        """Begin; `answer` is called once, here or on a thread of its own. Never raises."""
+        """Start a command; `answer` is called once, here or on another thread. Never raises."""
         try:
             match order.kind:
                 case CommandKind.LOG_LEVEL:
@@ -48,7 +48,7 @@ class Orders:
                 done = CommandResult(ticket=ticket, problem=str(error))
             finally:
                 self._sampling.release()
-            # The loop that would take it may have ended meanwhile.
+            # The event loop of the receiver may have ended meanwhile.
             with contextlib.suppress(RuntimeError):
                 answer(done)
 

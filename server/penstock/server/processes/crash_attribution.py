@@ -11,9 +11,9 @@ from penstock.server.link.suspected_request import SuspectedRequest
 
 _FORGET_AFTER_S = 600.0
 _MAX_KEPT = 4096
-_FIRST_TRIAL_TOKENS = 2
-_TRIAL_GROWTH = 8
-_MAX_TRIAL_TOKENS = 128
+_FIRST_PROBATION_TOKENS = 2
+_PROBATION_GROWTH = 8
+_MAX_PROBATION_TOKENS = 128
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that come from outside; a process causes the others itself."""
 
@@ -34,7 +34,7 @@ class EngineDeath:
 
 
 def is_its_own(code: int, *, was_hung: bool) -> bool:
-    """Whether a return code (negative: killed by that signal) shows that the engine itself failed."""
+    """Whether a return code (negative: a signal) shows that the engine itself failed."""
     return was_hung or code > 0 or (code < 0 and -code not in _FROM_OUTSIDE)
 
 
@@ -42,16 +42,16 @@ def is_its_own(code: int, *, was_hung: bool) -> bool:
 class _Account:
     num_deaths: int = 0
     num_own: int = 0
-    num_on_trial: int = 0
+    num_on_probation: int = 0
     last_s: float = 0.0
     is_poison: bool = False
 
     @property
-    def is_to_be_tried(self) -> bool:
+    def needs_probation(self) -> bool:
         return self.num_own > 0 or self.num_deaths > 1
 
 
-class Autopsy:
+class CrashAttribution:
     """Deaths by key. Keys of requests that have ended stay for a while; they are not used again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -61,38 +61,38 @@ class Autopsy:
     def note(self, death: EngineDeath) -> None:
         """Record the death of an engine."""
         now_s, keys = self._clock(), death.keys_in_progress
-        # Whoever was on trial but not in hand waited, and did nothing.
+        # A request on probation that was not in progress was waiting and did nothing.
         tried = death.keys_on_probation if keys & death.keys_on_probation else frozenset[int]()
         self._forget(now_s)
         for key in keys | tried:
             account = self._accounts.pop(key, None) or _Account()
-            self._accounts[key] = account  # at the end: the one that was touched last
+            self._accounts[key] = account  # moved to the end: the most recently used
             account.num_deaths += 1
             account.num_own += death.is_its_own
-            account.num_on_trial += key in tried
+            account.num_on_probation += key in tried
             account.last_s = now_s
         for key in keys | tried:
-            self._accounts[key].is_poison |= self._is_convicted(key, death, tried)
+            self._accounts[key].is_poison |= self._is_quarantined(key, death, tried)
 
     def suspects(self) -> tuple[SuspectedRequest, ...]:
         """The requests that the next engine runs alone or refuses."""
         return tuple(
             SuspectedRequest(
                 key=key,
-                num_probation_tokens=_num_trial_tokens(account),
+                num_probation_tokens=_num_probation_tokens(account),
                 is_poison=account.is_poison,
             )
             for key, account in self._accounts.items()
-            if account.is_poison or account.is_to_be_tried
+            if account.is_poison or account.needs_probation
         )
 
-    def _is_convicted(self, key: int, death: EngineDeath, tried: frozenset[int]) -> bool:
+    def _is_quarantined(self, key: int, death: EngineDeath, tried: frozenset[int]) -> bool:
         account = self._accounts[key]
         is_alone = death.keys_in_progress == frozenset({key})
         if not death.is_its_own or (death.was_hung and not is_alone):
-            # Twice while the same one was tried: that is no chance. (What eats all memory is killed
-            # from outside.)
-            return account.num_on_trial > 1
+            # Dying twice while the same request is on probation is no coincidence. (The kernel
+            # kills a process that uses up the memory, which looks like a kill from outside.)
+            return account.num_on_probation > 1
         return (is_alone or key in tried) and account.num_deaths > 1
 
     def _forget(self, now_s: float) -> None:
@@ -103,9 +103,9 @@ class Autopsy:
             del self._accounts[key]
 
 
-def _num_trial_tokens(account: _Account) -> int:
-    """Who passed once and was there again is tried for longer: it may strike late."""
-    num_tokens = _FIRST_TRIAL_TOKENS
+def _num_probation_tokens(account: _Account) -> int:
+    """A request that passed and was in another crash gets a longer probation: it may fail late."""
+    num_tokens = _FIRST_PROBATION_TOKENS
     for _ in range(1, account.num_own):
-        num_tokens = min(num_tokens * _TRIAL_GROWTH, _MAX_TRIAL_TOKENS)
+        num_tokens = min(num_tokens * _PROBATION_GROWTH, _MAX_PROBATION_TOKENS)
     return num_tokens
