@@ -115,7 +115,7 @@ def test_a_front_that_stops_or_goes_hears_no_more() -> None:
 
 
 def test_what_a_front_may_not_do() -> None:
-    with pytest.raises(LinkError, match="no book"):
+    with pytest.raises(LinkError, match="not published"):
         CacheFeeds(None).follow(1, WISH)
     feeds = CacheFeeds(CacheBook(BLOCK))
     feeds.follow(1, WISH)

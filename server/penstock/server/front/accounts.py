@@ -1,7 +1,7 @@
-"""The accounts of one front's requests, and the way their records leave it.
+"""The accounts of a front's requests, and the delivery of their records.
 
-Owns that each request has exactly one record, and that to make it neither fails the request nor
-costs anything where nobody wants it. Single event loop.
+Owns that each request has exactly one record, and that making it neither fails the request nor
+costs anything when records are off. Single event loop.
 """
 
 import logging
@@ -21,10 +21,10 @@ MAX_WAIT_S: Final = 1.0
 
 
 class Accounts:
-    """Opens accounts, and has `journal` note the record of each when it is closed.
+    """Opens accounts, and writes the record of each to `journal` when it is closed.
 
-    Without a journal nothing is noted. `is_tracing`: requests get ids of traces. `has_content`:
-    their records tell prompts and outputs.
+    Without a journal nothing is recorded. `is_tracing`: requests get trace ids. `has_content`:
+    records contain prompts and outputs.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Accounts:
 
     @property
     def are_kept(self) -> bool:
-        """Whether anybody wants them."""
+        """Whether records are written."""
         return self._journal is not None
 
     def open(
         self, method: str, *, arrival_s: float, peer: str = "", parent: RemoteParent | None = None
     ) -> RequestAccount:
-        """A request has arrived; `parent`: of its trace, if its caller named one."""
+        """A request has arrived; `parent`: of its trace, if its caller sent one."""
         trace = self._ids.begin(parent) if self.is_tracing else NOT_TRACED
         return RequestAccount(method, peer, arrival_s, trace)
 
@@ -63,15 +63,15 @@ class Accounts:
             self._record(account)
 
     def on_late_end(self, end: Finished | Failed) -> None:
-        """The engine's word on a request that was released."""
+        """The end event of a request that was released."""
         self._pending.on_end(end)
 
     def sweep(self, now_s: float) -> None:
-        """To be called about once a second: no record waits much longer."""
+        """Call about once a second: limits how long a record waits."""
         self._pending.flush(now_s - MAX_WAIT_S)
 
     def settle(self) -> None:
-        """The engine has nothing more to say: what waits for its word is told without."""
+        """The engine is lost: write the records that wait for its events."""
         self._pending.flush(float("inf"))
 
     def _record(self, account: RequestAccount) -> None:
@@ -86,7 +86,7 @@ class Accounts:
                 )
             )
         except Exception as error:
-            # A bug of ours must not reach the request, which has had its answer.
+            # A bug of ours must not affect the request, which has been answered.
             if journal.num_records == sequence:
                 outcome = account.outcome or Outcome(code=0)
                 journal.note_unreadable(account.method, outcome.code, outcome.reason)
@@ -96,20 +96,22 @@ class Accounts:
 
 
 class PendingRecords:
-    """Accounts that are sealed, by the key of their first output. `tell` is given each once."""
+    """Accounts that are sealed but wait for the engine's end event, by the key of their first
+    output. Each is passed to `record` once.
+    """
 
     def __init__(self, record: Callable[[RequestAccount], None]) -> None:
         self._record = record
         self._waiting: dict[int, RequestAccount] = {}
 
     def hold(self, key: int, account: RequestAccount) -> None:
-        """Tell of `account` once the engine has said how `key` ended."""
+        """Record `account` once `key` has ended in the engine."""
         self._waiting[key] = account
         if len(self._waiting) > MAX_WAITING:
             self._record(self._waiting.pop(next(iter(self._waiting))))
 
     def on_end(self, end: Finished | Failed) -> None:
-        """An end that the engine tells of a request that was released."""
+        """The end event of a request that was released."""
         account = self._waiting.pop(end.key, None)
         if account is None:
             return
@@ -118,7 +120,7 @@ class PendingRecords:
         self._record(account)
 
     def flush(self, oldest_s: float) -> None:
-        """Tell of all that were sealed before `oldest_s`, as they are."""
+        """Record everything that was sealed before `oldest_s`."""
         while self._waiting:
             key, account = next(iter(self._waiting.items()))
             if account.end_s >= oldest_s:

@@ -1,9 +1,8 @@
-"""Requests whose streams the engine keeps: how one comes to this front, and how it is let go of.
+"""Attaches kept streams of the engine to this front, and detaches them.
 
-Owns the way from an engine's answer to a request that lives here: it is started as it was at first,
-and what has come of it meanwhile is taken in like any other news. A reader that gives up does not
-stop that: a request that has come here must not be lost on its way. Does not know gRPC: how a
-request is read from its bytes is given.
+Owns the path from an engine's answer to a live request: it is started as it was at first, then its
+history is applied like other events. A client that disconnects does not stop that, so that an
+attached request is not lost. Does not know gRPC: the parser of a request is passed in.
 """
 
 import asyncio
@@ -31,17 +30,17 @@ from penstock.server.link.step_frames import part_of
 
 SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
 _POLL_INTERVAL_S: Final = 0.05
-"""Whoever waits for an engine to have a request looks so often."""
+"""Polling interval while waiting for an engine to have a request."""
 _TOKENS_PER_TURN: Final = 256
-"""So many tokens of a history are taken in before others have their turn: about a millisecond."""
+"""How many tokens of a history are applied per iteration of the event loop: about a millisecond."""
 
 ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
-"""Reads a request as it was sent, under an id, for a tenant. Raises RequestError."""
+"""Parses a serialised request, under an id, for a tenant. Raises RequestError."""
 
 
 @dataclass(slots=True, eq=False)
 class _Attachment:
-    """A request on its way here: what has come of it, and under which engine."""
+    """A request that is being attached: its events so far, and their engine."""
 
     request: LiveRequest
     resume_spec: ResumeSpec
@@ -51,7 +50,7 @@ class _Attachment:
 
 
 class Attachments:
-    """Brings streams to one front."""
+    """Attaches streams to one front."""
 
     def __init__(self, front: Front, read: ReadGeneration) -> None:
         self._front = front
@@ -62,9 +61,9 @@ class Attachments:
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
         """The request of a tenant, with all of its stream; the caller releases it.
 
-        While there is no engine to ask, waits for one as long as requests wait for one.
+        While there is no engine, waits for one as long as requests do.
 
-        Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be had or said now.
+        Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be attached or found now.
         """
         due_s = self._front.clock() + self._front.config.max_replay_wait_s
         task = asyncio.create_task(self._attach(request_id, tenant, ceilings, due_s), name="attach")
@@ -77,7 +76,9 @@ class Attachments:
             raise
 
     def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Another has this request, by the engine's name for it, of these `keys`, or nobody."""
+        """Another front took this request over, or it was dropped. `name`: the engine's; `keys`: of
+        its outputs.
+        """
         front = self._front
         front.results.forget(name, keys)
         for request in {output.request for key in keys if (output := front.table.output(key))}:
@@ -87,7 +88,7 @@ class Attachments:
                 front.detach(attachment.request, SUPERSEDED)
 
     def _park(self, task: asyncio.Task[LiveRequest]) -> None:
-        """Nobody has waited for it."""
+        """Its caller has disconnected."""
         if not task.cancelled() and task.exception() is None:
             self._front.release(task.result())
 
@@ -107,7 +108,7 @@ class Attachments:
             ) -> None:
                 answers.append(self._on_attached(answer, tenant, ceilings, port))
 
-            with contextlib.suppress(EngineUnavailable):  # it went while it was asked
+            with contextlib.suppress(EngineUnavailable):  # it was lost meanwhile
                 await port.attach_stream(name, on_attached)
             match answers:
                 case [_Attachment() as attachment]:
@@ -119,12 +120,15 @@ class Attachments:
                 case [AttachFailure.LOST]:
                     raise refuse_sequence()
                 case _ if front.clock() >= due_s:
-                    raise refuse(ErrorReason.ENGINE_DOWN, "who has the request cannot be said now")
+                    raise refuse(
+                        ErrorReason.ENGINE_DOWN,
+                        "not settled after an engine restart; try again",
+                    )
                 case _:
                     await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _port(self, request_id: str, tenant: str, due_s: float) -> ResumePort:
-        """The way to an engine that has what this front has. Raises RequestError."""
+        """The port to an engine that has this front's requests. Raises RequestError."""
         front = self._front
         while True:
             port = front.port
@@ -149,7 +153,7 @@ class Attachments:
     def _on_attached(
         self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: ResumePort
     ) -> "_Attachment | RequestError | AttachFailure":
-        """The engine has given a stream to this front: from now on all its news come here."""
+        """The engine attached a stream to this front: all its later events come here."""
         front, resume_spec = self._front, answer.resume_spec
         if resume_spec is None:
             return answer.failure
@@ -168,7 +172,7 @@ class Attachments:
         return attachment
 
     async def _start(self, attachment: _Attachment) -> LiveRequest:
-        """Bring it to where it is: its prompt, its outputs, and what came of them."""
+        """Start it: its prompt, its outputs, and their history."""
         front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
         try:
@@ -206,7 +210,8 @@ class Attachments:
         return request
 
     async def _catch_up(self, attachment: _Attachment) -> None:
-        """Take in what has come of it, and what comes meanwhile, a part in each turn of the loop.
+        """Apply the history, and the events that arrive meanwhile, a part per iteration of the
+        loop.
 
         Raises RequestError.
         """
@@ -219,7 +224,7 @@ class Attachments:
             rows = np.flatnonzero(np.isin(events.keys, attachment.keys))
             for part in _parts_of(part_of(events, keys.__contains__, rows)):
                 self._front.apply_history(request, part)
-                num_tokens += 1 + len(part.tokens)  # what is not a token costs about as much
+                num_tokens += 1 + len(part.tokens)  # other events cost about as much as a token
                 if num_tokens >= _TOKENS_PER_TURN:
                     num_tokens = 0
                     await asyncio.sleep(0)
@@ -227,7 +232,7 @@ class Attachments:
 
 
 def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
-    """The same news, at most `_TOKENS_IN_A_TURN` tokens in one."""
+    """The same events, at most `_TOKENS_PER_TURN` tokens in each part."""
     logprobs = events.logprobs
     while len(events.tokens) > _TOKENS_PER_TURN:
         now, later = slice(_TOKENS_PER_TURN), slice(_TOKENS_PER_TURN, None)
@@ -251,6 +256,6 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 
 def _raise_if_over(request: LiveRequest) -> None:
-    """Somebody else has asked for it meanwhile, or it was given up."""
+    """Another front has attached it meanwhile, or it was cancelled."""
     if request.stream.refusal is not None:
         raise RequestError(request.stream.refusal)

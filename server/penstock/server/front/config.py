@@ -11,23 +11,23 @@ _METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontConfig:
-    """Bounds and defaults of one front. Raises SettingError naming the field that is off.
+    """Bounds and defaults of one front. Raises SettingError naming the invalid field.
 
-    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. Delivery:
-    `max_message_bytes_hint` is what a coalesced message is split at,
-    `max_shared_message_bytes_hint` one that carries the events of many requests or that its client
-    wants large; `max_chunk_tokens` is the most tokens a client may let a message wait for.
-    `acceptance_delay_s`: how long at most the first message waits for the engine's word, so that a
-    refusal comes before it and clients may retry. `retry_after_s`: what RetryInfo says where the
-    engine has no estimate. `is_prefix_caching` off keeps requests from sharing blocks, except the
-    outputs of one request. With `shares_prefixes_across_tenants` the time to a first token tells
-    one tenant what another has sent.
+    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. Delivery: a
+    coalesced message is split at `max_message_bytes_hint`, or at `max_shared_message_bytes_hint`
+    when it carries the events of many requests or its client wants large messages;
+    `max_chunk_tokens` is the most tokens that a client may let a message wait for.
+    `acceptance_delay_s`: how long at most the first message waits for the engine's first event, so
+    that a refusal comes before it and clients may retry. `retry_after_s`: the value of RetryInfo
+    when the engine has no estimate. Without `is_prefix_caching`, requests do not share blocks,
+    except the outputs of one request. With `shares_prefixes_across_tenants`, a tenant can infer
+    from the time to first token what another has sent.
 
-    `max_text_bytes_per_tenant`: a single text that is longer is taken when its tenant has no other.
-    `tenant_metadata_key`: empty to tell no tenants apart. What the engine keeps for Resume is
-    bounded by `max_resume_bytes`, prompts included, and `max_parked_requests`; beyond a bound the
-    longest unread go. `has_content`: prompts and outputs are a part of what is told of requests
-    that have ended.
+    `max_text_bytes_per_tenant`: a longer single text is accepted when its tenant has no other.
+    `tenant_metadata_key`: empty when tenants are not distinguished. The streams that the engine
+    keeps for Resume are bounded by `max_resume_bytes`, prompts included, and `max_parked_requests`;
+    beyond a bound those unread the longest are dropped. `has_content`: records of ended requests
+    contain prompts and outputs.
     """
 
     front_id: int = setting(1, at_least=1, below=2**31)
@@ -73,7 +73,7 @@ class FrontConfig:
     max_stop_string_chars: int = setting(64, at_least=1)
     max_stop_string_bytes: int = setting(256, at_least=1)
     max_stop_token_ids: int = setting(16, at_least=1, at_most=16)
-    """At most 16: the batch holds no more."""
+    """At most 16: the size of the batch's arrays."""
     max_num_outputs: int = setting(16, at_least=1)
     max_logprobs: int = setting(20, at_least=1)
     max_logit_bias: int = setting(300, at_least=1)

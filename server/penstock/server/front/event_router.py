@@ -1,7 +1,7 @@
-"""One step's news, handed to the streams it concerns.
+"""Routes the events of an engine step to the streams they concern.
 
-Owns the walk over a `StepEvents` and what happens when one request trips over its part of it: that
-request fails alone. Never raises, never blocks; a writer looks only after the whole step.
+A bug in handling one request's events fails that request alone. Never raises, never blocks; writers
+are woken only after the whole step.
 """
 
 import logging
@@ -27,7 +27,7 @@ LOG_INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class FrontCounters:
-    """What happened on a front since its start; only grows."""
+    """Counters of a front since its start."""
 
     num_submitted: int = 0
     num_cut_readers: int = 0
@@ -37,10 +37,10 @@ class FrontCounters:
 
 
 class EventRouter:
-    """Finds the request of every event. `cancel` tells the engine to drop keys, if any.
+    """Finds the request of every event. `cancel` makes the engine drop keys.
 
-    `on_late_end` is told how a request ended in the engine that was released here before.
-    `newest_place`: of the request that was queued last, whether it is still here or not.
+    `on_late_end` gets the end events of requests that were released before. `newest_place`: the
+    queue position of the last queued request, whether it is still here or not.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class EventRouter:
         self.newest_place: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
-        """Take in one step, seen by this front at `now_s`.
+        """Handle one step, received by this front at `now_s`.
 
-        `is_history`: it was kept, and whoever reads it has not begun yet.
+        `is_history`: kept events, whose reader has not started yet.
         """
         touched: dict[LiveRequest, None] = {}
         newest = self.newest_place
@@ -83,7 +83,7 @@ class EventRouter:
             request.stream.wake()
 
     def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
-        """Give up on a reader that does not read; with it goes what does not outlive its call."""
+        """Disconnect a stalled reader; its request is cancelled unless it is resumable."""
         extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
         self._cuts.report(now_s, f"request {request.request_id}", why, extra)
         self._counters.num_cut_readers += 1
@@ -93,19 +93,19 @@ class EventRouter:
             self._cancel(request.live_keys, FinishReason.CANCELLED)
 
     def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
-        """Give up on the reader of many requests; whoever runs its writer releases them."""
+        """Disconnect the stalled reader of many requests; its writer's owner releases them."""
         self._cuts.report(now_s, "a shared stream", why, {})
         self._counters.num_cut_readers += 1
         writer.cut(STALLED)
 
     def report_closed(self, now_s: float) -> None:
-        """Say in the log who else was cut; called now and then."""
+        """Log the disconnects that were only counted; called now and then."""
         self._cuts.report_remaining(now_s)
 
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":
         output = self._table.output(key)
         if output is None:
-            # Released here while the news travelled: a matter of course, worth a count.
+            # Released here while the events travelled: expected, but counted.
             self._counters.num_late_events += 1
             return None
         touched[output.request] = None
@@ -156,8 +156,8 @@ class EventRouter:
                 continue
             try:
                 if output.is_plain:
-                    # Nearly every token comes this way. Most of what it costs is to fetch what it
-                    # touches into the cache: so nothing else of its request is looked at.
+                    # Nearly every token takes this path. Most of its cost are cache misses, so
+                    # nothing else of its request is touched.
                     output.token_ids.append(token_id)
                     stream = output.stream
                     stream.push_text(output.text.push_one(token_id))
@@ -190,7 +190,7 @@ class EventRouter:
                 self._break(output.request, error, now_s)
 
     def _break(self, request: LiveRequest, error: Exception, now_s: float) -> None:
-        """A bug in our own handling: this request ends, the others must not notice."""
+        """A bug in our own code: this request ends, the others must not be affected."""
         self._counters.num_internal_errors += 1
         # Frames only: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
@@ -200,7 +200,7 @@ class EventRouter:
             frames,
             extra={"request_id": request.request_id, "trace_id": request.trace_id.hex()},
         )
-        # What is on its way must not trip again, and the engine must not go on for nobody.
+        # Its later events must not fail again, and the engine must not continue without a reader.
         live_keys = request.live_keys
         for output in request.outputs:
             output.is_live = output.is_plain = False
@@ -209,7 +209,9 @@ class EventRouter:
 
 
 class CloseLog:
-    """A warning names its reader; who follows within a second is counted, and told afterwards."""
+    """Logs stalled readers: one warning at a time; those that follow within a second are counted
+    and logged afterwards.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -217,20 +219,20 @@ class CloseLog:
         self._num_unreported: int = 0
 
     def report(self, now_s: float, who: str, why: str, extra: dict[str, str]) -> None:
-        """A reader was cut at `now_s`, monotonic seconds that do not go back."""
+        """A reader was disconnected at `now_s`, monotonic seconds that do not go back."""
         if now_s < self._last_s + LOG_INTERVAL_S:
             self._num_unreported += 1
-            self._log.debug("%s: reader stalled and was cut: %s", who, why, extra=extra)
+            self._log.debug("%s: stalled reader disconnected: %s", who, why, extra=extra)
             return
         self.report_remaining(now_s)
         self._last_s = now_s
-        self._log.warning("%s: reader stalled and was cut: %s", who, why, extra=extra)
+        self._log.warning("%s: stalled reader disconnected: %s", who, why, extra=extra)
 
     def report_remaining(self, now_s: float) -> None:
-        """Tell of those that were not named, once their second is over."""
+        """Log the count of the others, once their second is over."""
         if self._num_unreported and now_s >= self._last_s + LOG_INTERVAL_S:
             self._log.warning(
-                "%d more readers stalled and were cut in the last %.1f s",
+                "%d more stalled readers disconnected in the last %.1f s",
                 self._num_unreported,
                 now_s - self._last_s,
             )

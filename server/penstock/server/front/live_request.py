@@ -1,8 +1,8 @@
-"""One request from acceptance to its end: outputs merged into one stream, and the accounts.
+"""One request from acceptance to its end: outputs merged into one stream, and usage.
 
 Owns the meaning of the engine's events for one request. Does not know gRPC, the engine port, or
-other requests; the table finds it, the front feeds it. Nothing here blocks. Every method is called
-on the event loop; times are seconds on the engine's clock.
+other requests. Never blocks. Call every method on the event loop; times are seconds on the engine's
+clock.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ _ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 class LiveRequest:
     """A request that has not been released yet.
 
-    `ends`: of its outputs, once all have ended. `has_engine_end`: the engine has said how its first
-    output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: the engine was told to end it.
-    `num_replays`: engines that it was given to after the first. `is_parked`: nobody reads it, and
-    it is here only for another engine to get it. `is_catching_up`: what was kept of it waits here,
-    however much that is, for a reader who is about to begin.
+    `ends`: of its outputs, once all have ended. `has_engine_end`: the engine has reported the end
+    of its first output. `first_token_s`: NO_TIME before it. `is_cancelled`: the engine was asked to
+    end it. `num_replays`: engines that it was submitted to after the first. `is_parked`: it has no
+    reader here, and waits for a replay. `is_catching_up`: its history is being applied, of any
+    length, for a reader that is about to start.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class LiveRequest:
         now_s: float,
         has_content: bool = False,
     ) -> None:
-        """The request goes to the engine now; `prompt_text` is what echo delivers."""
+        """The request is about to be submitted; echo delivers `prompt_text`."""
         self._submission = submission
         self.phases.submit(now_s)
         self.outputs = tuple(
@@ -126,27 +126,27 @@ class LiveRequest:
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant it belongs to."""
         return self.generation.tenant
 
     @property
     def trace_id(self) -> bytes:
-        """16 bytes, none where it is not traced."""
+        """16 bytes, empty for an untraced request."""
         return self.generation.trace_id
 
     @property
     def live_keys(self) -> tuple[int, ...]:
-        """Keys of the outputs that have not ended, as far as is known here."""
+        """Keys of the outputs that have not ended, as known here."""
         return tuple(output.key for output in self.outputs if output.is_live)
 
     @property
     def num_queued(self) -> int:
-        """Outputs that wait for a slot, as far as is known here."""
+        """Outputs that wait for a slot, as known here."""
         return sum([output.is_live and not output.is_running for output in self.outputs])
 
     @property
     def state(self) -> RequestState:
-        """Where the request stands."""
+        """The state of the request."""
         if not self.stream.is_closed:
             return self.phases.state
         return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
@@ -174,28 +174,29 @@ class LiveRequest:
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """What the engine was given at first; empty before `start`."""
+        """The first submission's specs; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
     @property
     def submission(self) -> Submission | None:
-        """The same with what goes for all of them."""
+        """The first submission."""
         return self._submission
 
     def on_queued(self, output: OwnOutput, change: Queued) -> None:
-        """The engine has taken the request: nothing is left to wait for before saying so."""
+        """The engine has queued the request: report its acceptance."""
         if output.index == 0:
             self.head.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
         self.head.accept()
 
     def report_queue_position(self) -> None:
-        """After all of a step's news: see `StreamHead.report_queue_position`."""
+        """After all of a step's events: see `StreamHead.report_queue_position`."""
         self.head.report_queue_position(self.state, self.phases.spent_s(Phase.QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
         """An output got a slot, for the first time or again."""
         self.head.accept()
-        # A replay finds what the request had told itself: that is not what its caller asked.
+        # A replay finds the request's own output in the cache; that is not what its caller asked
+        # about.
         if output.index == 0 and change.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         output.is_running = True
@@ -205,7 +206,7 @@ class LiveRequest:
             self._change_state(num_cached)
 
     def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
-        """An output gave its slot back and waits again."""
+        """An output lost its slot and waits again."""
         output.num_preemptions += 1
         output.is_running = False
         if output.index == 0:
@@ -214,7 +215,7 @@ class LiveRequest:
             self._change_state(0)
 
     def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
-        """The executor's own word about its cache, in place of what was foreseen."""
+        """The executor's report on its cache, in place of the prediction."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
@@ -236,14 +237,17 @@ class LiveRequest:
         rows: LogprobRows,
         row: int,
     ) -> bool:
-        """One new token. True when the output ended by a stop string: the engine must be told."""
+        """One new token. True when the output ended by a stop string: the engine must be
+        notified.
+        """
         if not output.is_live:
             return False
         if output.num_repeating:
             self._check_repeated(output, token_id, at_s=at_s, now_s=now_s)
             return False
         output.token_ids.append(token_id)
-        # This runs for every token with more than text: what happens once is asked for, not called.
+        # This runs for every token that is not plain text: checks are inlined where they rarely
+        # hold.
         if self.head.is_due:
             self.head.accept()
         if self.phases.phase is not Phase.DECODE:
@@ -254,7 +258,7 @@ class LiveRequest:
         if self._wants_records:
             records = (rows.record(row, token_id, self.generation.output.num_logprobs),)
         elif output.text.is_plain and output.index == 0 and output.captured is None:
-            # All that happens once has happened, until the state changes.
+            # Nothing else is left to do for it, until the state changes.
             output.is_plain = True
             self.stream.push_text(output.text.push_one(token_id))
             return False
@@ -273,7 +277,7 @@ class LiveRequest:
         if not output.is_live:
             return
         if output.num_repeating and end.reason in _OWN_ENDS:
-            # It ended before it came to where it had been: this is another output.
+            # It ended before it reached its earlier length: this is a different output.
             self.fail(_ENGINE_DOWN, now_s)
             return
         self.head.accept()
@@ -283,7 +287,7 @@ class LiveRequest:
             if output.captured is not None:
                 output.captured.add(delta.text)
         reason = FinishReason.STOP if delta.stop is not None else end.reason
-        # The model's own end-of-sequence token is the normal end and is not named.
+        # The model's own end-of-sequence token is the normal end and is not reported.
         is_asked_for = end.stop_id in self.generation.stopping.stop_token_ids
         self._end_output(
             output,
@@ -313,13 +317,13 @@ class LiveRequest:
         )
 
     def fail(self, refusal: Refusal, now_s: float) -> None:
-        """End in failure. Idempotent; wakes the writer."""
+        """End with an error. Idempotent; wakes the writer."""
         self.phases.stop(now_s)
         self.stream.fail(refusal)
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:
-        """The engine is gone: the request waits for another, which goes on where this one was."""
+        """The engine is lost: the request waits for another, which continues where it was."""
         self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:
@@ -329,13 +333,13 @@ class LiveRequest:
         self.stream.wake()
 
     def resubmit(self, submission: Submission, now_s: float) -> None:
-        """An engine gets it again; `submission`: as at first, but for the keys."""
+        """Another engine gets it; `submission`: the first one with new keys."""
         self._submission = submission
         self.num_replays += 1
         self.phases.resubmit(now_s)
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
-        """A Cancel came before the engine knew the request: end it as the engine would have."""
+        """Cancelled before it was submitted: end it as the engine would have."""
         self.phases.stop(now_s)
         self.ends = tuple(
             OutputEnd(output_index=index, reason=FinishReason.CANCELLED, num_completion_tokens=0)
@@ -359,11 +363,11 @@ class LiveRequest:
     ) -> None:
         self.phases.token(at_s)
         if not output.repeats(token_id):
-            # What follows would not go with what was told before.
+            # The continuation would not match what was delivered.
             self.fail(_ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
-        """The request runs or waits again: tell it, and let the next token say so to the clock."""
+        """The request runs or waits again: report it, and let the next token be timed."""
         for output in self.outputs:
             output.is_plain = False
         self.stream.push(

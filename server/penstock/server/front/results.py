@@ -1,7 +1,7 @@
-"""What came of requests that have ended and may still be resumed: for the next engine to keep.
+"""Results of ended requests that may still be resumed, for the next engine to keep.
 
-Owns the bound on it, which is each front's own: the engine forgets what outgrows its memory without
-a word, as long as that is read. Holds outputs, and shows them to nobody.
+Owns the bound on them, which is each front's own: the engine drops a stream that outgrows its
+memory silently, as long as it is read. Contains outputs: never log it.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ _TOKEN_BYTES: Final = 12
 
 
 class Results:
-    """By the engine's names, as long as the engine keeps them.
+    """Results by the engine's names, as long as the engine keeps them.
 
-    `max_bytes`: of all. Beyond, the oldest go: the death of the engine is the end of these.
+    `max_bytes`: of all. Beyond it the oldest are dropped: they do not survive the engine.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -32,7 +32,7 @@ class Results:
         return iter(tuple(self._by_name.values()))
 
     def add(self, result: KeptRequest) -> None:
-        """One has ended. What was of its name before goes."""
+        """Add one; replaces an earlier one of its name."""
         self._remove(result.name)
         self._by_name[result.name] = result
         self.num_bytes += _size_of(result)
@@ -40,7 +40,7 @@ class Results:
             self._remove(next(iter(self._by_name)))
 
     def forget(self, name: str, keys: tuple[int, ...]) -> None:
-        """The engine does not keep it any more, where it has these keys."""
+        """The engine has dropped the request with these keys."""
         result = self._by_name.get(name)
         if result is not None and result.keys == keys:
             self._remove(name)

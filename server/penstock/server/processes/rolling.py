@@ -16,7 +16,7 @@ from penstock.server.processes.service_processes import ServiceProcesses
 log = logging.getLogger(__name__)
 
 _AFTER_GRACE_S = 4.0
-"""Time for a front, after the grace period, to refuse the last calls and write the last messages.
+"""Time for a front, after the grace period, to refuse last calls and write last messages.
 """
 
 
@@ -50,7 +50,7 @@ class RollingRestart:
             await self._engine.restart()
         else:
             log.warning(
-                "rolling restart: the engine is not replaced: without replays its requests would fail"
+                "rolling restart: the engine is not replaced: without replays its requests fail"
             )
         log.info("rolling restart: done", extra=ALWAYS)
 

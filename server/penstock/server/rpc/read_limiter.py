@@ -254,7 +254,7 @@ def _one_then_stream(behaviour: Any, policy: _MethodPolicy) -> Any:
 
 
 def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[Any], bytes]) -> Any:
-    """Only the first message has a time limit: an admitted caller may take any time for the next."""
+    """Only the first message has a time limit."""
 
     async def messages(context: Any) -> AsyncIterator[Any]:
         data = await _first(context, policy, context.peer())

@@ -1,4 +1,4 @@
-"""The listening port of a gRPC server: plain text, or TLS with certificates that may be replaced."""
+"""The listening port of a gRPC server: plain text, or TLS with replaceable certificates."""
 
 from typing import Any, cast
 

@@ -18,13 +18,13 @@ def test_readers_that_are_cut_together_are_one_warning_and_a_count(
             cuts.report(10.0 + number / 1000, f"request {number}", "it hangs", {})
         cuts.report_remaining(10.9)
         assert [record.getMessage() for record in caplog.records] == [
-            "request 0: reader stalled and was cut: it hangs"
+            "request 0: stalled reader disconnected: it hangs"
         ]
         cuts.report_remaining(11.0)
         cuts.report_remaining(12.0)
 
     assert [record.getMessage() for record in caplog.records[1:]] == [
-        "499 more readers stalled and were cut in the last 1.0 s"
+        "499 more stalled readers disconnected in the last 1.0 s"
     ]
 
 
@@ -35,8 +35,8 @@ def test_who_comes_a_second_later_is_named(caplog: pytest.LogCaptureFixture) -> 
             cuts.report(at_s, f"request {at_s}", "it hangs", {"request_id": str(at_s)})
 
     assert [record.getMessage() for record in caplog.records] == [
-        "request 0.0: reader stalled and was cut: it hangs",
-        "1 more readers stalled and were cut in the last 1.0 s",
-        "request 1.0: reader stalled and was cut: it hangs",
+        "request 0.0: stalled reader disconnected: it hangs",
+        "1 more stalled readers disconnected in the last 1.0 s",
+        "request 1.0: stalled reader disconnected: it hangs",
     ]
     assert getattr(caplog.records[-1], "request_id", None) == "1.0"
