@@ -21,7 +21,7 @@ _AFTER_GRACE_S = 4.0
 
 
 class RollingRestart:
-    """Restarts one service. `fronts`: the current list, changed here. `grace_s`: see ServerConfig."""
+    """Restarts one service. `fronts`: changed in place. `grace_s`: see ServerConfig."""
 
     def __init__(
         self,
