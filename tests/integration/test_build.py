@@ -282,7 +282,7 @@ def break_manifest(engine: Path) -> None:
     [
         (lose, "rank1.engine is missing"),
         (cut, "rank1.engine has 7 bytes instead of 14"),
-        (break_config, "config.json is no JSON"),
+        (break_config, "config.json is not valid JSON"),
         (change_config, "config.json was changed"),
         (break_manifest, "penstock-build.json cannot be used"),
     ],

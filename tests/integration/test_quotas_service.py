@@ -69,7 +69,7 @@ async def test_limits_of_the_policy_file_hold_and_change(tmp_path: Path) -> None
             assert [await begin(channel, kept, "a") for _ in range(3)] == ["", "", "QUOTA_EXCEEDED"]
             assert await begin(channel, kept, "b") == ""
             policy.write_text(policy_of(3), encoding="utf-8")
-            await service.until_logged("engine[", "a new policy holds")
+            await service.until_logged("engine[", "a new policy is in force")
             assert [await begin(channel, kept, "a") for _ in range(2)] == ["", "QUOTA_EXCEEDED"]
 
 

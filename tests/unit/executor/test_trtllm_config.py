@@ -106,7 +106,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
                 "enable_chunked_prefill": False,
                 "scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"},
             },
-            "context_chunking_policy means nothing without enable_chunked_prefill",
+            "context_chunking_policy requires enable_chunked_prefill",
         ),
     ],
 )
@@ -155,22 +155,22 @@ def test_what_is_off_is_named(values: dict[str, Any], message: str) -> None:
         (
             "speculative_config",
             {**NGRAM, "speculative_model": "/d"},
-            "speculative_model means nothing to decoding_type NGram",
+            "speculative_model has no effect with decoding_type NGram",
         ),
         (
             "speculative_config",
             {"decoding_type": "AUTO", "max_draft_len": 3},
-            "max_draft_len means nothing to decoding_type AUTO",
+            "max_draft_len has no effect with decoding_type AUTO",
         ),
         (
             "speculative_config",
             {**NGRAM, "num_nextn_predict_layers": 1},
-            "num_nextn_predict_layers means nothing to decoding_type NGram",
+            "num_nextn_predict_layers has no effect with decoding_type NGram",
         ),
         (
             "speculative_config",
             {**NGRAM, "eagle3_one_model": False},
-            "eagle3_one_model means nothing to decoding_type NGram",
+            "eagle3_one_model has no effect with decoding_type NGram",
         ),
         ("watch", {"response_timeout_s": 0}, "response_timeout_s must be above 0"),
         ("watch", {"abort_grace_s": float("inf")}, "abort_grace_s must be above 0 and at most"),

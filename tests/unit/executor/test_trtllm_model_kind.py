@@ -175,7 +175,7 @@ def test_what_is_not_known_is_explained(tmp_path: Path) -> None:
     said = [folder.explanation for folder in folders]
     assert f"{missing} is no folder" in said[0]
     assert "holds no config.json" in said[1]
-    assert "config.json is no JSON" in said[2]
+    assert "config.json is not valid JSON" in said[2]
     assert "is neither a Hugging Face model nor" in said[3]
     assert "config.json must hold a JSON object" in said[4]
 
@@ -198,7 +198,7 @@ def test_a_broken_quantisation_file_is_not_passed_over(tmp_path: Path) -> None:
     folder = recognise(tmp_path)
 
     assert folder.kind is ModelKind.UNKNOWN
-    assert "hf_quant_config.json is no JSON" in folder.explanation
+    assert "hf_quant_config.json is not valid JSON" in folder.explanation
 
 
 def test_sizes_of_a_wrong_type_are_unknown(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_adapters_must_be_there_and_fit(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"lora_config.adapters\[0\].path: .* cannot be read"):
         tried(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"adapters\[0\].path: .* is no JSON"):
+    with pytest.raises(ValueError, match=r"adapters\[0\].path: .* is not valid JSON"):
         tried(broken)
     with pytest.raises(ValueError, match=r"has rank 128, above lora_config.max_lora_rank \(64\)"):
         tried(large)

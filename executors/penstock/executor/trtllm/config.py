@@ -203,12 +203,12 @@ class SpeculativeSettings:
         for name, takers in _DRAFT_SETTINGS.items():
             value = getattr(self, name)
             if value is not None and kind not in takers:
-                raise SettingError(f"{{}} means nothing to decoding_type {kind}", name)
+                raise SettingError(f"{{}} has no effect with decoding_type {kind}", name)
             if value is None and kind in takers and name in _NEEDED_DRAFT_SETTINGS:
                 raise SettingError(f"{{}} must be given with decoding_type {kind}", name)
         check(self)
         if not self.eagle3_one_model and kind is not DecodingType.EAGLE:
-            raise SettingError(f"{{}} means nothing to decoding_type {kind}", "eagle3_one_model")
+            raise SettingError(f"{{}} has no effect with decoding_type {kind}", "eagle3_one_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,8 +314,7 @@ class TrtllmConfig:
         policy = self.scheduler_config.context_chunking_policy
         if policy is not None and not self.enable_chunked_prefill:
             raise ValueError(
-                "scheduler_config.context_chunking_policy means nothing without"
-                " enable_chunked_prefill"
+                "scheduler_config.context_chunking_policy requires enable_chunked_prefill"
             )
 
     @property

@@ -261,7 +261,7 @@ def _read(path: Path) -> Mapping[str, object]:
     try:
         value: object = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{path.name} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{path.name} is nested too deep") from error
     if not isinstance(value, dict):

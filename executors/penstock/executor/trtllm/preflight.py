@@ -190,7 +190,7 @@ def _adapter_config(adapter: Adapter, where: str) -> Mapping[str, Any]:
     except OSError as error:
         raise ValueError(f"{where}.path: {file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{where}.path: {file} is no JSON: {error}") from error
+        raise ValueError(f"{where}.path: {file} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{where}.path: {file} is nested too deep") from error
     if not isinstance(values, dict):

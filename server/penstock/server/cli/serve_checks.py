@@ -1,4 +1,4 @@
-"""Checks of a service's whole configuration that need files or packages, before anything starts."""
+"""Checks of a service's configuration that need files, packages or other settings."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -25,7 +25,9 @@ _QUOTAS = ("tenant_max_live", "tenant_requests_per_minute", "tenant_tokens_per_m
 
 
 def check_security(config: "ServerConfig") -> None:
-    """Raise ValueError where strangers would get in by accident, or a file cannot be used."""
+    """Raise ValueError where unauthenticated callers would get in by accident, or a file is
+    invalid.
+    """
     security, observer = config.security, config.observer
     is_behind_proxy = bool(config.front.tenant_metadata_key)
     host = observer.operations_host
@@ -42,15 +44,17 @@ def check_security(config: "ServerConfig") -> None:
         raise ValueError(str(error)) from error
     if opened.authenticator is not None and not security.has_tls and not is_loopback(config.host):
         _log.warning(
-            "tokens cross the network in plain text: give tls-cert and tls-key, or end TLS in front"
-            " of %s",
+            "tokens cross the network in plain text: set tls-cert and tls-key, or terminate TLS in"
+            " front of %s",
             config.host,
             extra=ALWAYS,
         )
 
 
 def check_facade(config: "ServerConfig") -> None:
-    """Raise ValueError where a facade cannot be served; warn where no gateway would get in."""
+    """Raise ValueError where a gateway's service cannot be served; warn where no gateway could call
+    it.
+    """
     if config.facade == NO_FACADE:
         return
     load_facade(config.facade).check_installed()
@@ -80,20 +84,23 @@ def check_facade(config: "ServerConfig") -> None:
 def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
     """Raise ValueError for a setting that has no effect. `is_caching`: of prefixes."""
     if sources.get("order") is SchedulingOrder.FCFS:
-        sources.refuse(_FAIR_ONLY, "means nothing to the order fcfs")
+        sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
     if not (is_caching and sources.get("prefix_caching", True)):
-        sources.refuse(_CACHE_ONLY, "means nothing without prefix caching")
+        sources.refuse(_CACHE_ONLY, "requires prefix caching")
     if not sources.get("foresee_deadlines", True):
         sources.refuse(["min_deadline_chance"], "requires --foresee-deadlines on")
     if "policy_file" in sources:
-        sources.refuse(["tenant_weights"], "means nothing with --policy-file: it has the weights")
-        sources.refuse(_QUOTAS, "means nothing with --policy-file: it has the limits")
+        sources.refuse(
+            ["tenant_weights"], "cannot be combined with --policy-file, which has the weights"
+        )
+        sources.refuse(_QUOTAS, "cannot be combined with --policy-file, which has the limits")
     if "tenant_metadata_key" not in sources:
         sources.refuse(
-            ["tenant_weights"], "needs --tenant-metadata-key: without it all are one tenant"
+            ["tenant_weights"],
+            "requires --tenant-metadata-key: without it there is only one tenant",
         )
     for name in sources.get("tenant_weights", {}):
         fault = tenant_fault(name) if name else None
         if fault is not None:
             spelling = sources.spell("tenant_weights")
-            raise ValueError(f"{spelling}: {name!r} is no name of a tenant: it {fault}")
+            raise ValueError(f"{spelling}: {name!r} is not a valid tenant name: it {fault}")

@@ -1,6 +1,6 @@
-"""The settings of security: which files, and whether strangers on the network are meant.
+"""The settings of security: files, and whether unauthenticated callers on the network are intended.
 
-Owns the settings and which of them need each other. Reads no file.
+Owns the settings and their dependencies. Reads no file.
 """
 
 from dataclasses import dataclass
@@ -47,11 +47,11 @@ class SecurityConfig:
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             missing, given = ("tls_key", "tls_cert") if self.tls_cert else ("tls_cert", "tls_key")
-            raise SettingError("{} means nothing without {}", given, missing)
+            raise SettingError("{} requires {}", given, missing)
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise SettingError("{} means nothing without {}", "tls_client_ca", "tls_cert")
+            raise SettingError("{} requires {}", "tls_client_ca", "tls_cert")
 
     @property
     def has_tls(self) -> bool:
-        """Whether the ports for gRPC are encrypted."""
+        """Whether the gRPC ports use TLS."""
         return self.tls_cert is not None

@@ -1,6 +1,6 @@
-"""Whether an address is for this machine alone, and what must be said where it is not.
+"""Keeps a service from being exposed to a network by accident.
 
-Owns the rule that nobody opens a service to a network by accident.
+Owns the rule: a port that is reachable from the network needs credentials, or an explicit setting.
 """
 
 import socket
@@ -26,7 +26,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_loopback_address(text: str) -> bool:
-    """Raises ValueError for what is no address."""
+    """Raises ValueError for an invalid address."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         # An IPv4 address as an IPv6 socket writes it (::ffff:127.0.0.1).
@@ -42,22 +42,22 @@ def check_exposure(
     metrics_host: str | None,
     is_behind_proxy: bool,
 ) -> None:
-    """Raise ValueError where strangers could call and nobody said that they may.
+    """Raise ValueError where unauthenticated callers could reach a port without an explicit
+    setting.
 
-    A host that is None is a port that there is not. A tenant that a proxy names proves nothing to
-    us; a certificate does, on the ports for gRPC.
+    A host that is None is a port that does not exist. A tenant that a proxy names proves nothing; a
+    certificate does, on the gRPC ports.
     """
     if config.allows_anonymous_network:
         return
     if config.policy_file is not None and not is_behind_proxy:
         return
-    doors = {"metrics-port": metrics_host}
+    ports = {"metrics-port": metrics_host}
     if config.tls_client_ca is None:
-        doors = {"port": host, "operations-port": operations_host, **doors}
-    for door, address in doors.items():
+        ports = {"port": host, "operations-port": operations_host, **ports}
+    for port, address in ports.items():
         if address is not None and not is_loopback(address):
             raise ValueError(
-                f"{door}: {address} can be reached from the network, and who calls there needs no"
-                f" credentials: give a policy-file that has some, or set {FLAG} to on if that is"
-                " meant"
+                f"{port}: {address} is reachable from the network without credentials: set"
+                f" a policy-file with credentials, or set {FLAG} to on if that is intended"
             )
