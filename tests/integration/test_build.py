@@ -182,7 +182,7 @@ async def test_parallel_sizes_are_the_checkpoints(house: House) -> None:
     ("mode", "told"),
     [
         ("fail", "CUDA error: out of memory"),
-        ("empty", "ended well but left no engine"),
+        ("empty", "succeeded but left no engine"),
         ("one rank", "left no engine: rank1.engine is missing, of 2 ranks"),
     ],
 )

@@ -83,7 +83,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ({"attn_backend": ""}, "attn_backend must not be empty"),
         ({"sampler_type": "Torch"}, "trtllm-config.sampler_type must be one of 'auto'"),
         ({"sampler_honours": ["luck"]}, r"sampler_honours\[0\] must be one of 'penalties'"),
-        ({"sampler_honours": ["seed", "seed"]}, "sampler_honours must not name a thing twice"),
+        ({"sampler_honours": ["seed", "seed"]}, "sampler_honours must not contain duplicates"),
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend must be one of"),
         ({"max_batch": 3}, "trtllm-config.max_batch is unknown"),
         (
@@ -121,7 +121,7 @@ def test_what_is_off_is_named(values: dict[str, Any], message: str) -> None:
         ("kv_cache_config", {"free_gpu_memory_fraction": 0}, "free_gpu_memory_fraction must be"),
         ("kv_cache_config", {"free_gpu_memory_fraction": 1.1}, "free_gpu_memory_fraction must be"),
         ("kv_cache_config", {"max_tokens": 0}, "max_tokens must be in"),
-        ("kv_cache_config", {"max_tokens": 31}, "max_tokens must hold one block of 32"),
+        ("kv_cache_config", {"max_tokens": 31}, "max_tokens must be at least one block of 32"),
         ("kv_cache_config", {"tokens_per_block": 24}, "tokens_per_block must be a power of 2"),
         ("kv_cache_config", {"tokens_per_block": 0}, "tokens_per_block must be in 1"),
         ("kv_cache_config", {"host_cache_size": -1}, "host_cache_size must be in"),

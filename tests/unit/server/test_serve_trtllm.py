@@ -179,7 +179,7 @@ def test_a_broken_file_is_named(model: Path, tmp_path: Path, suffix: str, kind: 
     path = tmp_path / f"engine.{suffix}"
     for content in (b"= {", b"\xff"):
         path.write_bytes(content)
-        with pytest.raises(BadSetting, match=f"trtllm-config: {path} is no {kind}"):
+        with pytest.raises(BadSetting, match=f"trtllm-config: {path} is not valid {kind}"):
             configured(model, "--trtllm-config", str(path))
 
 

@@ -1,8 +1,7 @@
-"""A model's tensors from its files onto a device, and how far that is.
+"""Moves a model's tensors from its files to a device, with progress in the log.
 
-Owns the copy and what the log says of it. transformers maps the files into memory and reads nothing
-from them, so this copy is the load: it goes from the files to the device one tensor after another,
-and the host never holds a second copy.
+transformers maps the files into memory and reads nothing from them, so this copy is the load: one
+tensor after another goes from the files to the device, and the host never holds a second copy.
 """
 
 import logging
@@ -23,17 +22,17 @@ def select_device(device: str) -> torch.device:
     """The device with its number. A CUDA device becomes the current one: pinned host memory and
     libraries belong to that.
 
-    Raises ModelLoadError when it is not there.
+    Raises ModelLoadError when it does not exist.
     """
     found = torch.device(device)
     if found.type != "cuda":
         return found
     if not torch.cuda.is_available():
-        raise ModelLoadError(f"device {device} was asked for and CUDA is not available")
+        raise ModelLoadError(f"device {device} was requested, but CUDA is not available")
     count = torch.cuda.device_count()
     index = found.index if ":" in device else torch.cuda.current_device()
     if index >= count:
-        raise ModelLoadError(f"device {device} was asked for; CUDA devices here: {count}")
+        raise ModelLoadError(f"device {device} was requested; CUDA devices here: {count}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -55,7 +54,7 @@ def move_module(
         if clock() - reported_s >= _REPORT_EVERY_S:
             reported_s = clock()
             _log.info("loading: %.1f of %.1f GiB are on %s", moved / _GIB, total / _GIB, device)
-    module.to(device)  # what modules with children hold themselves
+    module.to(device)  # modules with children may have their own
     taken_s = clock() - begun_s
     _log.info("loaded %.1f GiB onto %s in %.1f s", total / _GIB, device, taken_s)
 

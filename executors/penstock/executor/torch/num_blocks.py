@@ -1,4 +1,4 @@
-"""How many blocks of keys and values: what is asked for, or what a device has memory for."""
+"""The number of KV cache blocks: from the settings, or from the device's free memory."""
 
 from penstock.executor.config import ExecutorConfig
 
@@ -6,22 +6,22 @@ _GIB = 1 << 30
 
 
 def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int) -> int:
-    """Pages that the settings ask for: never more than all slots could fill at full length."""
+    """Blocks for the configured bytes: never more than all slots could fill at full length."""
     if config.num_blocks is not None:
         return config.num_blocks
     num_blocks = config.host_cache_bytes // bytes_each
     if num_blocks < 1:
-        raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
+        raise ValueError(f"kv_cache_bytes must be at least one block of {bytes_each} bytes")
     return min(num_blocks, _most_blocks(config, max_seq_len))
 
 
 def num_device_blocks(
     config: ExecutorConfig, *, bytes_each: int, max_seq_len: int, free_bytes: int, step_bytes: int
 ) -> int:
-    """Pages for a device with `free_bytes` left beside the weights.
+    """Blocks for a device with `free_bytes` left besides the weights.
 
-    `step_bytes`: what the largest step takes of them. Raises ValueError naming the setting when
-    what it asks for does not fit.
+    `step_bytes`: memory of the largest step. Raises ValueError naming the setting when it does not
+    fit.
     """
     room = max(free_bytes - step_bytes, 0)
     if config.num_blocks is not None:

@@ -1,8 +1,8 @@
 """The fused step on a CPU: four matrix products and five kernels a layer, over packed tokens.
 
 Owns the order of operators. Rows of one token and chunks go through one forward, in the batch's own
-order. A kernel reads keys and values from the pages alone, and nothing behind the end of a
-sequence, so no place has to be cleared before its first use.
+order. Kernels read keys and values from the pages alone, and nothing behind the end of a sequence,
+so pages need not be cleared before their first use.
 """
 
 from collections.abc import Callable
@@ -56,8 +56,8 @@ class FusedForward:
                 added = self._rest(layer, residual, qkv, normed)
             qkv = self._project(self._layers[-1], residual, added, normed)
             if len(residual) > len(batch.sampled_slots):
-                # Whatever went wrong below shows in the last layer's keys and values, also for
-                # tokens whose logits nobody looks at.
+                # Any invalid value of an earlier layer shows in the last layer's keys and values,
+                # also for tokens without sampled logits.
                 is_token_good = torch.isfinite(qkv[:, model.num_heads * model.head_dim :]).all(1)
             added = self._rest(self._layers[-1], residual, qkv, normed)
         wanted = choose(ends - 1)
@@ -77,7 +77,7 @@ class FusedForward:
         return int(counts.sum()) * model.num_layer_weights + num_attended
 
     def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
-        """Input tokens of the packed step; its rows are told to the kernels."""
+        """Input tokens of the packed step; sets the rows of the kernels."""
         arrays, slots, positions = batch.arrays, batch.slots, batch.starts
         firsts = ends - batch.num_tokens
         self._rows.set(
@@ -91,7 +91,7 @@ class FusedForward:
             positions = np.arange(ends[-1]) - np.repeat(firsts - positions, batch.num_tokens)
             slots = np.repeat(slots, batch.num_tokens)
         ids = arrays.token_ids[slots, positions].astype(np.int64)
-        # An impossible token fails its own request elsewhere; here it must not take others along.
+        # An invalid token id fails its own request elsewhere; here it must not affect others.
         return torch.from_numpy(ids.clip(0, len(self._model.embedding) - 1))
 
     def _project(
@@ -103,7 +103,7 @@ class FusedForward:
         return weights.qkv(normed)
 
     def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
-        """Attention and everything behind it; returns what is still to be added to `residual`."""
+        """Attention and the rest of the layer; returns what is still to be added to `residual`."""
         model, weights = self._model, layer.weights
         layer.attention.rotate_and_write(
             self._rows,

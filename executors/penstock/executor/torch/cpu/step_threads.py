@@ -1,7 +1,7 @@
-"""How many threads compute a layer: one where waking the others costs more than they take over.
+"""How many threads compute a layer: one where waking the others costs more than it saves.
 
-Owns the limit. It depends on what is computed and not on a clock, so that a step repeated is the
-same step.
+The limit depends on the amount of work, not on a clock, so that a repeated step uses the same
+threads.
 """
 
 from collections.abc import Generator
@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import torch
 
 _SERIAL_WORK = 1 << 25
-"""Multiplications of a layer. A layer has five places where threads are woken, some 50 microseconds
-each where they sleep in between; a core does so much in half a millisecond."""
+"""Multiplications of a layer. A layer wakes threads at five places, which takes some 50
+microseconds each if they sleep in between; a core does this many in half a millisecond.
+"""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The compiled kernels, called through ctypes (which releases the interpreter's lock).
 
-Owns the mirror of kernels.h and the checks of what crosses it: C trusts its arguments.
+Owns the ctypes mirror of kernels.h and the checks of its arguments: C does not check them.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "baseline")
 """The best first."""
 MAX_HEAD_DIM = 512
 INT8_DIM_STEP = 16
-"""Head sizes of 8-bit keys are multiples of it: no vector reaches into the next row."""
+"""Head sizes of 8-bit keys are multiples of it: no vector reads into the next row."""
 DTYPES = (torch.bfloat16, torch.float32)
 
 _LIBRARY = Path(__file__).parent / "_kernels.so"
@@ -74,7 +74,7 @@ class _Rotary(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """None where it is not built, or where torch has no OpenMP whose functions it could find."""
+    """None without a build, or where torch has no OpenMP library that provides its functions."""
     try:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError:
@@ -107,7 +107,8 @@ class NativeKernels:
     def __init__(self, instructions: str) -> None:
         self.instructions = instructions
         library: Any = _library()
-        # Of few rows it is twice as fast as oneDNN, of many as fast, but where oneDNN has tiles.
+        # For few rows it is twice as fast as oneDNN, for many as fast, except where oneDNN has
+        # tiles.
         self.has_fast_bf16_linear = instructions == "avx512_bf16" and not bool(
             library.penstock_has_tiles()
         )

@@ -1,16 +1,16 @@
-"""Sampling for rows that ask for more than a temperature: candidates, then a token.
+"""Sampling for rows that need more than a temperature: candidates, then a token.
 
-Owns truncation, the draw from what it leaves, log probabilities and alternatives. The tables and
+Owns truncation, the draw from the kept tokens, log probabilities and alternatives. The tables and
 the first launch are those of `sampler_scores`.
 
-The truncations are those of the path without these kernels: thresholds on the score, ties
-included, top-k first, then top-p on what that left, then min-p; the draw walks in order of id.
+The truncations are those of the path without these kernels: thresholds on the score, ties included,
+top-k first, then top-p on what that left, then min-p; the draw walks in order of id.
 
 Five launches. `bound_candidates` finds a bound from the maxima of small parts, such that at least
-as many scores lie above it as the row asks for. `list_candidates` writes them down, chunk by chunk.
+as many scores exceed it as the row needs. `list_candidates` writes them down, chunk by chunk.
 `choose_listed` decides among them. Rows that they do not decide (a flat distribution with top-p, a
-top-k of hundreds, ties without end) are left to `choose_searched`, which goes over the whole row.
-`note_logprobs` adds what is asked about the tokens.
+top-k of hundreds, very many ties) are left to `choose_searched`, which searches the whole row.
+`note_logprobs` adds log probabilities.
 """
 
 import triton
@@ -121,7 +121,7 @@ def list_candidates(
 def _listed_threshold(
     table, slot, listed, num_listed, num_found, vocab_size, bound, top, scale, whole
 ):  # fmt: skip
-    """The least score kept, and whether the candidates tell. `whole`: mass of the row."""
+    """The least score kept, and whether the candidates decide it. `whole`: mass of the row."""
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     has_k = (top_k > 0) & (top_k < vocab_size)
     threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
@@ -221,7 +221,7 @@ def choose_listed(
     last_tokens, out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row, unless its candidates do not tell: it is then `pending`."""
+    """A token for one row, unless its candidates do not decide it: it is then `pending`."""
     row = tl.program_id(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     chunks = tl.arange(0, num_padded)
