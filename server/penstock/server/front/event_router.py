@@ -7,7 +7,7 @@ are woken only after the whole step.
 import logging
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,8 +98,18 @@ class EventRouter:
         self._counters.num_cut_readers += 1
         writer.cut(STALLED)
 
-    def report_closed(self, now_s: float) -> None:
-        """Log the disconnects that were only counted; called now and then."""
+    def cut_stalled(
+        self, writers: Iterable[SharedWriter[Any]], max_stall_s: float, now_s: float
+    ) -> None:
+        """Disconnect every reader that has blocked one write for longer; call it now and then."""
+        for request in self._table:
+            stalled_s = now_s - request.stream.blocked_since_s
+            if stalled_s > max_stall_s and not request.stream.is_cut:
+                self.cut(request, f"one write blocked for {stalled_s:.1f} s", now_s)
+        for writer in writers:
+            stalled_s = now_s - writer.blocked_since_s
+            if stalled_s > max_stall_s and not writer.is_cut:
+                self.cut_shared(writer, f"one write blocked for {stalled_s:.1f} s", now_s)
         self._cuts.report_remaining(now_s)
 
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":

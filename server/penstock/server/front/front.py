@@ -375,20 +375,9 @@ class Front:
 
     def cut_stalled(self) -> None:
         """Disconnect every reader that has blocked one write for longer than allowed."""
-        now_s = self.clock()
-        oldest_s = now_s - self.config.max_reader_stall_s
-        for request in self.table:
-            since_s = request.stream.blocked_since_s
-            if since_s < oldest_s and not request.stream.is_cut:
-                why = f"one write blocked for {now_s - since_s:.1f} s"
-                self._dispatcher.cut(request, why, now_s)
-        for writer in self.shared_writers:
-            since_s = writer.blocked_since_s
-            if since_s < oldest_s and not writer.is_cut:
-                self._dispatcher.cut_shared(
-                    writer, f"one write blocked for {now_s - since_s:.1f} s", now_s
-                )
-        self._dispatcher.report_closed(now_s)
+        self._dispatcher.cut_stalled(
+            self.shared_writers, self.config.max_reader_stall_s, self.clock()
+        )
 
     def known_limits(self) -> Limits:
         """Of the engine; of the last one, while replays are on. Raises RequestError."""
