@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from penstock.scheduler.setting import SettingError
 
 T = TypeVar("T")
-_MAX_TOLD_CHARS = 80
+_MAX_VALUE_CHARS = 80
 
 
 _KIND_WORDS: Mapping[Any, str] = {
@@ -36,7 +36,7 @@ class WrongKind(ValueError):
 
     def __init__(self, where: str, wanted: str, data: object) -> None:
         self.unquoted = f"{where} must be {wanted}"
-        super().__init__(f"{self.unquoted}, not {_told(data)}")
+        super().__init__(f"{self.unquoted}, not {_abbreviated(data)}")
 
 
 def parse_json(text: str) -> Any:
@@ -125,7 +125,7 @@ def _checked(kind: Any, data: object, where: str) -> Any:
     return data
 
 
-def _told(data: object) -> str:
+def _abbreviated(data: object) -> str:
     """A value in an error message; a long or nested one by its type."""
     match data:
         case Mapping():
@@ -136,7 +136,7 @@ def _told(data: object) -> str:
             return json.dumps(data)
         case _:
             text = repr(data)
-            return text if len(text) <= _MAX_TOLD_CHARS else f"{text[:_MAX_TOLD_CHARS]}..."
+            return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."
 
 
 def _decode_float(data: object, where: str) -> float:

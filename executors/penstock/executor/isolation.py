@@ -77,7 +77,7 @@ class _Rows:
             raise
         except Exception as error:
             _recover(error, self._recover)
-            return _told(error)
+            return _describe(error)
         return ""
 
 
@@ -102,7 +102,7 @@ def _part(batch: Batch, first: int, last: int) -> Batch:
     )
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """The error's type and place; its text may quote a client's data."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

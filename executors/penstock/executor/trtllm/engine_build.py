@@ -80,10 +80,10 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Receives the progress of a build: `say` gets our lines, `show` the builder's output."""
+class BuildReporter:
+    """Receives the progress of a build: `log` gets our lines, `show` the builder's output."""
 
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     show: Callable[[bytes], None]
 
 
@@ -91,7 +91,7 @@ def build_engine(
     model: Path,
     settings: BuildSettings,
     cache: EngineCache,
-    progress: Progress,
+    reporter: BuildReporter,
     *,
     max_wait_s: float | None = None,
 ) -> Built:
@@ -107,32 +107,32 @@ def build_engine(
         # One sentence for people; the path is what scripts serve.
         return Built(path=model, is_new=False, explanation=_nothing_to_build(folder))
     _check_parallel(settings, folder)
-    progress.say(f"{folder.path}: a TensorRT-LLM checkpoint; looking at its files")
+    reporter.log(f"{folder.path}: a TensorRT-LLM checkpoint; looking at its files")
     flags = settings.flags()
     key = engine_key(model, flags, found_gpus(), _installed_version())
     place = cache.place_of(model, key)
     # Checked before the builder is run: that takes the time of importing the vendor's package.
-    if _is_cached(cache, place, progress):
+    if _is_cached(cache, place, reporter):
         return Built(path=place, is_new=False, explanation="cached: built before")
     builder = find_builder()
     lacking = sorted({*flags, *_OURS} - known_flags(builder))
     if lacking:
         raise BadBuild(f"{lacking[0]}: {builder.name} of this version has no --{lacking[0]}")
-    with cache.locked(place, _teller(progress), max_wait_s=max_wait_s) as lock:
+    with cache.locked(place, _wait_reporter(reporter), max_wait_s=max_wait_s) as lock:
         # The previous holder of the lock may have built it.
         if cache.exists(place) and not cache.damage(place):
             return Built(path=place, is_new=False, explanation="cached: built meanwhile")
-        _build(builder, folder, flags, cache, place, key, lock, progress)
+        _build(builder, folder, flags, cache, place, key, lock, reporter)
     return Built(path=place, is_new=True, explanation="built")
 
 
-def _is_cached(cache: EngineCache, place: Path, progress: Progress) -> bool:
+def _is_cached(cache: EngineCache, place: Path, reporter: BuildReporter) -> bool:
     """Whether an intact engine exists; logs if there is a damaged one."""
     if not cache.exists(place):
         return False
     damage = cache.damage(place)
     if damage:
-        progress.say(f"the cached engine is damaged ({damage}): building it again")
+        reporter.log(f"the cached engine is damaged ({damage}): building it again")
     return not damage
 
 
@@ -167,7 +167,7 @@ def _build(
     place: Path,
     key: EngineKey,
     lock: BuildLock,
-    progress: Progress,
+    reporter: BuildReporter,
 ) -> None:
     with cache.building(place) as output:
         command = [
@@ -175,13 +175,13 @@ def _build(
             *(word for name, value in flags.items() for word in (f"--{name}", value)),
         ]
         started = datetime.datetime.now(datetime.UTC)
-        progress.say(f"building {place}")
+        reporter.log(f"building {place}")
         end = run_builder(
             command,
             lock=lock.descriptor,
             on_start=lambda pid: lock.tell(f"process {os.getpid()}, its builder {pid}"),
-            show=progress.show,
-            on_heartbeat=lambda waited_s: progress.say(f"... building for {waited_s:.0f} s"),
+            show=reporter.show,
+            on_heartbeat=lambda waited_s: reporter.log(f"... building for {waited_s:.0f} s"),
         )
         if end.exit_code != 0:
             lines = "".join(f"\n  | {line}" for line in end.last_lines)
@@ -211,7 +211,7 @@ def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
             )
 
 
-def _teller(progress: Progress) -> Callable[[float, str], None]:
+def _wait_reporter(reporter: BuildReporter) -> Callable[[float, str], None]:
     """Reports that another build is waited for, at once and then now and then."""
     next_s = 0.0
 
@@ -219,7 +219,7 @@ def _teller(progress: Progress) -> Callable[[float, str], None]:
         nonlocal next_s
         if waited_s >= next_s:
             who = f" ({holder})" if holder else ""
-            progress.say(f"... another build of this engine runs{who}; waited {waited_s:.0f} s")
+            reporter.log(f"... another build of this engine runs{who}; waited {waited_s:.0f} s")
             next_s = waited_s + _TELL_EVERY_S
 
     return tell

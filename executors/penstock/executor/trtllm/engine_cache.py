@@ -99,13 +99,13 @@ class EngineCache:
                     break
                 except BlockingIOError:
                     waited_s = time.monotonic() - started_s
-                    told = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode("utf-8", "replace")
+                    holder = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode("utf-8", "replace")
                     if max_wait_s is not None and waited_s >= max_wait_s:
                         raise CacheBusy(
                             f"another build of this engine still runs after {waited_s:.0f} s"
-                            f" ({told or 'process unknown'})"
+                            f" ({holder or 'process unknown'})"
                         ) from None
-                    on_wait(waited_s, told)
+                    on_wait(waited_s, holder)
                     time.sleep(_LOCK_POLL_S)
             lock = BuildLock(descriptor)
             lock.tell(f"process {os.getpid()}")

@@ -46,7 +46,7 @@ class TrtllmExecutor:
         self.audit = PageAudit()
         self.num_cache_misses = 0
         self.num_forgotten = 0
-        self._told_account = ""
+        self._logged_account = ""
         self._next_account_s = clock() + _ACCOUNT_INTERVAL_S
         self._blocks = BlockAccount(
             max_num_seqs=self.info.max_num_seqs, num_blocks=self.info.num_blocks
@@ -106,7 +106,7 @@ class TrtllmExecutor:
         # Requests that may enter now are submitted by the next launch: some may have been released
         # meanwhile.
         result = result_of(news)
-        self._tell_account(now_s)
+        self._log_account(now_s)
         if lost:
             self.num_forgotten += len(lost)
             forgotten = tuple(
@@ -158,12 +158,12 @@ class TrtllmExecutor:
         self._watchdog.forget(submitted, self._clock())
         return submitted if self._blocks.release(submitted) else None
 
-    def _tell_account(self, now_s: float) -> None:
+    def _log_account(self, now_s: float) -> None:
         if now_s >= self._next_account_s:
             self._next_account_s = now_s + _ACCOUNT_INTERVAL_S
             account = self.account()
-            if account != self._told_account:
-                self._told_account = account
+            if account != self._logged_account:
+                self._logged_account = account
                 log.info("engine account: %s", account)
 
     def _hand_over(self, aborts: list[SubmittedRequest]) -> None:

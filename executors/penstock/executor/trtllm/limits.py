@@ -79,8 +79,8 @@ def engine_info(
     if max_seq_len is None:
         raise ValueError(f"max_seq_len must be given: {folder.path} does not tell its own")
     assert folder.vocab_size is not None
-    told = (folder.max_batch_size, stats.max_num_active)
-    max_num_seqs = min(config.max_batch_size, *(limit for limit in told if limit))
+    reported = (folder.max_batch_size, stats.max_num_active)
+    max_num_seqs = min(config.max_batch_size, *(limit for limit in reported if limit))
     block_size = stats.tokens_per_block
     # Drafts are written before they are accepted, beyond the length that any request was admitted
     # with.

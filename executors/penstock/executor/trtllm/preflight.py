@@ -106,8 +106,8 @@ def _check_gpus(config: TrtllmConfig, environment: Mapping[str, str]) -> None:
 def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
     """Sizes that the service needs but the load does not. Raises ValueError."""
     if not 1 <= (folder.vocab_size or 0) <= _MAX_INT32:
-        told = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
-        raise ValueError(f"{folder.path}: config.json gives {told} vocab_size")
+        size = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
+        raise ValueError(f"{folder.path}: config.json gives {size} vocab_size")
     longest = config.max_seq_len or folder.max_seq_len
     if longest is None:
         raise ValueError(

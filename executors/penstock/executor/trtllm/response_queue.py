@@ -64,7 +64,7 @@ class ResponseQueue:
         self._death: BaseException | None = None
         self._is_told = False
         self._is_closed = False
-        self.ready_fd, self._tell_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
         """Pass on with everything else of this iteration of the loop."""
@@ -90,7 +90,7 @@ class ResponseQueue:
         """The engine is gone; the first reason is kept."""
         with self._lock:
             self._death = self._death or error
-            self._tell()
+            self._wake()
 
     def take(self) -> list[Response]:
         """Everything since the last call. Raises ExecutorDied when the engine is gone."""
@@ -118,7 +118,7 @@ class ResponseQueue:
             if not self._is_closed:
                 self._is_closed = True
                 os.close(self.ready_fd)
-                os.close(self._tell_fd)
+                os.close(self._wake_fd)
 
     def _flush(self) -> None:
         with self._lock:
@@ -126,9 +126,9 @@ class ResponseQueue:
             if self._pending:
                 self._ready += self._pending
                 self._pending.clear()
-                self._tell()
+                self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if not (self._is_told or self._is_closed):
             self._is_told = True
-            os.write(self._tell_fd, b"\0")
+            os.write(self._wake_fd, b"\0")

@@ -107,7 +107,7 @@ def _build(args: argparse.Namespace) -> int:
     from penstock.executor.trtllm.engine_build import (
         BadBuild,
         BuildFailed,
-        Progress,
+        BuildReporter,
         build_engine,
     )
     from penstock.executor.trtllm.engine_cache import (
@@ -123,15 +123,15 @@ def _build(args: argparse.Namespace) -> int:
             args.model.expanduser().resolve(),
             _settings_of(args),
             EngineCache(folder.expanduser().resolve()),
-            Progress(say=_say, show=_show),
+            BuildReporter(log=_log_line, show=_show),
             max_wait_s=args.wait_s,
         )
     except (BadBuild, BuilderUnusable, CacheUnusable) as error:
         raise UsageError(str(error)) from error
     except (BuildFailed, CacheBusy) as error:
-        _say(str(error))
+        _log_line(str(error))
         return ExitCode.FAILED
-    _say(built.explanation)
+    _log_line(built.explanation)
     print(built.path, flush=True)
     return ExitCode.OK
 
@@ -149,7 +149,7 @@ def _settings_of(args: argparse.Namespace) -> "BuildSettings":
     return BuildSettings(kv_cache_type=args.kv_cache_type, options=options, **numbers)
 
 
-def _say(line: str) -> None:
+def _log_line(line: str) -> None:
     print(f"penstock build: {line}", file=sys.stderr, flush=True)
 
 

@@ -72,8 +72,8 @@ def _chat(args: argparse.Namespace) -> int:
                 except (KeyboardInterrupt, PenstockError) as error:
                     if not is_terminal:
                         raise
-                    told = _failure_line(error, has_history=history != opening)
-                    print(told, file=sys.stderr, flush=True)
+                    line = _failure_line(error, has_history=history != opening)
+                    print(line, file=sys.stderr, flush=True)
                 else:
                     history += [turn, ChatMessage("assistant", answer)]
     return ExitCode.OK

@@ -112,12 +112,12 @@ def bare_channel(
 
     def opened() -> "tuple[grpc.aio.Channel, Pairs]":
         target, token = grpc_target(address), options.get("token")
-        told = ChannelConfig(server_name=server_name).options(target)
+        channel_options = ChannelConfig(server_name=server_name).options(target)
         credentials = channel_credentials(options.get("tls", False), None)
         metadata = () if token is None else (authorization(token),)
         if credentials is None:
-            return grpc.aio.insecure_channel(target, options=told), metadata
-        return grpc.aio.secure_channel(target, credentials, options=told), metadata
+            return grpc.aio.insecure_channel(target, options=channel_options), metadata
+        return grpc.aio.secure_channel(target, credentials, options=channel_options), metadata
 
     return opened
 
@@ -132,12 +132,12 @@ class _Options(Protocol):
 
 def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
     variable = variable_of(flag)
-    told = os.environ.get(variable)
+    given = os.environ.get(variable)
     group.add_argument(
         f"--{flag}",
         type=kind,
         metavar=metavar,
-        default=None if not told else kind(told),
+        default=None if not given else kind(given),
         help=f"{text} (default: ${variable})",
     )
 

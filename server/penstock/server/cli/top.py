@@ -78,7 +78,7 @@ def _top(args: argparse.Namespace) -> int:
     board = Board(args.address, sort_key=args.sort)
     with _connect(args) as client:
         if args.once:
-            _look(client, board)
+            _query(client, board)
             if console is None:
                 print(_json(board))
             else:
@@ -116,7 +116,7 @@ def _console() -> "Console":
     return Console(width=int(width) if width.isdecimal() and int(width) else _NO_WIDTH)
 
 
-def _look(client: "SyncOperationsClient", board: Board) -> None:
+def _query(client: "SyncOperationsClient", board: Board) -> None:
     """Query once; raises PenstockError."""
     stats = client.get_stats(deadline_s=LOOK_DEADLINE_S)
     requests = client.list_requests(max_requests=MAX_REQUESTS, deadline_s=LOOK_DEADLINE_S)
@@ -136,7 +136,7 @@ def _watch(
         while True:
             begun_s = time.monotonic()
             try:
-                _look(client, board)
+                _query(client, board)
             except PenstockError as error:
                 board.miss(describe_error(error))
             # Keys are read until the next refresh.

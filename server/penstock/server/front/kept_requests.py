@@ -80,9 +80,9 @@ def submit_result(port: EnginePort, request: LiveRequest) -> None:
 
 def _history_of(request: LiveRequest) -> StepFrame | None:
     """Events of an earlier engine that will not be repeated."""
-    told = [output for output in request.outputs if not output.num_repeating]
-    keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in told]
-    tokens = [np.array(output.token_ids, dtype=np.int32) for output in told]
+    delivered = [output for output in request.outputs if not output.num_repeating]
+    keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in delivered]
+    tokens = [np.array(output.token_ids, dtype=np.int32) for output in delivered]
     ends = tuple(
         Finished(
             key=output.key,
@@ -90,7 +90,7 @@ def _history_of(request: LiveRequest) -> StepFrame | None:
             reason=output.end.reason,
             stop_id=-1 if output.end.stop_token_id is None else output.end.stop_token_id,
         )
-        for output in told
+        for output in delivered
         if output.end is not None
     )
     if not ends and not any(map(len, tokens)):

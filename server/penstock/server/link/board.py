@@ -26,14 +26,14 @@ _MAGIC = int.from_bytes(b"pnstkbd1", "little")
 
 # Words of the engine's board.
 _MAGIC_AT, _MAX_KEYS, _EPOCH, _NUM_BEATS, _BEAT_NS = range(5)
-_NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_TRIAL, _KEY_AT_DOOR = range(5, 10)
+_NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_PROBATION, _SUBMITTING_KEY = range(5, 10)
 _BANK_SIZES = 10
 _NUM_BANKS = 2
 """Steps that may be in flight at once, each with its own keys."""
 _NUM_RUNNING, _NUM_USED_BLOCKS, _NUM_OUTPUT_TOKENS = range(12, 15)
 _NUM_SHORTENED_RETENTIONS, _NUM_DROPPED_BLOCKS = range(15, 17)
-_TRIAL_KEYS, _MAX_ON_TRIAL = 17, 64
-_KEYS = _TRIAL_KEYS + _MAX_ON_TRIAL
+_PROBATION_KEYS, _MAX_ON_PROBATION = 17, 64
+_KEYS = _PROBATION_KEYS + _MAX_ON_PROBATION
 
 _ROW_WORDS = 4
 _ROW_OWNER, _ROW_BEATS, _ROW_NS = range(3)
@@ -163,14 +163,14 @@ class EngineBoard:
     def mark_probation(self, keys: Sequence[int]) -> None:
         """The outputs of the suspected request that runs alone; empty for none."""
         words = self._words
-        words[_NUM_ON_TRIAL] = 0
-        for place, key in enumerate(keys[:_MAX_ON_TRIAL]):
-            words[_TRIAL_KEYS + place] = key
-        words[_NUM_ON_TRIAL] = min(len(keys), _MAX_ON_TRIAL)
+        words[_NUM_ON_PROBATION] = 0
+        for place, key in enumerate(keys[:_MAX_ON_PROBATION]):
+            words[_PROBATION_KEYS + place] = key
+        words[_NUM_ON_PROBATION] = min(len(keys), _MAX_ON_PROBATION)
 
     def mark_submitting(self, key: int) -> None:
         """The leader of the request that is being submitted; 0: none."""
-        self._words[_KEY_AT_DOOR] = key
+        self._words[_SUBMITTING_KEY] = key
 
     def close(self) -> None:
         """Unmap; the content stays. Idempotent."""
@@ -229,8 +229,8 @@ class BoardView:
 
     def keys_on_probation(self) -> frozenset[int]:
         """The outputs of the suspected request that ran alone; empty for none."""
-        num_keys = min(self._words[_NUM_ON_TRIAL], _MAX_ON_TRIAL)
-        return frozenset(self._words[_TRIAL_KEYS : _TRIAL_KEYS + num_keys])
+        num_keys = min(self._words[_NUM_ON_PROBATION], _MAX_ON_PROBATION)
+        return frozenset(self._words[_PROBATION_KEYS : _PROBATION_KEYS + num_keys])
 
     def keys_in_progress(self) -> frozenset[int]:
         """The outputs of the last steps, until those were complete, and of the request being
@@ -241,7 +241,7 @@ class BoardView:
             first = _KEYS + bank * self._max_keys
             num_keys = min(self._words[_BANK_SIZES + bank], self._max_keys)
             keys.update(self._words[first : first + num_keys])
-        keys.add(self._words[_KEY_AT_DOOR])
+        keys.add(self._words[_SUBMITTING_KEY])
         keys.discard(0)
         return frozenset(keys)
 

@@ -69,11 +69,11 @@ class EngineLoop:
         while not self._is_stopping:
             if display is not None:
                 display.heartbeat()
-            has_news = self._hub.poll(0.0 if is_checking else self._wait_s(was_busy=was_busy))
+            has_frames = self._hub.poll(0.0 if is_checking else self._wait_s(was_busy=was_busy))
             now_s = self._clock()
             if now_s >= self._chores_due_s:
                 self._do_chores(now_s)
-            is_due = has_news or engine.has_work or dispatcher.has_own_work
+            is_due = has_frames or engine.has_work or dispatcher.has_own_work
             if is_due or now_s >= engine.next_wakeup_s():
                 for front_id, frame in dispatcher.step():
                     self._hub.send(front_id, frame)

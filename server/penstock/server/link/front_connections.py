@@ -193,7 +193,7 @@ class FrontConnections:
             self.dispatcher.observe(frame, late)
             answer = None
         else:
-            answer = self._greet(connection, frame)
+            answer = self._on_hello(connection, frame)
         if answer is not None:
             self._send(connection, answer)
 
@@ -208,7 +208,7 @@ class FrontConnections:
             if connection in self._connections:
                 self._send(connection, frame)
 
-    def _greet(self, connection: _Connection, hello: Frame) -> bytes:
+    def _on_hello(self, connection: _Connection, hello: Frame) -> bytes:
         if isinstance(hello, ObserverHello):
             connection.is_observer = True
             return self.dispatcher.hello_frame

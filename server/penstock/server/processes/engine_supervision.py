@@ -48,14 +48,14 @@ class EngineSupervision:
         self._epoch = 0
         self._is_hung = False
 
-    def look(self, limit_s: float) -> None:
+    def check(self, limit_s: float) -> None:
         """Kill the engine when its heartbeat has stopped for `limit_s`; called ten times in that
         time.
         """
         board = self._board
         if board is None or self._is_hung or not self.process.may_hang:
             self._watch.forget()
-        elif self._watch.look(board.epoch, board.num_beats):
+        elif self._watch.check(board.epoch, board.num_beats):
             self._is_hung = True
             log.error("no heartbeat of the engine for %g s: killing it", limit_s, extra=ALWAYS)
             self.process.abort()

@@ -27,7 +27,7 @@ from penstock.server.processes.descriptors import allow_many_descriptors
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.front_watch import FrontWatch
-from penstock.server.processes.hang_watch import NUM_LOOKS
+from penstock.server.processes.hang_watch import NUM_CHECKS
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orphans import end_marked
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
@@ -163,7 +163,7 @@ def _heartbeat(launch: FrontLaunch) -> _Heartbeat:
         beat = FrontBeat(fd, launch.beat_row, launch.front_id)
     finally:
         os.close(fd)
-    return _Heartbeat(beat, limit_s / (NUM_LOOKS * _BEATS_PER_CHECK))
+    return _Heartbeat(beat, limit_s / (NUM_CHECKS * _BEATS_PER_CHECK))
 
 
 def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:

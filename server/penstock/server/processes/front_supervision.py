@@ -49,13 +49,13 @@ class FrontSupervision:
             self.number, self._spawn_context, orphans=self._orphans, front_ids=self._front_ids
         )
 
-    def look(self, limit_s: float) -> None:
+    def check(self, limit_s: float) -> None:
         """Kill the front when its heartbeat has stopped for `limit_s`; called ten times in that
         time.
         """
         if self._beats is None or not self.process.may_hang:
             self._watch.forget()
-        elif self._watch.look(
+        elif self._watch.check(
             self._front_id, self._beats.num_beats(self._front_id % NUM_ROWS, self._front_id)
         ):
             log.error(

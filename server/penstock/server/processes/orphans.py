@@ -43,7 +43,7 @@ class Orphans:
         self._are_all_ours = False
         self._own: set[tuple[int, int]] = set()
         self._starting = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def mark(self) -> dict[str, str]:
@@ -91,7 +91,7 @@ class Orphans:
         began_s = time.monotonic()
         details: set[tuple[tuple[int, int], signal.Signals]] = set()
         while True:
-            self._news.clear()
+            self._changed.clear()
             async with self._starting:
                 left = [entry for entry in self._adopted() if self._is_ours(entry)]
             if not left:
@@ -104,9 +104,9 @@ class Orphans:
             for entry in left:
                 if (_key(entry), number) not in details:
                     details.add((_key(entry), number))
-                    _tell(entry, number, left_by)
+                    _signal(entry, number, left_by)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), _POLL_INTERVAL_S)
+                await asyncio.wait_for(self._changed.wait(), _POLL_INTERVAL_S)
 
     def _adopted(self) -> list[ProcessEntry]:
         """The adopted processes that are alive. Reaps those that have ended."""
@@ -125,7 +125,7 @@ class Orphans:
         )
 
     def _on_child_ended(self) -> None:
-        self._news.set()
+        self._changed.set()
         if not self._starting.locked():
             self._adopted()
 
@@ -147,11 +147,11 @@ def end_marked() -> None:
         if not found:
             return
         for entry in found:
-            _tell(entry, signal.SIGKILL, "the service")
+            _signal(entry, signal.SIGKILL, "the service")
         time.sleep(_POLL_INTERVAL_S)  # processes they were about to start show in the next round
 
 
-def _tell(entry: ProcessEntry, number: signal.Signals, left_by: str) -> None:
+def _signal(entry: ProcessEntry, number: signal.Signals, left_by: str) -> None:
     try:
         is_sent = process_table.send_signal(entry, number)
     except PermissionError:

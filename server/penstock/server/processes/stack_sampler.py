@@ -77,12 +77,12 @@ def sample(
     while last_s - began_s < seconds:
         wait(1 / RATE_HZ)
         now_s = clock()
-        _look(frames, tracks, now_s - last_s)
+        _sample_threads(frames, tracks, now_s - last_s)
         last_s = now_s
     return _speedscope(process, frames, list(tracks.values()))
 
 
-def _look(frames: _Frames, tracks: dict[int, _Track], seconds: float) -> None:
+def _sample_threads(frames: _Frames, tracks: dict[int, _Track], seconds: float) -> None:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
     # The documented way to inspect other threads, despite its private name.

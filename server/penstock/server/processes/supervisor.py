@@ -34,7 +34,7 @@ from penstock.server.processes.exit_codes import (
 )
 from penstock.server.processes.flight_memory import FlightMemory
 from penstock.server.processes.front_supervision import NUM_ROWS, FrontSupervision
-from penstock.server.processes.hang_watch import NUM_LOOKS
+from penstock.server.processes.hang_watch import NUM_CHECKS
 from penstock.server.processes.leftovers import (
     FOLDER_PREFIX,
     SOCKET_NAME,
@@ -123,19 +123,19 @@ class Supervisor:
             if self._observer is not None:
                 watching = asyncio.create_task(self._observer.keep_alive(), name="observer")
                 watchers[self._observer.process] = watching
-            looks = [
-                asyncio.create_task(_poll(limit_s, look))
-                for limit_s, look in (
-                    (self._config.engine_hang_s, self._engine.look),
-                    (self._config.front_hang_s, self._look_at_fronts),
+            checks = [
+                asyncio.create_task(_poll(limit_s, check))
+                for limit_s, check in (
+                    (self._config.engine_hang_s, self._engine.check),
+                    (self._config.front_hang_s, self._check_fronts),
                 )
                 if limit_s
             ]
             try:
                 return await self._serve(watchers)
             finally:
-                for look in looks:
-                    look.cancel()
+                for check in checks:
+                    check.cancel()
                 await self._kill_all(watchers)
 
     async def _kill_all(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
@@ -226,9 +226,9 @@ class Supervisor:
     def _current_grace_s(self) -> float:
         return self._config.drain_grace_s if self._grace_s is None else self._grace_s
 
-    def _look_at_fronts(self, limit_s: float) -> None:
+    def _check_fronts(self, limit_s: float) -> None:
         for front in self._fronts:
-            front.look(limit_s)
+            front.check(limit_s)
 
     def _open_sockets(self, stack: ExitStack) -> None:
         try:
@@ -354,7 +354,7 @@ async def _end_of(watcher: "asyncio.Task[int]") -> None:
     await asyncio.wait([watcher])
 
 
-async def _poll(limit_s: float, look: Callable[[float], None]) -> None:
+async def _poll(limit_s: float, check: Callable[[float], None]) -> None:
     while True:
-        await asyncio.sleep(limit_s / NUM_LOOKS)
-        look(limit_s)
+        await asyncio.sleep(limit_s / NUM_CHECKS)
+        check(limit_s)

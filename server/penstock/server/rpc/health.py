@@ -42,14 +42,14 @@ class Health(health_pb2_grpc.HealthServicer):
         """End all watches: a server that stops waits for open calls."""
         self.shut_down()
         self._is_closed = True
-        self._tell()
+        self._notify()
 
     def set_serving(self, is_serving: bool) -> None:
         """Change the status; no effect after `shut_down`."""
         if self._is_final or is_serving == self._is_serving:
             return
         self._is_serving = is_serving
-        self._tell()
+        self._notify()
 
     def shut_down(self) -> None:
         """NOT_SERVING from now on."""
@@ -75,12 +75,12 @@ class Health(health_pb2_grpc.HealthServicer):
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> None:
         """The status now and after every change, until the caller leaves or the server stops."""
-        told: health_pb2.HealthCheckResponse | None = None
+        sent: health_pb2.HealthCheckResponse | None = None
         while True:
             status = self._status(request.service)
-            if status is not told:
+            if status is not sent:
                 await self._write(status, context)
-                told = status
+                sent = status
                 continue
             if self._is_closed:
                 return
@@ -96,7 +96,7 @@ class Health(health_pb2_grpc.HealthServicer):
             # A stream that blocks on a message would block on a status too.
             raise asyncio.CancelledError from None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)

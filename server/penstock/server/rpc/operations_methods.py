@@ -171,7 +171,7 @@ class OperationsMethods:
                 "drain_timeout", request.drain_timeout, can_be_zero=True
             )
         violations.raise_if_any()
-        with _told():
+        with _reporting_errors():
             num_live = await self._desk.drain(timeout_s)
         return pb.DrainResponse(num_live_requests=num_live).SerializeToString()
 
@@ -207,7 +207,7 @@ class OperationsMethods:
         """The recorder's memory in messages, made off the event loop: thousands of steps take a
         while.
         """
-        with _told():
+        with _reporting_errors():
             recording = await self._desk.flight_record()
         if file_format == pb.FLIGHT_RECORD_FORMAT_RAW:
             return _file_responses(recording)
@@ -222,7 +222,7 @@ class OperationsMethods:
         del context
         request = parse(pb.DumpFlightRecordRequest, data)
         self._model_of(request)
-        with _told():
+        with _reporting_errors():
             path = await self._desk.dump_flight_record("operator")
         return pb.DumpFlightRecordResponse(path=str(path)).SerializeToString()
 
@@ -234,7 +234,7 @@ class OperationsMethods:
         if level is None:
             names = ", ".join(name.upper() for name in _LEVELS.values())
             raise refuse_field("level", f"must be one of {names}")
-        with _told():
+        with _reporting_errors():
             await self._desk.set_log_level(level)
         return pb.SetLogLevelResponse().SerializeToString()
 
@@ -242,7 +242,7 @@ class OperationsMethods:
         """Sample the stacks of a process."""
         request = parse(pb.ProfileRequest, data)
         process, duration_s = _profile_of(request)
-        with _told():
+        with _reporting_errors():
             pieces = self._desk.profile(process, duration_s)
             async for chunk in _rechunked(pieces):
                 await context.write(pb.ProfileResponse(file_chunk=chunk).SerializeToString())
@@ -261,12 +261,12 @@ class OperationsMethods:
         return model
 
     async def _live_requests(self) -> tuple[RequestView, ...]:
-        with _told():
+        with _reporting_errors():
             return await self._desk.live_requests()
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
+def _reporting_errors() -> Generator[None]:
     """Report why the desk cannot do it; the text is written for operators."""
     try:
         yield

@@ -70,11 +70,11 @@ def _decode(token: str, digest: int) -> Place:
         packed = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
         if zlib.crc32(packed[4:]) != int.from_bytes(packed[:4]):
             raise BadPageToken
-        told, at_s, tenant, request_id = json.loads(packed[4:])
+        given, at_s, tenant, request_id = json.loads(packed[4:])
     except (ValueError, TypeError, RecursionError):  # the sender can compute the checksum too
         raise BadPageToken from None
     is_place = isinstance(at_s, float) and isinstance(tenant, str) and isinstance(request_id, str)
     # Python reads Infinity and NaN as JSON, and no entry comes after them.
-    if told != digest or not is_place or not math.isfinite(at_s):
+    if given != digest or not is_place or not math.isfinite(at_s):
         raise BadPageToken
     return at_s, tenant, request_id

@@ -62,7 +62,7 @@ class ReadingSlots:
         self._num_held_by: dict[str, int] = {}
         # Callers in round-robin order.
         self._waiting: dict[str, deque[Waiter]] = {}
-        self._hurry: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
 
     @property
     def num_held(self) -> int:
@@ -78,14 +78,14 @@ class ReadingSlots:
         granted = asyncio.get_running_loop().create_future()
         waiter = (slot, granted)
         self._waiting.setdefault(caller, deque()).append(waiter)
-        self._watch()
+        self._set_timer()
         try:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self.give_back(slot)
             else:
-                self._leave(waiter)
+                self._remove_waiter(waiter)
             raise
         return slot
 
@@ -98,13 +98,13 @@ class ReadingSlots:
         else:
             del self._num_held_by[slot.caller]
         if self._waiting:
-            self._take_turns()
+            self._grant_waiting()
 
     def note_arrival(self, slot: Slot) -> None:
         """The message has arrived and waits to be handled: it cannot be late any more."""
         slot.since_s = math.inf
 
-    def hurry(self) -> None:
+    def expire_slow(self) -> None:
         """Expire the deadlines of slots that were held long enough and that others wait for."""
         now_s = self._clock()
         is_full = len(self._held) >= self._max_num
@@ -126,7 +126,7 @@ class ReadingSlots:
         self._held[slot] = None
         self._num_held_by[slot.caller] = self._num_held_by.get(slot.caller, 0) + 1
 
-    def _take_turns(self) -> None:
+    def _grant_waiting(self) -> None:
         for caller in tuple(self._waiting):
             if len(self._held) >= self._max_num:
                 return
@@ -142,7 +142,7 @@ class ReadingSlots:
             if queue:
                 self._waiting[caller] = queue  # to the end of the order
 
-    def _leave(self, waiter: Waiter) -> None:
+    def _remove_waiter(self, waiter: Waiter) -> None:
         queue = self._waiting.get(waiter[0].caller)
         if queue is None:
             return
@@ -151,16 +151,16 @@ class ReadingSlots:
         if not queue:
             del self._waiting[waiter[0].caller]
 
-    def _watch(self) -> None:
-        if self._hurry is None:
+    def _set_timer(self) -> None:
+        if self._expiry_timer is None:
             loop = asyncio.get_running_loop()
-            self._hurry = loop.call_later(self._yield_after_s / 4, self._look)
+            self._expiry_timer = loop.call_later(self._yield_after_s / 4, self._on_timer)
 
-    def _look(self) -> None:
-        self._hurry = None
+    def _on_timer(self) -> None:
+        self._expiry_timer = None
         if self._waiting:
-            self.hurry()
-            self._watch()
+            self.expire_slow()
+            self._set_timer()
 
 
 def _loop_time() -> float:

@@ -35,7 +35,7 @@ class PolicyFile:
         self._path = path
         self._is_behind_proxy = is_behind_proxy
         self._has_client_certificates = has_client_certificates
-        self._told = ""
+        self._last_error = ""
         self._newer: Policy | None = None
         self._keys_stamp: Stamp = ()
         self.keys: KeySet | None = None
@@ -54,12 +54,12 @@ class PolicyFile:
         lacks its key set is read again at every check, since the key set may follow. Meanwhile the
         keys of the policy in force are watched.
         """
-        self._look()
+        self._check()
         if self._newer is not None and self._replace(self._newer):
             return True
         return self._poll_keys()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Read the policy if its file has changed."""
         stamp = stamp_of((self._path,))
         if stamp == self._stamp:
@@ -70,11 +70,11 @@ class PolicyFile:
             return
         except (ValueError, OSError) as error:
             self._stamp = stamp
-            self._newer, self._told = None, ""
-            self._tell(error)
+            self._newer, self._last_error = None, ""
+            self._report(error)
             return
         # The file may contain the policy in force again, after an invalid one.
-        self._newer, self._told = None if newer == self.policy else newer, ""
+        self._newer, self._last_error = None if newer == self.policy else newer, ""
 
     def _replace(self, newer: Policy) -> bool:
         try:
@@ -82,10 +82,10 @@ class PolicyFile:
         except FilesChanged:
             return False
         except (ValueError, OSError) as error:
-            self._tell(error)
+            self._report(error)
             return False
         self.policy, self.keys, self._keys_stamp = newer, keys, keys_stamp
-        self._newer, self._told = None, ""
+        self._newer, self._last_error = None, ""
         _log.info("a new policy is in force, with %d tenants", len(newer.tenants))
         return True
 
@@ -107,9 +107,9 @@ class PolicyFile:
         _log.info("a new key set is in force")
         return True
 
-    def _tell(self, error: Exception) -> None:
-        if str(error) != self._told:
-            self._told = str(error)
+    def _report(self, error: Exception) -> None:
+        if str(error) != self._last_error:
+            self._last_error = str(error)
             _log.error("the old policy stays in force: %s", error)
 
     def _read(self) -> tuple[Policy, Stamp]:

@@ -29,11 +29,11 @@ class Security:
     def __init__(self, config: SecurityConfig, *, is_behind_proxy: bool = False) -> None:
         self.tls = TlsFiles(config) if config.has_tls else None
         self.authenticator: Authenticator | None = None
-        self._told_by_proxy: PolicyFile | None = None
+        self._limits_behind_proxy: PolicyFile | None = None
         if config.policy_file is None:
             return
         if is_behind_proxy:
-            self._told_by_proxy = PolicyFile(config.policy_file, is_behind_proxy=True)
+            self._limits_behind_proxy = PolicyFile(config.policy_file, is_behind_proxy=True)
             return
         self.authenticator = Authenticator(
             config.policy_file, has_client_certificates=config.tls_client_ca is not None
@@ -41,13 +41,13 @@ class Security:
 
     def vouched_for(self, tenant: str) -> Caller:
         """A caller of this tenant as named by a proxy, or of NO_TENANT."""
-        if self._told_by_proxy is None:
+        if self._limits_behind_proxy is None:
             return dataclasses.replace(ANONYMOUS, tenant=tenant)
-        return self._told_by_proxy.policy.of(tenant).caller(tenant)
+        return self._limits_behind_proxy.policy.of(tenant).caller(tenant)
 
     def policy_of(self, tenant: str) -> TenantPolicy | None:
         """The policy of a tenant; None without a policy file."""
-        file = self._told_by_proxy if self.authenticator is None else self.authenticator
+        file = self._limits_behind_proxy if self.authenticator is None else self.authenticator
         return None if file is None else file.policy.of(tenant)
 
     def poll(self) -> None:
@@ -57,8 +57,8 @@ class Security:
             polls.append(self.tls.poll)
         if self.authenticator is not None:
             polls.append(self.authenticator.poll)
-        if self._told_by_proxy is not None:
-            polls.append(self._told_by_proxy.poll)
+        if self._limits_behind_proxy is not None:
+            polls.append(self._limits_behind_proxy.poll)
         for poll in polls:
             try:
                 poll()

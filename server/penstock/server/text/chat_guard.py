@@ -73,16 +73,16 @@ def _has_mark(messages: Sequence[ChatMessage], data: TemplateData) -> bool:
     """Whether a text contains the character that escapes control tokens."""
     found = False
 
-    def look(text: str) -> str:
+    def check(text: str) -> str:
         nonlocal found
         found = found or MARK in text
         return text
 
     for message in messages:
-        look(message.role + message.content + message.name + message.tool_call_id)
+        check(message.role + message.content + message.name + message.tool_call_id)
         for call in message.tool_calls:
-            look(call.id + call.name)
-            _guarded_object(call.arguments, look)
+            check(call.id + call.name)
+            _guarded_object(call.arguments, check)
     for each in (*data.tools, data.arguments):
-        _guarded_object(each, look)
+        _guarded_object(each, check)
     return found

@@ -231,18 +231,18 @@ class _OpeningStream(_TableStream):
 class _WindowStream:
     """A stream for decoders that need neighbours: decodes a short window again for each token.
 
-    `_window`: tokens whose text was returned (`_num_shown` of them, kept for context) and those
-    whose text was not. The text of the window's first part is `_shown`.
+    `_window`: tokens whose text was returned (`_num_returned` of them, kept for context) and those
+    whose text was not. The text of the window's first part is `_returned`.
     """
 
-    __slots__ = ("_num_shown", "_shown", "_skips_special", "_tokenizer", "_window")
+    __slots__ = ("_num_returned", "_returned", "_skips_special", "_tokenizer", "_window")
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skips_special = skip_special_tokens
         self._window: list[int] = []
-        self._num_shown = 0
-        self._shown = ""
+        self._num_returned = 0
+        self._returned = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         return "".join(self.pieces(token_ids))
@@ -255,26 +255,26 @@ class _WindowStream:
 
     def flush(self) -> str:
         text = self._decode(self._window)
-        new = text[len(self._shown) :]
-        self._window, self._num_shown, self._shown = [], 0, ""
+        new = text[len(self._returned) :]
+        self._window, self._num_returned, self._returned = [], 0, ""
         return new
 
     def _step(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode(self._window)
-        num_held = len(self._window) - self._num_shown
-        if len(text) <= len(self._shown):
+        num_held = len(self._window) - self._num_returned
+        if len(text) <= len(self._returned):
             # No text (a special token): it must not become the whole context.
             if num_held > _MAX_HELD_TOKENS:
-                del self._window[self._num_shown :]
+                del self._window[self._num_returned :]
             return ""
         # A replacement character at the end may be an incomplete character.
         if text.endswith(_REPLACEMENT) and num_held < _MAX_HELD_TOKENS:
             return ""
-        new = text[len(self._shown) :]
-        del self._window[: self._num_shown]
-        self._num_shown = len(self._window)
-        self._shown = self._decode(self._window)
+        new = text[len(self._returned) :]
+        del self._window[: self._num_returned]
+        self._num_returned = len(self._window)
+        self._returned = self._decode(self._window)
         return new
 
     def _decode(self, token_ids: list[int]) -> str:

@@ -107,9 +107,9 @@ class StopMatcher:
             return piece, None
         self._state = state
         text = self._held + piece
-        num_shown = len(text) - stops.depth[state]
-        self._held = text[num_shown:]
-        return text[:num_shown], None
+        num_released = len(text) - stops.depth[state]
+        self._held = text[num_released:]
+        return text[:num_released], None
 
     def flush(self) -> str:
         """The text still held back: it started a stop string that was not completed."""

@@ -81,10 +81,10 @@ async def test_only_what_is_wanted_is_hurried() -> None:
     slots = await house.held("a", "a", "b")
     waiting = await house.waiting("a")
     house.now_s += HURRIED_S
-    house.slots.hurry()
+    house.slots.expire_slow()
     assert hurried(slots) == [True, True, False]
     slots += await house.held("b")
-    house.slots.hurry()
+    house.slots.expire_slow()
     # There is none left: now all are, but for those that have only begun.
     assert hurried(slots) == [True, True, True, False]
     house.slots.give_back(slots[0])
@@ -97,7 +97,7 @@ async def test_what_has_arrived_is_not_hurried() -> None:
     house.slots.note_arrival(slots[0])
     waiting = await house.waiting("a")
     house.now_s += HURRIED_S
-    house.slots.hurry()
+    house.slots.expire_slow()
     assert hurried(slots) == [False, True]
     house.slots.give_back(slots[0])
     await waiting
@@ -107,7 +107,7 @@ async def test_nobody_is_hurried_for_nobody() -> None:
     house = House()
     slots = await house.held("a", "a")
     house.now_s += 100 * HURRIED_S
-    house.slots.hurry()
+    house.slots.expire_slow()
     assert hurried(slots) == [False, False]
 
 
