@@ -3,8 +3,8 @@
 Owns the counts, the times and the one timer. Does not know streams or writers. Outputs are held
 separately, because a message carries tokens of one only.
 
-Single event loop. At most one timer at a time, which is not set anew for each token: when its
-tokens were sent already, it is set again for the next ones.
+Single event loop. At most one timer at a time, which is not reset for each token: when its tokens
+were sent already, it is set again for the next ones.
 """
 
 from collections.abc import Callable

@@ -299,9 +299,9 @@ class Dispatcher:
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
     def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
-        """Whether what a front submits again is with another, who reads it or came first.
+        """Whether a resubmitted request is at another front, which has a reader or came first.
 
-        What is there of it otherwise makes room. `is_read`: at the front that submits it.
+        Otherwise its old stream is dropped. `is_read`: at the front that submits it.
         """
         is_others = stream.front_id not in (NO_FRONT, front_id)
         if is_others and (stream.is_read or not is_read):
@@ -344,7 +344,7 @@ class Dispatcher:
         if kept is not None and self.kept.find(kept.name) is None:
             self.kept.begin(front_id, specs, kept)
             if self.kept.find(kept.name) is None:
-                return  # it is not read, there is no room for it, and its front was told
+                return  # without a reader and without room: its front was notified
         live.update(keys)
         if specs and not self._quarantine.takes(front_id, specs):
             self._submit_to_engine(specs)
@@ -352,9 +352,10 @@ class Dispatcher:
     def _release_previous(
         self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
     ) -> bool:
-        """Let go of an older stream of what is submitted; False where that is with another front.
+        """Drop an older stream of the submitted request; False when another front has that.
 
-        One that is not kept any more has left a stream where only the way to its front was lost.
+        A request that is not kept any more has left a stream if only its front's connection was
+        lost.
         """
         if kept is not None:
             name, keys, is_read = kept.name, kept.keys, kept.is_read
@@ -382,7 +383,7 @@ class Dispatcher:
         if self._mark_submitting is None:
             self.engine.submit(specs)
             return
-        # What this raises ends the engine: then it stays written who was at the door.
+        # An exception ends the engine: then the board still names the request.
         self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
         self._mark_submitting(0)
