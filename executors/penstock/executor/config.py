@@ -88,7 +88,11 @@ class ExecutorConfig:
     """
 
     kind: ExecutorKind = setting(
-        ExecutorKind.TORCH, "model", "what computes tokens", name="executor", is_everyday=True
+        ExecutorKind.TORCH,
+        "model",
+        "which executor runs the model",
+        name="executor",
+        is_everyday=True,
     )
     model_path: Path | None = None
     tokenizer_path: Path | None = None
@@ -118,7 +122,7 @@ class ExecutorConfig:
     kv_cache_bytes: int | None = setting(
         None,
         "cache",
-        "KV cache size in MiB, where num-blocks is not given",
+        "KV cache size in MiB, unless num-blocks is given",
         name="kv_cache_mib",
         scale=_MIB,
         at_least=1,
@@ -128,7 +132,7 @@ class ExecutorConfig:
     kv_memory_fraction: float = setting(
         0.9,
         "cache",
-        "share of the GPU's memory beside weights and the largest step that the KV cache takes",
+        "KV cache's share of the GPU memory left by the weights and the largest step",
         above=0,
         at_most=1,
     )
@@ -152,7 +156,7 @@ class ExecutorConfig:
     num_threads: int | None = setting(
         None,
         "executor",
-        "threads that compute, on a CPU",
+        "compute threads on a CPU",
         name="threads",
         at_least=1,
         shown="the cores that fronts leave free",

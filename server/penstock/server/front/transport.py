@@ -22,28 +22,29 @@ class TransportConfig:
     max_connections: int = setting(
         2000,
         "connections",
-        "connections that one front holds open at a time",
+        "open connections of one front",
         at_least=1,
         at_most=1_000_000,
     )
     handshake_timeout_s: float = setting(
         10.0,
         "connections",
-        "seconds for the greetings of TLS and HTTP/2 on a new connection",
+        "seconds for the TLS and HTTP/2 handshakes of a new connection",
         above=0,
         at_most=_MAX_WAIT_S,
     )
     max_arrival_s: float = setting(
         30.0,
         "connections",
-        "seconds that the message of a call may take to arrive",
+        "seconds that a request message may take to arrive",
         above=0,
         at_most=_MAX_WAIT_S,
     )
     max_connection_age_s: float = setting(
         1800.0,
         "connections",
-        "seconds after which a connection takes no more calls, so that clients spread anew",
+        "seconds after which a connection takes no more calls, so that clients reconnect and"
+        " spread",
         above=0,
         at_most=_MAX_WAIT_S,
     )

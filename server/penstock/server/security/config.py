@@ -19,7 +19,7 @@ class SecurityConfig:
         "TOML file with tenants, their rights, limits and credentials; docs/security.md has its"
         " keys",
         is_everyday=True,
-        shown="none: everybody may do everything",
+        shown="none: no authentication",
     )
     tls_cert: Path | None = setting(
         None,
@@ -34,13 +34,13 @@ class SecurityConfig:
     tls_client_ca: Path | None = setting(
         None,
         "security",
-        "PEM file with authorities: clients must show a certificate of one (mutual TLS)",
+        "PEM file with certificate authorities: clients need a certificate of one (mutual TLS)",
         shown="none",
     )
     allows_anonymous_network: bool = setting(
         False,
         "security",
-        "whether callers from other machines may need no credentials",
+        "whether callers from other machines may call without credentials",
         name="allow_anonymous_network",
     )
 
