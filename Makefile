@@ -45,7 +45,7 @@ PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property te
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
-	cache_frames.py frames.py link*.py look_frames.py memory_link.py orphan*.py wire*.py))
+	cache_frames.py frames.py link*.py operator_frames.py memory_link.py orphan*.py wire*.py))
 # Workers that share what only computes; "0" runs it in one process, for a debugger.
 WORKERS ?= auto
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))

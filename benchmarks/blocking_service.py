@@ -33,7 +33,7 @@ from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.frames import FrontHello, decode, encode
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
@@ -71,7 +71,7 @@ def run_engine(path: str) -> None:
         )
         dispatcher = Dispatcher(Engine(executor, scheduler, time.monotonic), hello)
         print("ready", flush=True)
-        EngineLoop(dispatcher, FrontHub(listener, dispatcher), time.monotonic).run()
+        EngineLoop(dispatcher, FrontConnections(listener, dispatcher), time.monotonic).run()
 
 
 class Link:

@@ -31,7 +31,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.frames import FrontHello, encode
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.spec_frames import Submit
 from usage import tell_usage
@@ -116,14 +116,14 @@ def measure_engine(
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(num_fronts)
-            hub = FrontHub(listener, Dispatcher(engine, hello))
+            hub = FrontConnections(listener, Dispatcher(engine, hello))
             with contextlib.ExitStack() as fronts:
                 _start_fronts(hub, path, fronts, num_fronts, (num_streams, num_tokens))
                 return _run(engine, hub, num_streams, num_steps, num_fronts)
 
 
 def _start_fronts(
-    hub: FrontHub,
+    hub: FrontConnections,
     path: str,
     fronts: contextlib.ExitStack,
     num_fronts: int,
@@ -149,7 +149,7 @@ def _start_fronts(
 
 
 def _run(
-    engine: Engine, hub: FrontHub, num_streams: int, num_steps: int, num_fronts: int
+    engine: Engine, hub: FrontConnections, num_streams: int, num_steps: int, num_fronts: int
 ) -> EngineCost:
     whole, step, events = _Stopwatch(), _Stopwatch(), _Stopwatch()
     timed_events = events.timing(engine.scheduler.take_events)

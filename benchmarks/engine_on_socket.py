@@ -15,7 +15,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineHello
 
 
@@ -37,7 +37,7 @@ def engine_on_socket(engine: Engine, executor: Executor) -> Generator[Path]:
         path = Path(folder) / "engine.sock"
         listener.bind(str(path))
         listener.listen()
-        hub = FrontHub(listener, Dispatcher(engine, hello))
+        hub = FrontConnections(listener, Dispatcher(engine, hello))
         loop = EngineLoop(hub.dispatcher, hub, time.monotonic)
         thread = threading.Thread(target=loop.run)
         thread.start()

@@ -22,7 +22,7 @@ from simulated_service import RunFailed
 PATIENCE_S = 60.0
 _READY = re.compile(r"penstock ready on (\S+) ")
 _DOOR = re.compile(r"penstock operations on (\S+)")
-_CHILD = re.compile(r"slot: (engine|front) ?\d* is ready: pid=(\d+)")
+_CHILD = re.compile(r"supervised_process: (engine|front) ?\d* is ready: pid=(\d+)")
 _NUM_KEPT_LINES = 200
 
 

@@ -115,7 +115,7 @@ def _ended_request(number: int) -> LiveRequest:
     submission = Submission(specs=(spec,), seed=7, deadline_kind="server", block_size=16)
     live._submission = submission  # noqa: SLF001
     live.outputs = (LiveOutput(live, 0, number, text, live.stream),)
-    live.opening.place = Queued(key=number, at_s=arrival_s, num_ahead=3, estimated_queue_s=0.01)
+    live.head.place = Queued(key=number, at_s=arrival_s, num_ahead=3, estimated_queue_s=0.01)
     phases = live.phases
     phases.submit(arrival_s + 0.001)
     wait = Wait(blocks_s=0.0, slots_s=0.004, token_budget_s=0.001, other_s=0.0, num_passed_by=0)
@@ -124,7 +124,7 @@ def _ended_request(number: int) -> LiveRequest:
     phases.explain(stay=Stay(num_chunks=1, num_steps=16, min_batch_size=40, max_batch_size=60))
     phases.stop(arrival_s + 0.09)
     live.first_token_s = arrival_s + 0.011
-    live.has_last_word = True
+    live.has_engine_end = True
     reason = FinishReason.LENGTH
     live.ends = (OutputEnd(output_index=0, reason=reason, num_completion_tokens=_NUM_TOKENS),)
     return live

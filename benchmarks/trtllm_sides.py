@@ -28,7 +28,7 @@ from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, say
@@ -90,7 +90,7 @@ def engine(folder: Path, path: Path) -> None:
             max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
         )
         dispatcher = Dispatcher(core, hello)
-        loop = EngineLoop(dispatcher, FrontHub(listener, dispatcher), time.monotonic)
+        loop = EngineLoop(dispatcher, FrontConnections(listener, dispatcher), time.monotonic)
         gc.collect()
         gc.freeze()
         say({})

@@ -1,8 +1,8 @@
 """Turns the text of plays into token sequences for training the demo model.
 
-Owns: cutting the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
-documents (long excerpts, short excerpts, chats) that one training sequence is packed from.
-Does not know: torch, the model, or how long training runs.
+Owns: splitting the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
+documents (long excerpts, short excerpts, chats) that one training sequence is packed from. Does not
+know torch, the model, or how long training runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUM_SEGMENTATIONS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speech:
-    """One speech: who speaks (without the colon) and the lines spoken."""
+    """One speech: the speaker (without the colon) and the lines spoken."""
 
     speaker: str
     body: str
@@ -40,7 +40,7 @@ class Speech:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What a training sequence is made of; every field is a probability or a mean count.
+    """The composition of a training sequence; every field is a probability or a mean count.
 
     A sequence is one long excerpt, or is packed from chats and short excerpts, or from speeches
     that follow prompts which no play holds.
@@ -109,8 +109,8 @@ class SubwordSampler:
     """Encodes text with BPE dropout from a seeded generator.
 
     BPE dropout (Provilkov, Emelianenko, Voita, 2020) skips each merge with probability
-    `drop_probability`, which shows the model many spellings of a word. It is done here because
-    the one in `tokenizers` cannot be seeded. Segmentations are drawn once a word and then reused.
+    `drop_probability`, which shows the model many spellings of a word. It is done here because the
+    one in `tokenizers` cannot be seeded. Segmentations are drawn once per word and then reused.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class SequenceSampler:
         ]
         self._user = subwords.words(USER_HEADING)
         self._assistant = subwords.words(ASSISTANT_HEADING)
-        # Two words, as the pre-tokenizer cuts a blank line that text follows.
+        # Two words, as the pre-tokenizer splits a blank line followed by text.
         self._blank_line = newline * 2
         self.dropped_share = dropped_share
 
@@ -265,8 +265,8 @@ class SequenceSampler:
         at = int(self._generator.integers(1, len(self._bodies)))
         ids = [BOS_ID]
         if self._generator.random() < self._mix.settings_in_chats:
-            # The line before the exchange stands in for a system message, so that what stands
-            # in the brackets does bear on what follows.
+            # The line before the exchange is used as the system message, so that its content is
+            # relevant to what follows.
             words = self._subwords.words(f"[{self._settings[at - 1]}]") + self._blank_line
             ids.extend(self._subwords.spell(words, is_dropped=is_dropped))
         for pair in range(num_pairs):
@@ -307,8 +307,8 @@ class SequenceSampler:
         return [BOS_ID, *prompt, *self._subwords.spell(words, is_dropped=False)[:70]]
 
     def _draws_dropped(self) -> bool:
-        # A whole document is spelled one way, so that the model can tell the two kinds apart and
-        # keeps its probability on plain spellings in plain text.
+        # A whole document uses one kind of spelling, so that the model can tell the two kinds apart
+        # and keeps its probability on plain spellings in plain text.
         return bool(self._generator.random() < self.dropped_share)
 
 
@@ -325,8 +325,8 @@ def evaluation_text(
 ) -> EvaluationText:
     """Packs whole speeches in order into documents of at most `max_tokens` tokens.
 
-    A single speech longer than that is left out. No document ends in the end token: the loss is
-    that of the text alone.
+    A single longer speech is left out. No document ends in the end token: the loss is that of the
+    text alone.
     """
     documents: list[list[int]] = []
     num_chars = 0

@@ -122,7 +122,7 @@ def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
-    """Dropout after the embedding and before each residual sum, which Llama itself has not.
+    """Dropout after the embedding and before each residual sum, which Llama itself lacks.
 
     By hooks, so that the names of the weights stay those of `LlamaForCausalLM`.
     """
@@ -157,7 +157,7 @@ class AveragedWeights:
 
 
 def loss_of(model: LlamaForCausalLM, ids: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Cross entropy of each next token of `ids` int64 [B, T], but for begin tokens and padding.
+    """Cross entropy of each next token of `ids` int64 [B, T], except begin tokens and padding.
 
     A complement, below zero, is a token that is read and not predicted. Padding is marked by
     `IGNORED` and stands at the right, where no real token sees it.
@@ -285,7 +285,7 @@ def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: f
 
 
 def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes the Hugging Face folder; leaves a model card that is already there alone."""
+    """Writes the Hugging Face folder; keeps an existing model card."""
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         bos_token_id=BOS_ID,
@@ -297,7 +297,7 @@ def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> No
     )
     model.save_pretrained(out)
     # Stored in half precision, to be computed in float32: then a seed gives the same text in any
-    # company, and on a CPU it costs a model of this size nothing.
+    # batch, and on a CPU it costs nothing for a model of this size.
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config["dtype"] = "float32"
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

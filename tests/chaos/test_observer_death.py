@@ -68,7 +68,9 @@ async def test_a_service_whose_observer_keeps_dying_goes_on_without_it() -> None
     async with started(*simulated(), "--fronts", "1", *DOORS) as service:
         for _ in range(5):
             os.kill(await service.next_pid("observer"), signal.SIGKILL)
-        await service.until_logged("observer died 5 times in 60 s: the service goes on without it")
+        await service.until_logged(
+            "observer died 5 times in 60 s: the service continues without it"
+        )
         async with service.channel() as channel:
             assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
         service.signal(signal.SIGTERM)

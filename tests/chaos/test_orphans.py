@@ -68,13 +68,15 @@ async def test_workers_of_a_killed_engine_are_gone_before_the_next_one_is_ready(
         assert await service.ended() == 0
         assert [pid for pid in before | after if entry_of(pid) is not None] == []
         deaths = [
-            line for line in service.stderr if re.search(r"slot: (engine|front \d) died", line)
+            line
+            for line in service.stderr
+            if re.search(r"supervised_process: (engine|front \d) died", line)
         ]
         assert len(deaths) == 1
         told = {
-            line.split(" left behind: ")[-1].strip()
+            line.split(" left behind by the engine: ")[-1].strip()
             for line in service.stderr
-            if "SIGTERM to" in line
+            if "SIGTERM sent" in line
         }
         assert {int(re.findall(r"pid=(\d+) name=\S+$", line)[0]) for line in told} >= before
 
@@ -85,9 +87,11 @@ async def test_only_what_ignores_sigterm_is_killed(folder: Path) -> None:
         (worker,) = workers_in(folder)
         os.kill(await service.next_pid("engine"), signal.SIGKILL)
         await service.next_pid("engine")
-        told = [line for line in service.stderr if f"left behind: pid={worker} " in line]
-        assert ["SIGTERM to" in line for line in told] == [True, False]
-        assert "SIGKILL to" in told[1]
+        told = [
+            line for line in service.stderr if f"left behind by the engine: pid={worker} " in line
+        ]
+        assert ["SIGTERM sent" in line for line in told] == [True, False]
+        assert "SIGKILL sent" in told[1]
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
 

@@ -68,7 +68,7 @@ async def test_new_requests_do_not_wait_for_trials() -> None:
         others = [stream(channel, 300, first) for first in range(4)]
         await asyncio.gather(*(one.until_running() for one in others))
         guilty = asyncio.create_task(poison(channel).outcome())
-        await service.until_logged("the executor died")
+        await service.until_logged("the executor failed")
         # Asked for while there is none, or while suspects are tried: it runs all the same.
         late = asyncio.create_task(_until_ok(channel))
         assert await guilty is grpc.StatusCode.INTERNAL

@@ -80,7 +80,7 @@ async def test_an_executor_that_dies_by_itself_is_followed_by_another() -> None:
     async with started(*arguments) as service, service.channel() as channel:
         await pids_of(service, 1)
         assert await stream(channel, 50).outcome() is grpc.StatusCode.UNAVAILABLE
-        await service.until_logged("the executor died")
+        await service.until_logged("the executor failed")
         await service.next_pid("engine")
         await until_health(channel, SERVING)
         assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
@@ -110,7 +110,7 @@ async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
         assert outcomes.count(grpc.StatusCode.OK) == 16 - num_lost
 
         # The engine forgets the dead front's requests; another front takes its place.
-        await service.until_logged(f"is gone, its {num_lost} requests are cancelled")
+        await service.until_logged(f"is lost, its {num_lost} requests are cancelled")
         assert await service.next_pid("front") not in fronts
         again = [stream(channel, 3) for channel in channels]
         outcomes = await asyncio.gather(*(one.outcome() for one in again))

@@ -201,7 +201,7 @@ async def test_an_engine_that_dies_when_asked_for_its_limits_ends_a_first_start(
 async def test_an_engine_that_does_not_tell_its_limits_ends_a_first_start() -> None:
     async with serving(kill_loop_at=1, watch={"limits_timeout_s": 0.3}) as site:
         assert await site.service.ended() == 2
-        assert "told nothing of its limits" in site.service.stderr[-1]
+        assert "reported no limits" in site.service.stderr[-1]
         assert site.workers() == set()
 
 
@@ -219,7 +219,7 @@ async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: s
         pill = stream(channel, 5, PILL)
         await check_lost(pill, *streams)
         assert pill.num_tokens == 0
-        await site.service.until_logged("the executor died")
+        await site.service.until_logged("the executor failed")
         await site.service.next_pid("engine")
         assert worker not in site.workers()
         await check_serves(site, channel)

@@ -21,7 +21,7 @@ from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.method_rights import right_of
 from penstock.server.text.model_text import ModelText
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
@@ -30,7 +30,7 @@ from support.guarded import ACME, OPERATOR, Premises, bearing
 CODE = grpc.StatusCode
 
 
-def facade(front: Front, gate: Gate) -> VllmEngineService:
+def facade(front: Front, gate: AccessControl) -> VllmEngineService:
     return VllmEngineService(front, gate, wall_clock=lambda: 1.8e9)
 
 

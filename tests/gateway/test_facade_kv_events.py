@@ -21,8 +21,8 @@ from penstock.scheduler.cache_book import CachedBlock
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
-from penstock.server.link.cache_frames import CacheNews, SnapshotPart
-from penstock.server.rpc.gate import Gate
+from penstock.server.link.cache_frames import CacheUpdate, SnapshotPart
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
 from support.guarded import ACME, Premises, bearing, digest
@@ -31,11 +31,11 @@ from support.stepped_service import SteppedService, request, stepped
 CODE = grpc.StatusCode
 QUIET = FrontConfig(acceptance_delay_s=0.0)
 ALL = SnapshotPart(index=0, num_parts=1, num_blocks=0)
-NOTHING = CacheNews(ticket=0, changes=(), part=ALL)
+NOTHING = CacheUpdate(ticket=0, changes=(), part=ALL)
 TENANT_KEY = "x-tenant"
 
 
-def facade(front: Front, gate: Gate) -> VllmEngineService:
+def facade(front: Front, gate: AccessControl) -> VllmEngineService:
     return VllmEngineService(front, gate, wall_clock=lambda: 1.8e9)
 
 
@@ -49,7 +49,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
 @pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
     async with serving(text, QUIET, facade=facade, is_up=False) as served:
-        served.port.tells_cache = True
+        served.port.publishes_cache = True
         served.port.come_up()
         yield served
 
@@ -109,8 +109,8 @@ def hash_of(digest: int) -> int:
 async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
-    hear(CacheNews(ticket=0, changes=(block(1), block(2, 1), block(200, 1)), part=ALL))
-    hear(CacheNews(ticket=0, changes=(b"\2" * 16, b"\1" * 16, block(3, 200, (7, 8)))))
+    hear(CacheUpdate(ticket=0, changes=(block(1), block(2, 1), block(200, 1)), part=ALL))
+    hear(CacheUpdate(ticket=0, changes=(b"\2" * 16, b"\1" * 16, block(3, 200, (7, 8)))))
 
     first, second = await call.read(), await call.read()
 
@@ -138,9 +138,9 @@ async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
 async def test_an_engines_loss_clears_all_and_the_next_begins_anew(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
-    hear(CacheNews(ticket=0, changes=(block(1),), part=ALL))
+    hear(CacheUpdate(ticket=0, changes=(block(1),), part=ALL))
     hear(None)
-    hear(CacheNews(ticket=0, changes=(), part=ALL))
+    hear(CacheUpdate(ticket=0, changes=(), part=ALL))
 
     batches = [await call.read() for _ in range(3)]
 
@@ -162,7 +162,7 @@ async def test_who_leaves_is_told_no_more(served: ServedFront) -> None:
 
 async def test_who_reads_is_not_cut_however_much_it_is(served: ServedFront) -> None:
     call = await followed(served)
-    many = CacheNews(ticket=0, changes=(b"\1" * 16,) * 40_000)
+    many = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 40_000)
 
     for _ in range(4):
         served.port.cache_listeners[b"c"](many)
@@ -173,7 +173,7 @@ async def test_who_reads_is_not_cut_however_much_it_is(served: ServedFront) -> N
 async def test_who_does_not_read_is_cut(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
-    many = CacheNews(ticket=0, changes=(b"\1" * 16,) * 40_000)
+    many = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 40_000)
 
     hear(many)
     hear(many)
@@ -186,12 +186,12 @@ async def test_who_blocks_a_write_is_cut_out_of_it(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
     (writer,) = served.server.front.shared_writers
-    large = CacheNews(ticket=0, changes=(b"\1" * 16,) * 60_000)
+    large = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 60_000)
     num_heard = 0
 
     def is_stuck_or_cut() -> bool:
         """While a write does not come to its end, the backlog grows by what is heard here."""
-        hear(CacheNews(ticket=0, changes=()))
+        hear(CacheUpdate(ticket=0, changes=()))
         return writer.is_cut or writer.num_writes > num_heard
 
     # How many the network takes before it is full is its own affair.
@@ -230,12 +230,12 @@ async def test_what_is_refused(served: ServedFront) -> None:
 
 
 async def test_a_cache_of_which_nothing_is_known_says_so_at_once(text: ModelText) -> None:
-    for config, tells_cache in (
+    for config, publishes_cache in (
         (QUIET, False),
         (FrontConfig(acceptance_delay_s=0.0, is_prefix_caching=False), True),
     ):
         async with serving(text, config, facade=facade, is_up=False) as served:
-            served.port.tells_cache = tells_cache
+            served.port.publishes_cache = publishes_cache
             served.port.come_up()
             error = await refused(subscribe(served.channel))
         assert error.code() is CODE.UNIMPLEMENTED
@@ -246,7 +246,7 @@ async def test_a_tenant_hears_of_its_own_blocks_alone(text: ModelText, tmp_path:
     premises = Premises(tmp_path)
     security = premises.tokens()
     async with serving(text, QUIET, facade=facade, security=security, is_up=False) as served:
-        served.port.tells_cache = True
+        served.port.publishes_cache = True
         served.port.come_up()
         assert (await refused(subscribe(served.channel))).code() is CODE.UNAUTHENTICATED
 
@@ -267,12 +267,12 @@ async def test_blocks_that_all_share_are_for_operators(text: ModelText, tmp_path
     security = Premises(tmp_path).tokens()
     config = FrontConfig(acceptance_delay_s=0.0, shares_prefixes_across_tenants=True)
     async with serving(text, config, facade=facade, security=security, is_up=False) as served:
-        served.port.tells_cache = True
+        served.port.publishes_cache = True
         served.port.come_up()
         error = await refused(subscribe(served.channel, metadata=bearing(ACME)))
         assert error.code() is CODE.PERMISSION_DENIED
     async with serving(text, config, facade=facade, is_up=False) as served:
-        served.port.tells_cache = True
+        served.port.publishes_cache = True
         served.port.come_up()
         (await followed(served, shared_salt(""))).cancel()
 

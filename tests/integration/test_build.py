@@ -182,7 +182,7 @@ async def test_parallel_sizes_are_the_checkpoints(house: House) -> None:
     ("mode", "told"),
     [
         ("fail", "CUDA error: out of memory"),
-        ("empty", "ended well but left no engine"),
+        ("empty", "succeeded but left no engine"),
         ("one rank", "left no engine: rank1.engine is missing, of 2 ranks"),
     ],
 )
@@ -282,7 +282,7 @@ def break_manifest(engine: Path) -> None:
     [
         (lose, "rank1.engine is missing"),
         (cut, "rank1.engine has 7 bytes instead of 14"),
-        (break_config, "config.json is no JSON"),
+        (break_config, "config.json is not valid JSON"),
         (change_config, "config.json was changed"),
         (break_manifest, "penstock-build.json cannot be used"),
     ],

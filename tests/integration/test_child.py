@@ -19,7 +19,7 @@ from penstock.server.link.control_frames import (
     Stop,
 )
 from penstock.server.processes.child import Child, ChildFailed
-from penstock.server.processes.slot import Slot
+from penstock.server.processes.supervised_process import SupervisedProcess
 
 WAIT = "line.recv(4096)"
 READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
@@ -63,7 +63,7 @@ async def test_a_child_that_makes_no_sense_has_failed_and_is_ended(
     tmp_path: Path, words: bytes
 ) -> None:
     child = await spawn_saying(tmp_path, words, end="import signal\nsignal.pause()")
-    with pytest.raises(ChildFailed, match="speaker: what it says of itself makes no sense"):
+    with pytest.raises(ChildFailed, match="speaker: invalid startup report"):
         await child.started()
     assert await child.ended() < 0, "killed: it had not ended by itself"
 
@@ -103,8 +103,8 @@ async def test_a_slot_whose_first_child_makes_no_sense_fails(tmp_path: Path) -> 
     async def spawn() -> Child:
         return child
 
-    with pytest.raises(ChildFailed, match="makes no sense"):
-        await Slot("speaker", spawn).keep_alive()
+    with pytest.raises(ChildFailed, match="invalid startup report"):
+        await SupervisedProcess("speaker", spawn).keep_alive()
     await child.ended()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.processes.child import Child
-from penstock.server.processes.slot import Slot
+from penstock.server.processes.supervised_process import SupervisedProcess
 
 PATIENCE_S = 30.0
 _CHILD = """\
@@ -33,7 +33,7 @@ control.tell(Drain(timeout_s=control.ordered_grace_s))
 
 
 class Place:
-    """One slot, what its child says, and what is cleaned up after it."""
+    """One process, what its child says, and what is cleaned up after it."""
 
     def __init__(self, folder: Path, last_act: str = "") -> None:
         text = _CHILD.format(folder=str(folder), last_act=last_act)
@@ -41,7 +41,9 @@ class Place:
         self.messages: asyncio.Queue[FromChild] = asyncio.Queue()
         self.clean_ups: list[tuple[int, bool]] = []
         self._folder = folder
-        self.slot = Slot("teller", self._spawn, self._clean_up, self.messages.put_nowait)
+        self.process = SupervisedProcess(
+            "teller", self._spawn, self._clean_up, self.messages.put_nowait
+        )
         self.child: Child | None = None
 
     async def next(self) -> FromChild:
@@ -60,83 +62,83 @@ class Place:
 
 async def test_messages_come_through_and_an_order_brings_its_grace(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.slot.keep_alive())
+    keeper = asyncio.create_task(place.process.keep_alive())
     assert await place.next() == Drain(timeout_s=0.5)
     assert await place.next() == LogLevel(level="debug")
-    assert place.slot.facts == {"num": 1}
-    place.slot.retire(1.25)
+    assert place.process.facts == {"num": 1}
+    place.process.retire(1.25)
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
     assert place.clean_ups == [(0, True)]
 
 
 async def test_who_cleans_up_is_told_that_nobody_ordered_the_end(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.slot.keep_alive())
+    keeper = asyncio.create_task(place.process.keep_alive())
     for _ in range(2):
         await place.next()
     assert place.child is not None
     place.child.kill()
     await place.next()  # of the one that follows
-    place.slot.kill()
+    place.process.kill()
     await asyncio.wait_for(keeper, PATIENCE_S)
     assert place.clean_ups == [(-9, False), (-9, True)]
 
 
 async def test_the_grace_of_an_order_reaches_the_child(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.slot.keep_alive())
+    keeper = asyncio.create_task(place.process.keep_alive())
     await place.next()
     await place.next()
     assert place.child is not None
-    place.slot.retire(1.25)
+    place.process.retire(1.25)
     assert await place.next() == Drain(timeout_s=1.25)
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
 async def test_a_restart_is_no_death_and_ends_when_the_next_is_ready(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.slot.keep_alive())
-    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
+    keeper = asyncio.create_task(place.process.keep_alive())
+    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
     # More often than anybody may die.
     for _ in range(6):
         first = place.child
-        await asyncio.wait_for(place.slot.restart(PATIENCE_S), PATIENCE_S)
+        await asyncio.wait_for(place.process.restart(PATIENCE_S), PATIENCE_S)
         assert place.child is not first
-        assert place.slot.is_ready.is_set()
+        assert place.process.is_ready.is_set()
     assert place.clean_ups == [(0, True)] * 6
-    place.slot.retire()
+    place.process.retire()
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
 async def test_one_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.slot.keep_alive())
-    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
+    keeper = asyncio.create_task(place.process.keep_alive())
+    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
     assert place.child is not None
     os.kill(place.child.pid, signal.SIGSTOP)
-    await asyncio.wait_for(place.slot.restart(0.0), PATIENCE_S)
+    await asyncio.wait_for(place.process.restart(0.0), PATIENCE_S)
     assert place.clean_ups == [(-9, True)]
-    place.slot.retire()
+    place.process.retire()
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
 async def test_one_that_died_before_it_heard_of_the_end_did_not_end_badly(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.slot.keep_alive())
-    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
+    keeper = asyncio.create_task(place.process.keep_alive())
+    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
     assert place.child is not None
     # It cannot hear any more, and is dead before anybody can know.
     os.kill(place.child.pid, signal.SIGSTOP)
     os.kill(place.child.pid, signal.SIGKILL)
-    place.slot.retire()
+    place.process.retire()
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
 async def test_one_that_dies_after_it_heard_ended_badly(tmp_path: Path) -> None:
     place = Place(tmp_path, last_act="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    keeper = asyncio.create_task(place.slot.keep_alive())
-    await asyncio.wait_for(place.slot.is_ready.wait(), PATIENCE_S)
-    place.slot.retire()
+    keeper = asyncio.create_task(place.process.keep_alive())
+    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
+    place.process.retire()
     while await place.next() != Drain(timeout_s=None):
         pass
     assert await asyncio.wait_for(keeper, PATIENCE_S) == -9

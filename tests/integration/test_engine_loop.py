@@ -16,7 +16,7 @@ from penstock.scheduler.integrity import IntegrityError
 from penstock.scheduler.request import NO_TIME
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path
 
 NUM_PIECES = 5
@@ -57,11 +57,13 @@ def path() -> Iterator[Path]:
         yield path
 
 
-def with_loop(path: Path, engine: FakeEngine, test: Callable[[FrontHub], None]) -> list[str]:
+def with_loop(
+    path: Path, engine: FakeEngine, test: Callable[[FrontConnections], None]
+) -> list[str]:
     """Run `test` beside the loop on a thread of its own; what the loop raised."""
     raised: list[str] = []
     with listening(path) as listener:
-        hub = FrontHub(listener, Dispatcher(engine, hello()))
+        hub = FrontConnections(listener, Dispatcher(engine, hello()))
         loop = EngineLoop(hub.dispatcher, hub, lambda: 0.0)
 
         def run() -> None:
@@ -82,7 +84,7 @@ def with_loop(path: Path, engine: FakeEngine, test: Callable[[FrontHub], None]) 
     return raised
 
 
-def work_off(engine: AuditedEngine, hub: FrontHub, num_steps: int) -> None:
+def work_off(engine: AuditedEngine, hub: FrontConnections, num_steps: int) -> None:
     """Have the engine do `num_steps` steps, and the loop find nothing more to do."""
     engine.done.clear()
     engine.num_steps_wanted += num_steps
@@ -99,7 +101,7 @@ def work_off(engine: AuditedEngine, hub: FrontHub, num_steps: int) -> None:
 def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None:
     engine = AuditedEngine()
 
-    def test(hub: FrontHub) -> None:
+    def test(hub: FrontConnections) -> None:
         for num_steps in (3, 1, 200):
             work_off(engine, hub, num_steps)
             # Where the loop is faster than who gives the work it looks in between as well.
@@ -113,7 +115,7 @@ def test_wrong_books_end_the_loop(path: Path) -> None:
     engine = AuditedEngine()
     engine.is_wrong = True
 
-    def test(hub: FrontHub) -> None:
+    def test(hub: FrontConnections) -> None:
         work_off(engine, hub, 2)
         engine.num_steps_at_checks.get(timeout=PATIENCE_S)
 
@@ -135,7 +137,7 @@ class EndlesslyCheckedEngine(AuditedEngine):
 def test_work_that_arrives_is_done_before_the_next_piece(path: Path) -> None:
     engine = EndlesslyCheckedEngine()
 
-    def test(hub: FrontHub) -> None:
+    def test(hub: FrontConnections) -> None:
         for _ in range(3):
             work_off(engine, hub, 2)
             for _ in range(4):
@@ -179,7 +181,7 @@ class SelfPacedEngine(FakeEngine):
 def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
     engine = SelfPacedEngine()
 
-    def test(hub: FrontHub) -> None:
+    def test(hub: FrontConnections) -> None:
         for told in (b"a", b"b"):
             os.write(engine.tell_fd, told)
             assert engine.steps.get(timeout=PATIENCE_S) == told

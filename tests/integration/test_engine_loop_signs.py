@@ -20,14 +20,13 @@ from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.link.board import BoardView, EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher, cancel_frame
-from penstock.server.link.display import Display
 from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.engine_status import StatusBoardExecutor, StatusPublisher
 from penstock.server.link.frames import Frame, decode
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.shown_executor import ShownExecutor
 from penstock.server.link.spec_frames import Submit
-from penstock.server.link.suspect import Suspect
+from penstock.server.link.suspected_request import SuspectedRequest
 from penstock.server.link.wire import FrameBuffer
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path, spec
 
@@ -50,15 +49,15 @@ def read(frame: bytes) -> Frame:
     return decode(body)
 
 
-class BeatingDisplay(Display):
+class BeatingDisplay(StatusPublisher):
     """Tells of every time that the loop came round."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
         super().__init__(board, dispatcher, lambda: (0, 0))
         self.rounds: queue.Queue[None] = queue.Queue()
 
-    def came_round(self) -> None:
-        super().came_round()
+    def heartbeat(self) -> None:
+        super().heartbeat()
         self.rounds.put(None)
 
 
@@ -67,7 +66,7 @@ def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int)
     board, view = EngineBoard(board_fd, 3), BoardView(board_fd)
     done: queue.Queue[str] = queue.Queue()
     with listening(path) as listener:
-        hub = FrontHub(listener, dispatcher)
+        hub = FrontConnections(listener, dispatcher)
         display = BeatingDisplay(board, dispatcher)
         loop = EngineLoop(dispatcher, hub, time.monotonic, display)
         loop.add_chore(lambda: done.put("one"))
@@ -93,7 +92,7 @@ def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int)
 class Bench:
     """A real engine on the simulated executor, driven step by step, with its board."""
 
-    def __init__(self, fd: int, *suspects: Suspect, max_num_seqs: int = 2) -> None:
+    def __init__(self, fd: int, *suspects: SuspectedRequest, max_num_seqs: int = 2) -> None:
         executor = create_executor(
             ExecutorConfig(
                 kind=ExecutorKind.SIMULATED,
@@ -103,21 +102,21 @@ class Bench:
             )
         )
         self.board, self.view = EngineBoard(fd, 1), BoardView(fd)
-        shown = ShownExecutor(executor, self.board)
+        shown = StatusBoardExecutor(executor, self.board)
         self.engine = Engine(shown, SchedulerConfig(), time.monotonic)
         self.dispatcher = Dispatcher(
             self.engine,
             hello(),
-            quarantine=Quarantine(suspects, self.board.show_trial),
-            show_door=self.board.show_door,
+            quarantine=Quarantine(suspects, self.board.mark_probation),
+            mark_submitting=self.board.mark_submitting,
         )
-        self.display = Display(
+        self.display = StatusPublisher(
             self.board,
             self.dispatcher,
             lambda: self.engine.queue_size,
             lambda: self.engine.occupancy,
         )
-        self.dispatcher.front_came(1)
+        self.dispatcher.front_connected(1)
         self.ends: dict[int, Finished | Failed] = {}
         self.tokens: dict[int, int] = {}
 
@@ -132,7 +131,7 @@ class Bench:
             for key in events.keys.tolist():  # type: ignore[union-attr]  # only steps are sent
                 self.tokens[key] = self.tokens.get(key, 0) + 1
             self.ends.update({end.key: end for end in events.ends})  # type: ignore[union-attr]
-        self.display.stepped()
+        self.display.after_step()
 
     def run(self) -> None:
         for _ in range(200):
@@ -154,12 +153,12 @@ def test_the_board_tells_who_is_in_the_step_and_how_many_wait(board_fd: int) -> 
     bench = Bench(board_fd)
     bench.submit(1, 2, 3)
     bench.step()
-    assert bench.view.keys_in_hand() == {key(1), key(2)}
+    assert bench.view.keys_in_progress() == {key(1), key(2)}
     queue_state = bench.view.queue
     assert (queue_state.num_waiting, queue_state.num_waiting_tokens) == (1, 6)
     bench.run()
-    bench.display.rested()
-    assert bench.view.keys_in_hand() == frozenset()
+    bench.display.idle()
+    assert bench.view.keys_in_progress() == frozenset()
     assert bench.view.queue.num_waiting == 0
     assert set(bench.ends) == {key(1), key(2), key(3)}
     bench.close()
@@ -180,19 +179,19 @@ def test_the_board_tells_how_busy_the_engine_is(board_fd: int) -> None:
 
 
 def test_suspects_run_one_after_the_other_and_innocents_at_once(board_fd: int) -> None:
-    suspects = [Suspect(key=key(number), num_trial_tokens=2) for number in (1, 2)]
+    suspects = [SuspectedRequest(key=key(number), num_probation_tokens=2) for number in (1, 2)]
     bench = Bench(board_fd, *suspects, max_num_seqs=8)
     bench.submit(1, 2, 3, num_replays=1)
     bench.submit(4)
     bench.step()
-    assert bench.view.keys_on_trial() == {key(1)}
-    assert bench.view.keys_in_hand() == {key(1), key(3), key(4)}
-    while key(2) not in bench.view.keys_in_hand():
+    assert bench.view.keys_on_probation() == {key(1)}
+    assert bench.view.keys_in_progress() == {key(1), key(3), key(4)}
+    while key(2) not in bench.view.keys_in_progress():
         assert bench.tokens.get(key(2), 0) == 0
         bench.step()
     assert bench.tokens[key(1)] >= 2
     bench.run()
-    assert bench.view.keys_on_trial() == frozenset()
+    assert bench.view.keys_on_probation() == frozenset()
     assert set(bench.ends) == {key(number) for number in (1, 2, 3, 4)}
     assert bench.dispatcher.num_live == 0
     bench.engine.check_integrity()
@@ -200,7 +199,7 @@ def test_suspects_run_one_after_the_other_and_innocents_at_once(board_fd: int) -
 
 
 def test_the_poison_is_answered_without_touching_the_engine(board_fd: int) -> None:
-    bench = Bench(board_fd, Suspect(key=key(1), is_poison=True))
+    bench = Bench(board_fd, SuspectedRequest(key=key(1), is_poison=True))
     bench.submit(1, num_replays=1)
     assert not bench.engine.has_work
     bench.run()
@@ -213,7 +212,7 @@ def test_the_poison_is_answered_without_touching_the_engine(board_fd: int) -> No
 
 
 def test_who_is_held_back_can_be_cancelled(board_fd: int) -> None:
-    bench = Bench(board_fd, *[Suspect(key=key(number)) for number in (1, 2)])
+    bench = Bench(board_fd, *[SuspectedRequest(key=key(number)) for number in (1, 2)])
     bench.submit(1, 2, num_replays=1)
     bench.step()
     cancel = cancel_frame((key(2),), FinishReason.CANCELLED)

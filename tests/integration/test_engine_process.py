@@ -125,7 +125,7 @@ async def test_it_ends_with_its_own_code_when_the_executor_dies(path: Path) -> N
 async def test_it_does_not_outlive_its_supervisor(path: Path) -> None:
     async with engine(path, SIMULATED) as child, front(path) as (port, heard):
         await asyncio.wait_for(port.wait_up(), PATIENCE_S)
-        child.hang_up()
+        child.close_lifeline()
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
         await asyncio.wait_for(heard.lost.wait(), PATIENCE_S)
         assert not path.parent.exists()
@@ -137,7 +137,7 @@ async def test_it_does_not_outlive_its_supervisor_while_a_step_hangs(path: Path)
     async with engine(path, executor) as child, front(path) as (port, _):
         await asyncio.wait_for(port.wait_up(), PATIENCE_S)
         port.submit((spec(max_tokens=1000),))
-        child.hang_up()
+        child.close_lifeline()
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
 
 

@@ -13,7 +13,7 @@ import uvloop
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineUnavailable
 from support.link import (
     INFO,
@@ -164,7 +164,7 @@ async def test_a_pending_question_fails_with_the_engine(
             silent.set()
             raise ConnectionAbortedError
 
-    hub = FrontHub(listener, Dispatcher(Silent(), hello()))
+    hub = FrontConnections(listener, Dispatcher(Silent(), hello()))
 
     def die_when_asked() -> None:
         with contextlib.suppress(ConnectionAbortedError):

@@ -195,7 +195,7 @@ async def stalled_reader(site: Site, style: str) -> None:
         call = site.call("stalled", style, message, wanted, channel=channel, **how)
         if style == "Generate":
             named = (f"request={call.request_id}", f"trace={call.trace_id.hex()}")
-            await site.service.until_logged("reader stalled and was cut", *named)
+            await site.service.until_logged("stalled reader disconnected", *named)
         assert await call.outcome() == wanted.code
 
 

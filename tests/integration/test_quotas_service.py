@@ -27,11 +27,11 @@ def request(num_tokens: int) -> pb.GenerateRequest:
     return message
 
 
-Kept = list[Any]
+KeptRequest = list[Any]
 """Calls that go on: one that nobody holds is cancelled."""
 
 
-async def begin(channel: grpc.aio.Channel, kept: Kept, tenant: str = "") -> str:
+async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:
     """Send one that takes long, and leave it running; "" or why it was refused."""
     metadata = (("x-tenant", tenant),) if tenant else ()
     call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)
@@ -49,7 +49,7 @@ async def test_a_quota_is_exact_over_several_fronts(tmp_path: Path) -> None:
     model = tiny_tokenizers.write_model_folder(tmp_path / "tiny")
     flags = ("--fronts", "2", "--tenant-max-live", "5", "--max-num-seqs", "32")
     async with started("--model", str(model), *simulated(cost=COST), *flags) as service:
-        kept: Kept = []
+        kept: KeptRequest = []
         channels = [service.channel() for _ in range(NUM_CHANNELS)]
         told = await asyncio.gather(*(begin(channel, kept) for channel in 3 * channels))
         assert sorted(told) == [""] * 5 + ["QUOTA_EXCEEDED"] * (3 * NUM_CHANNELS - 5)
@@ -64,12 +64,12 @@ async def test_limits_of_the_policy_file_hold_and_change(tmp_path: Path) -> None
     flags = ("--tenant-metadata-key", "x-tenant", "--policy-file", str(policy))
     more = ("--max-num-seqs", "32", "--fronts", "1")
     async with started("--model", str(model), *simulated(cost=COST), *flags, *more) as service:
-        kept: Kept = []
+        kept: KeptRequest = []
         async with service.channel() as channel:
             assert [await begin(channel, kept, "a") for _ in range(3)] == ["", "", "QUOTA_EXCEEDED"]
             assert await begin(channel, kept, "b") == ""
             policy.write_text(policy_of(3), encoding="utf-8")
-            await service.until_logged("engine[", "a new policy holds")
+            await service.until_logged("engine[", "a new policy is in force")
             assert [await begin(channel, kept, "a") for _ in range(2)] == ["", "QUOTA_EXCEEDED"]
 
 

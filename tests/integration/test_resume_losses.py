@@ -69,7 +69,7 @@ async def test_resume_waits_for_an_engine_to_ask(text: ModelText) -> None:
 async def test_it_waits_no_longer_than_requests_do(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachments, "_LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(attachments, "_POLL_INTERVAL_S", 0.001)
     clock = Clock()
     async with stepped(text, clock=clock) as service:
         service.memory.kill()
@@ -197,28 +197,28 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
     caplog: pytest.LogCaptureFixture,
     meanwhile: str,
 ) -> None:
-    monkeypatch.setattr(attachments, "_TOKENS_IN_A_TURN", 2)
+    monkeypatch.setattr(attachments, "_TOKENS_PER_TURN", 2)
     whole = await whole_of(text, resumable(200))
     async with mortal_fronts(text) as site:
         first, second = site.fronts
         told = await lose(first, first.stub.Generate(resumable(200)), 5)
         first.step(60)
         sizes: list[int] = []
-        take_in = second.front.take_in
+        apply_history = second.front.apply_history
 
         def watched(request: LiveRequest, events: StepEvents) -> None:
             sizes.append(len(events.tokens))
-            take_in(request, events)
+            apply_history(request, events)
 
-        monkeypatch.setattr(second.front, "take_in", watched)
+        monkeypatch.setattr(second.front, "apply_history", watched)
         call = second.stub.Resume(rest_after(told))
         await second.until(lambda: sum(sizes) > 20, steps=True)
         assert max(sizes) <= 2
-        (request,) = second.front.arriving
+        (request,) = second.front.attaching
         rest: list[Any] = []
         if meanwhile == "engine dies":
             await site.replace_engine()
-            assert request in second.front.arriving
+            assert request in second.front.attaching
         elif meanwhile == "cancelled":
             await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
         elif meanwhile == "taken back":

@@ -125,7 +125,7 @@ class Secured:
             (("models", *ca, "--token-file", str(token_file)), 0, "demo"),
             (("models", *ca), 1, "UNAUTHENTICATED"),
             (("models", "--token-file", str(folder / "none")), 2, "--token-file"),
-            (("verify", "--ca", "x", "--serve"), 2, "--ca means nothing with --serve"),
+            (("verify", "--ca", "x", "--serve"), 2, "--ca cannot be combined with --serve"),
             (("health", *ca, "--server-name", "else.test", "--deadline", "3"), 3, "UNAVAILABLE"),
             (("health", *ca, "--server-name", "localhost"), 0, "SERVING"),
         ):
@@ -136,7 +136,7 @@ class Secured:
     async def tokens_are_changed(self) -> None:
         text = self.premises.policy_file.read_text().replace(digest(ACME), digest(NEW))
         replace_file(self.premises.policy_file, text)
-        await self.service.until_logged("front", "a new policy holds")
+        await self.service.until_logged("front", "a new policy is in force")
         await self.fails(ACME, Unauthenticated)
         async with self.client(NEW) as client:
             assert await generated(client) == 4
@@ -157,7 +157,7 @@ async def test_case_46_tokens_are_in_nothing_that_is_let_out(premises: Premises)
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
     everything = "".join((*secured.told, *service.stdout, *service.stderr))
-    assert "turned a caller away: an unknown token" in everything
+    assert "caller refused: an unknown token" in everything
     assert not [secret for secret in (*ALL_TOKENS, NEW, WRONG) if secret in everything]
     assert "Bearer" not in everything
 

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.server.rpc import arrival, options
+from penstock.server.rpc import options, read_limiter
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -115,7 +115,7 @@ async def test_metadata_is_bounded_by_a_soft_and_a_hard_limit(
 ) -> None:
     assert options.MAX_METADATA_BYTES == 8 * KIB
     monkeypatch.setattr(options, "MAX_METADATA_BYTES", max_kib * KIB)
-    monkeypatch.setattr(arrival, "MAX_ANY_METADATA_BYTES", 2 * max_kib * KIB)
+    monkeypatch.setattr(read_limiter, "MAX_ANY_METADATA_BYTES", 2 * max_kib * KIB)
     async with serving(text) as served:
         within = await outcome(served, num_metadata_bytes=(max_kib - 1) * KIB)
         assert within is grpc.StatusCode.OK

@@ -99,7 +99,7 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
         ("--load", "1"): "--trace, --synthetic or --calibrate-from must be given",
         ("--trace", broken): "broken.csv:5: ContextTokens must be a whole number",
         ("--trace", trace, "--cost", '{"step": 1}'): "--cost.step is unknown",
-        ("--trace", trace, "--cost", "{"): "--cost is no JSON",
+        ("--trace", trace, "--cost", "{"): "--cost is not valid JSON",
         ("--trace", trace, "--cost", "none.json"): "--cost: none.json cannot be read",
         ("--trace", trace, "--load", "0"): "--load must be in",
         ("--trace", trace, "--scheduler", '{"order": "fair"}'): "order is decided by --policy",

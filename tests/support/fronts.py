@@ -23,10 +23,10 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
-from penstock.server.link.cache_desk import CacheListener
+from penstock.server.link.cache_subscriber import CacheListener
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.observe.request_recorder import RequestRecorder
-from penstock.server.rpc.foreign import FacadeMaker
+from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
@@ -67,7 +67,7 @@ class ScriptedPort:
         self.known_elsewhere: dict[str, RequestState] = {}
         self.num_unsent_bytes = 0
         # Whether it says that it keeps a book of what is cached; who follows it, by salt.
-        self.tells_cache = False
+        self.publishes_cache = False
         self.cache_listeners: dict[bytes, CacheListener] = {}
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
         self._cancels: asyncio.Queue[tuple[tuple[int, ...], FinishReason]] = asyncio.Queue()
@@ -110,7 +110,7 @@ class ScriptedPort:
                 executor=self.info,
                 max_num_waiting=8,
                 max_num_waiting_tokens=4096,
-                tells_cache=self.tells_cache,
+                publishes_cache=self.publishes_cache,
             )
         )
 
@@ -263,7 +263,7 @@ async def serving(
     is_tracing: bool = False,
     security: Security | None = None,
     credentials: grpc.ChannelCredentials | None = None,
-    facade: FacadeMaker | None = None,
+    facade: GatewayServiceMaker | None = None,
 ) -> AsyncGenerator[ServedFront]:
     """A front server on a real socket with a scripted engine; `credentials`: of the channel."""
     port = ScriptedPort()

@@ -25,7 +25,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher, EngineCore
 from penstock.server.link.engine_loop import EngineLoop
 from penstock.server.link.frames import FrontHello, encode
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 
@@ -112,7 +112,7 @@ class EngineThread:
         max_blocked_s: float = 1000.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.hub = FrontHub(
+        self.hub = FrontConnections(
             listener,
             Dispatcher(engine, hello(epoch)),
             max_output_bytes=max_output_bytes,

@@ -15,14 +15,14 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.attaching import Arrive, AttachDesk, LetGo
-from penstock.server.link.cache_desk import CacheDesk, CacheListener
-from penstock.server.link.cache_frames import CacheNews
+from penstock.server.link.cache_frames import CacheUpdate
+from penstock.server.link.cache_subscriber import CacheListener, CacheSubscriber
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, decode, encode
 from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Attached, Detach, Kept
+from penstock.server.link.resume_frames import Attached, Detach, KeptRequest
+from penstock.server.link.resume_port import AttachCalls, AttachListener, DetachListener
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 
@@ -144,7 +144,7 @@ class MemoryEngine:
 
     def _greet(self, port: "MemoryPort") -> None:
         self._ports[port.front_id] = port
-        port.deliver(self._dispatcher.front_came(port.front_id))
+        port.deliver(self._dispatcher.front_connected(port.front_id))
 
     def _forget(self, front_id: int) -> None:
         port = self._ports.pop(front_id, None)
@@ -212,8 +212,8 @@ class MemoryPort:
         self._up = asyncio.Event()
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
-        self._attaching = AttachDesk(lambda frame: self._write(encode(frame)))
-        self._cache = CacheDesk(lambda frame: self._write(encode(frame)))
+        self._attaching = AttachCalls(lambda frame: self._write(encode(frame)))
+        self._cache = CacheSubscriber(lambda frame: self._write(encode(frame)))
 
     def attach(self, listener: EngineListener) -> None:
         """Connect, without asyncio if none runs."""
@@ -263,22 +263,22 @@ class MemoryPort:
         finally:
             self._answers.pop(ticket, None)
 
-    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: Kept) -> None:
+    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """See `ResumePort.submit_kept`."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
-    async def attach_stream(self, name: str, arrive: Arrive) -> None:
+    async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """See `ResumePort.attach_stream`."""
-        await self._attaching.attach(name, arrive)
+        await self._attaching.attach(name, on_attached)
 
     def detach(self, names: tuple[str, ...]) -> None:
         """See `ResumePort.detach`."""
         if self.is_up:
             self._write(encode(Detach(names=names)))
 
-    def on_detached(self, let_go: LetGo) -> None:
+    def on_detached(self, listener: DetachListener) -> None:
         """See `ResumePort.on_detached`."""
-        self._attaching.on_detached(let_go)
+        self._attaching.on_detached(listener)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """See `CachePort.follow_cache`."""
@@ -316,7 +316,7 @@ class MemoryPort:
                     self._is_up = True
                     self._up.set()
                     self._listener.on_hello(hello)
-                    self._cache.greet(hello)
+                    self._cache.on_hello(hello)
                 case StepEvents() as events:
                     self._listener.on_events(events)
                 case CancelAnswer(ticket=ticket, state=state):
@@ -324,18 +324,18 @@ class MemoryPort:
                     if answer is not None and not answer.done():
                         answer.set_result(state)
                 case Attached() | Detach() as word:
-                    self._attaching.hear(word)
-                case CacheNews() as news:
-                    self._cache.hear(news)
+                    self._attaching.on_frame(word)
+                case CacheUpdate() as news:
+                    self._cache.on_update(news)
                 case other:
                     raise AssertionError(f"an engine does not send {type(other).__name__}")
 
     def _lost(self) -> None:
-        self._attaching.lose()
-        self._cache.lose()
+        self._attaching.on_lost()
+        self._cache.on_lost()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(EngineUnavailable("the engine went away"))
+                answer.set_exception(EngineUnavailable("the engine was lost"))
         if self._is_up and self._listener is not None:
             self._is_up = False
             self._up.clear()

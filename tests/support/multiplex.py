@@ -15,7 +15,7 @@ from google.rpc.status_pb2 import Status
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.rpc.handlers import Context, HandlerWrapper
-from penstock.server.rpc.large_turns import LargeTurns
+from penstock.server.rpc.large_messages import LargeMessageTurns
 from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.text.model_text import ModelText
@@ -169,7 +169,7 @@ async def played_call(
     config: FrontConfig | None = None,
     *,
     clock: Callable[[], float] = lambda: 1000.0,
-    turns: LargeTurns | None = None,
+    turns: LargeMessageTurns | None = None,
 ) -> AsyncGenerator[PlayedCall]:
     """A call of a client that has said nothing yet."""
     port = ScriptedPort()

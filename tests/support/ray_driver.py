@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 
 DEPLOYMENT = "Penstock"
 PATIENCE_S = 55.0
-_LOOK_AGAIN_S = 0.1
+_POLL_INTERVAL_S = 0.1
 _NODE = {"num_cpus": 3, "object_store_memory": 100 << 20, "node_ip_address": "127.0.0.1"}
 
 
@@ -84,7 +84,7 @@ class Driver:
                 if is_all and not without & {each["replica"] for each in replicas}:
                     return replicas
             # Serve tells nobody when a replica is there; it has to be asked.
-            threading.Event().wait(_LOOK_AGAIN_S)
+            threading.Event().wait(_POLL_INTERVAL_S)
         raise TimeoutError(f"replicas: {states}, of which told: {replicas}")
 
     def end(self) -> None:

@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 _READY = re.compile(r"^penstock ready on (\S+) ")
 # As text or as JSON.
 _CHILD_READY = re.compile(
-    r'slot(?:: |", "message": ")(engine|front|observer) ?\d* ?is ready: pid=(\d+)'
+    r'supervised_process(?:: |", "message": ")(engine|front|observer) ?\d* ?is ready: pid=(\d+)'
 )
 _MAX_LINES = 5000
 

@@ -26,7 +26,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
-from penstock.server.rpc.foreign import FacadeMaker
+from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
@@ -156,7 +156,7 @@ def stepped_engine(
     scheduler: SchedulerConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
     epoch: int = 1,
-    tells_cache: bool = False,
+    publishes_cache: bool = False,
     front: FrontConfig | None = None,
     **executor: Any,
 ) -> tuple[WatchedEngine, MemoryEngine]:
@@ -176,9 +176,9 @@ def stepped_engine(
         executor=made.info,
         max_num_waiting=config.max_num_waiting,
         max_num_waiting_tokens=config.max_num_waiting_tokens,
-        tells_cache=tells_cache,
+        publishes_cache=publishes_cache,
     )
-    book = engine.keep_cache_book() if tells_cache else None
+    book = engine.keep_cache_book() if publishes_cache else None
     bounds = front or FrontConfig()
     memory = MemoryEngine(
         engine,
@@ -200,7 +200,7 @@ async def stepped(
     scheduler: SchedulerConfig | None = None,
     channel_options: ServerOptions = (),
     clock: Callable[[], float] = time.monotonic,
-    facade: FacadeMaker | None = None,
+    facade: GatewayServiceMaker | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
     """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""
@@ -208,7 +208,7 @@ async def stepped(
         text,
         scheduler=scheduler,
         clock=clock,
-        tells_cache=facade is not None,
+        publishes_cache=facade is not None,
         front=front,
         **executor,
     )

@@ -37,7 +37,7 @@ class TlsConfig:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key: one means nothing without the other")
+            raise ValueError("cert and key: each requires the other")
 
     def credentials(self) -> grpc.ChannelCredentials:
         """For gRPC. Raises OSError for a file that cannot be read."""

@@ -1,4 +1,4 @@
-"""What runs a batch: the executors behind the seam that the scheduler owns, and their choice.
+"""The executors, which run batches for the scheduler, and their factory.
 
-Importing this package loads no executor; `create.create_executor` imports the one it is asked for.
+Importing this package loads no executor; `create.create_executor` imports the requested one.
 """

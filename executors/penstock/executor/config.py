@@ -1,7 +1,7 @@
-"""The executor's settings: which one, which model, how much of the machine.
+"""The executor's settings: which executor, which model, which resources.
 
-Owns the fields, their ranges and their JSON form. Imports nothing heavy: the server reads these in
-every process, long before an executor is built.
+Owns the fields, their ranges and their JSON form. Imports nothing heavy: every process of the
+service reads these, long before an executor is built.
 """
 
 import enum
@@ -18,14 +18,14 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
-"""Beyond the engine's own shutdown: the loop around it, and the process."""
+"""In addition to the engine's own shutdown: for its loop and the process."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _MIB = 1024 * 1024
 _DEFAULT_CACHE_BYTES = 512 * _MIB
 
 
 class ExecutorKind(enum.StrEnum):
-    """The executors one can choose."""
+    """The available executors."""
 
     TORCH = "torch"
     SIMULATED = "simulated"
@@ -33,26 +33,25 @@ class ExecutorKind(enum.StrEnum):
 
 
 class SimulatedPace(enum.StrEnum):
-    """How a simulated step passes the time that the cost model gives it."""
+    """How a simulated step spends its time."""
 
     IMMEDIATE = "immediate"
-    """Not at all (a scripted slow step still waits)."""
+    """No wait (a scripted slow step still waits)."""
     REAL_TIME = "real_time"
     """It waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """What the simulated executor pretends to be. Raises ValueError naming the field.
+    """The simulated executor's properties. Raises ValueError naming the field.
 
-    `vocab_size` None: the model folder's, or 32,000 without one. `kv_bytes_per_token`: what one
-    token's keys and values would take, to turn `kv_cache_bytes` into blocks.
-    `min_output_tokens`, `max_output_tokens`: a request that has stop ids ends with its first one
-    as its k-th output token, k hashed from its prompt evenly within the two (both the same: k is
-    scripted), later when `min_tokens` bars it; `max_output_tokens` None: never, every request runs
-    to its `max_tokens`. `is_strict`: keep a shadow of every key and value written and check in
-    each step that what is read is what was written (a scheduler's paging bug raises; costs a
-    pass over the context).
+    `vocab_size` None: the model folder's, or 32,000 without one. `kv_bytes_per_token`: simulated
+    size of one token's keys and values, to convert `kv_cache_bytes` to blocks. `min_output_tokens`,
+    `max_output_tokens`: a request with stop ids ends with its first one as its k-th output token, k
+    hashed from its prompt uniformly within the two (both the same: k is scripted), later when
+    `min_tokens` bars it; `max_output_tokens` None: never, every request runs to its `max_tokens`.
+    `is_strict`: keep a shadow of every key and value written and check in each step that what is
+    read is what was written (a scheduler's paging bug raises; costs a pass over the context).
     """
 
     vocab_size: int | None = setting(None, at_least=2)
@@ -75,21 +74,25 @@ class SimulatedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """Everything an executor is built from. Raises SettingError naming the field.
+    """The settings of an executor. Raises SettingError naming the field.
 
-    `model_path`: a Hugging Face folder (see `penstock.executor.models.resolve_model`), required
-    by torch and trtllm; the simulated executor takes vocabulary and length limits from it when
-    given. `tokenizer_path`: a folder with the tokenizer, for executors that need one; None: the
-    model's. For trtllm every other setting is in its section, under its own name; the two that the
-    server reads, `max_num_seqs` and `max_seq_len`, repeat what stands there.
+    `model_path`: a Hugging Face folder (see `penstock.executor.models.resolve_model`), required by
+    torch and trtllm; the simulated executor uses its vocabulary and length limits when given.
+    `tokenizer_path`: a folder with the tokenizer, for executors that need one; None: the model's.
+    For trtllm every other setting is in its section, under its own name; the two that the server
+    reads, `max_num_seqs` and `max_seq_len`, repeat its values.
 
-    `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device `kv_memory_fraction` of what is free
-    there beside the weights and a step of `max_num_batched_tokens`, the scheduler's token budget of
-    one step, None for the device's usual one.
+    `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device `kv_memory_fraction` of the free
+    memory besides the weights and a step of `max_num_batched_tokens`. That is the scheduler's token
+    budget of one step, None for the device's default.
     """
 
     kind: ExecutorKind = setting(
-        ExecutorKind.TORCH, "model", "what computes tokens", name="executor", is_everyday=True
+        ExecutorKind.TORCH,
+        "model",
+        "which executor runs the model",
+        name="executor",
+        is_everyday=True,
     )
     model_path: Path | None = None
     tokenizer_path: Path | None = None
@@ -119,7 +122,7 @@ class ExecutorConfig:
     kv_cache_bytes: int | None = setting(
         None,
         "cache",
-        "KV cache size in MiB, where num-blocks is not given",
+        "KV cache size in MiB, unless num-blocks is given",
         name="kv_cache_mib",
         scale=_MIB,
         at_least=1,
@@ -129,7 +132,7 @@ class ExecutorConfig:
     kv_memory_fraction: float = setting(
         0.9,
         "cache",
-        "share of the GPU's memory beside weights and the largest step that the KV cache takes",
+        "KV cache's share of the GPU memory left by the weights and the largest step",
         above=0,
         at_most=1,
     )
@@ -153,7 +156,7 @@ class ExecutorConfig:
     num_threads: int | None = setting(
         None,
         "executor",
-        "threads that compute, on a CPU",
+        "compute threads on a CPU",
         name="threads",
         at_least=1,
         shown="the cores that fronts leave free",
@@ -190,12 +193,12 @@ class ExecutorConfig:
 
     @property
     def host_cache_bytes(self) -> int:
-        """Bytes of pages where nobody looks how much memory is free."""
+        """Bytes of pages on devices whose free memory is not measured."""
         return _DEFAULT_CACHE_BYTES if self.kv_cache_bytes is None else self.kv_cache_bytes
 
     @property
     def max_exit_s(self) -> float:
-        """How long the executor may take to give everything back, seconds."""
+        """How long the executor may take to shut down, seconds."""
         if self.kind is ExecutorKind.TRTLLM:
             return self.trtllm.watch.shutdown_timeout_s + _EXIT_SLACK_S
         return 0.0

@@ -1,7 +1,7 @@
 """Frozen settings as JSON values and back: dataclasses, enums, paths, tuples and plain values.
 
-Owns the strict reading of what people write, as JSON or TOML. Does not know any one setting; ranges
-are checked by the dataclasses themselves.
+Owns the strict parsing of JSON and TOML. Does not know single settings; the dataclasses check
+ranges.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from penstock.scheduler.setting import SettingError
 
 T = TypeVar("T")
-_MAX_TOLD_CHARS = 80
+_MAX_VALUE_CHARS = 80
 _MOST_LISTED = 20
 
 
@@ -33,17 +33,17 @@ _KIND_WORDS: Mapping[Any, str] = {
 
 
 class WrongKind(ValueError):
-    """A value is not of the kind it must be. `unquoted`: the message without the value."""
+    """A value has the wrong type. `unquoted`: the message without the value."""
 
     def __init__(self, where: str, wanted: str, data: object) -> None:
         self.unquoted = f"{where} must be {wanted}"
-        super().__init__(f"{self.unquoted}, not {_told(data)}")
+        super().__init__(f"{self.unquoted}, not {_abbreviated(data)}")
 
 
 def parse_json(text: str) -> Any:
-    """JSON as people write it. Raises ValueError, also for a key that is there twice.
+    """Parse JSON. Raises ValueError, also for a duplicate key.
 
-    Of two equal keys most parsers drop the first without a word.
+    Most parsers silently drop the first of two equal keys.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique)
@@ -70,7 +70,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def to_json_value(value: object) -> Any:
-    """Return `value` as what `json.dumps` takes. Raises TypeError for a type it does not know."""
+    """Convert `value` for `json.dumps`. Raises TypeError for an unknown type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: to_json_value(getattr(value, field.name))
@@ -91,9 +91,9 @@ def to_json_value(value: object) -> Any:
 
 
 def from_json_value(kind: type[T], data: object, where: str | None = None) -> T:
-    """Rebuild a value of `kind` from what `json.loads` gave.
+    """Convert the result of `json.loads` to a value of `kind`.
 
-    Fields left out take their defaults. Raises ValueError naming the field for an unknown field, a
+    Missing fields get their defaults. Raises ValueError naming the field for an unknown field, a
     missing one without default, a wrong type or a value that the dataclass refuses. `where`: the
     path to `data`, by default the name of the kind.
     """
@@ -123,14 +123,14 @@ def _decode(kind: Any, data: object, where: str) -> object:
 
 
 def _checked(kind: Any, data: object, where: str) -> Any:
-    # bool is an int to Python, never to a reader of settings.
+    # bool is an int to Python, but not to users.
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise WrongKind(where, _KIND_WORDS[kind], data)
     return data
 
 
-def _told(data: object) -> str:
-    """A value in an error: what is long or may be deep is told by its kind."""
+def _abbreviated(data: object) -> str:
+    """A value in an error message; a long or nested one by its type."""
     match data:
         case Mapping():
             return "an object"
@@ -140,7 +140,7 @@ def _told(data: object) -> str:
             return json.dumps(data)
         case _:
             text = repr(data)
-            return text if len(text) <= _MAX_TOLD_CHARS else f"{text[:_MAX_TOLD_CHARS]}..."
+            return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."
 
 
 def _decode_float(data: object, where: str) -> float:

@@ -1,4 +1,4 @@
-"""The choice of an executor: the one place that knows them all; it imports only the one chosen."""
+"""Creates executors; the only module that knows all of them. Imports only the requested one."""
 
 from importlib.util import find_spec
 
@@ -8,7 +8,7 @@ from penstock.scheduler.executor import Executor
 
 
 def create_executor(config: ExecutorConfig) -> Executor:
-    """Build the executor that `config.kind` names: this loads its model and takes its memory.
+    """Build the executor that `config.kind` names: loads its model and allocates its memory.
 
     Raises ExecutorUnavailable when an optional dependency is missing.
     """
@@ -29,9 +29,10 @@ def create_executor(config: ExecutorConfig) -> Executor:
 
 
 def require_installed(kind: ExecutorKind) -> None:
-    """Raise ExecutorUnavailable, naming what to install, where `kind` needs what is not there.
+    """Raise ExecutorUnavailable, naming what to install, when a dependency of `kind` is missing.
 
-    Packages are found, not imported: that takes seconds, and executors overlap it with other work.
+    Packages are located, not imported: importing takes seconds, which executors overlap with other
+    work.
     """
     match kind:
         case ExecutorKind.SIMULATED:

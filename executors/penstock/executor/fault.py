@@ -1,6 +1,6 @@
-"""The script language of simulated faults: what goes wrong, when, and how often.
+"""The script language of simulated faults: which fault, when, and how often.
 
-Owns the description of one fault. Does not know how the executor acts it out.
+Owns the description of one fault. The executor injects it.
 """
 
 import enum
@@ -9,20 +9,22 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.StrEnum):
-    """What goes wrong. Those of REQUEST_FAULTS hit single requests, the others the executor."""
+    """The kinds of faults. Those of REQUEST_FAULTS hit single requests, the others the executor."""
 
     REQUEST_FAILS = "request_fails"
     """The request fails alone, with `Fault.detail`."""
     NOT_FINITE = "not_finite"
     """The request's logits are not finite: it fails alone, as a real model reports it."""
     STEP_RAISES = "step_raises"
-    """Computing the request raises, in this step and whenever it is tried again: it fails alone,
-    once it is found among those who were to run with it."""
+    """Computing the request raises, in this step and whenever it is repeated: it fails alone, once
+    it is identified among the rows of its step.
+    """
     NO_TOKENS = "no_tokens"
     """The request gets no token in this step (a count of 0). Pipeline depth 1 only."""
     EXTRA_TOKENS = "extra_tokens"
     """The request gets `Fault.num_extra` tokens more than one, as with speculation, as far as its
-    blocks reach. Pipeline depth 1 only."""
+    blocks reach. Pipeline depth 1 only.
+    """
     EXECUTOR_DIES = "executor_dies"
     """`collect` raises ExecutorDied, and so does everything after it."""
     PROCESS_EXITS = "process_exits"
@@ -49,15 +51,15 @@ COUNT_FAULTS = frozenset({FaultKind.NO_TOKENS, FaultKind.EXTRA_TOKENS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One scripted fault: it fires when all conditions that are given hold, `max_times` times.
+    """One scripted fault: it fires when all given conditions hold, `max_times` times.
 
     Conditions, of which at least one is given. `at_step`: not before the launched step of this
-    ordinal, 1 the first of this executor's life. The others look at the requests that a step
-    samples: `at_request`, the ordinal of the request's first admission, 1 the first;
-    `at_prompt_token`, a token id that its prompt holds (a poisoned prompt: the same in every life
-    of the executor); `at_output`, the index of the output token it is about to get, 0 the first.
-    A fault that concerns requests hits the sampled requests that meet the conditions in row order,
-    each counting towards `max_times`; one that concerns the executor fires once in a step.
+    ordinal, 1 the executor's first. The others apply to the requests that a step samples:
+    `at_request`, the ordinal of the request's first admission, 1 the first; `at_prompt_token`, a
+    token id in its prompt (a poisoned prompt: also after a restart of the executor); `at_output`,
+    the index of the output token it is about to get, 0 the first. A fault of requests hits the
+    sampled requests that meet the conditions in row order, each counting towards `max_times`; one
+    of the executor fires once in a step.
     """
 
     kind: FaultKind

@@ -1,11 +1,11 @@
-"""A step that raises is run again in parts, until those for whose sake it raises stand alone.
+"""Repeats a step that raises in parts, until the rows that cause the error are isolated.
 
-Owns the search and how the parts' results become one again. Does not know models, nor what an
-error means for the device: whoever runs the parts says whether it can go on.
+Owns the search and the merging of the parts' results. Does not know models, nor what an error means
+for the device: the caller decides whether it can continue.
 
-A step may be run as often as one likes: a row writes its keys and values to the same places again,
-reads nothing that another row of its step writes, and its token follows from its own past alone.
-So those who were innocent get what they would have got.
+A step may be repeated any number of times: a row writes its keys and values to the same places
+again, reads nothing that another row of its step writes, and its token depends on its own past
+alone. So the other rows get the same results.
 
 The work is bounded: a step of n rows is run twice as a whole, then at most 2n - 2 parts of it, each
 row at most log2(n) + 1 times.
@@ -27,27 +27,27 @@ Recover = Callable[[Exception], None]
 
 
 def run_apart(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
-    """Run a step; whoever makes it raise becomes a failure of its own, nobody else.
+    """Run a step; only the rows that make it raise fail.
 
-    `run` takes the batch, or some of its rows with nobody admitted or released. `recover` is told
-    of every error, with whatever it left behind to be put in order; it raises ExecutorDied when the
-    executor as a whole is at fault. That, from either, ends the search at once.
+    `run` gets the batch, or some of its rows without admissions and releases. `recover` is called
+    with every error, to clean up after it; it raises ExecutorDied when the executor as a whole has
+    failed. ExecutorDied, from either, ends the search at once.
     """
     try:
         return run(batch)
     except ExecutorDied:
         raise
-    # Whatever it is: which row it belongs to is what is being found out.
+    # Any exception: the search finds the row it belongs to.
     except Exception as error:
         _recover(error, recover)
     rows = _Rows(batch, run, recover)
-    # Once more as a whole: what was short of memory for a moment, or met a fault that passed.
+    # Once more as a whole: the cause may have been temporary, such as a shortage of memory.
     rows.settle(0, batch.num_rows)
     return _joined(rows.results, tuple(rows.failures))
 
 
 class _Rows:
-    """The search over the rows of one batch; what came of them, in row order."""
+    """The search over the rows of one batch; their results, in row order."""
 
     def __init__(self, batch: Batch, run: RunPart, recover: Recover) -> None:
         self._batch = batch
@@ -70,25 +70,25 @@ class _Rows:
         self.settle(middle, last)
 
     def _try(self, first: int, last: int) -> str:
-        """What the rows raised; empty when they ran."""
+        """The error of the rows; empty when they ran."""
         try:
             self.results.append(self._run(_part(self._batch, first, last)))
         except ExecutorDied:
             raise
         except Exception as error:
             _recover(error, self._recover)
-            return _told(error)
+            return _describe(error)
         return ""
 
 
 def _recover(error: Exception, recover: Recover) -> None:
-    # What the step computed so far hangs on its frames; a step short of memory wants it back.
+    # The traceback's frames hold the step's tensors; a step short of memory needs that memory.
     traceback.clear_frames(error.__traceback__)
     recover(error)
 
 
 def _part(batch: Batch, first: int, last: int) -> Batch:
-    """Rows `first .. last - 1` as a batch; those who came and went are told with the whole."""
+    """Rows `first .. last - 1` as a batch; the whole batch has the admissions and releases."""
     slots = batch.slots[first:last]
     return replace(
         batch,
@@ -102,15 +102,15 @@ def _part(batch: Batch, first: int, last: int) -> Batch:
     )
 
 
-def _told(error: Exception) -> str:
-    """What went wrong and where; the text of an exception may quote what a client sent."""
+def _describe(error: Exception) -> str:
+    """The error's type and place; its text may quote a client's data."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"the step raised {type(error).__name__}{where}"
 
 
 def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> StepResult:
-    """Results of parts in row order as the result of their batch."""
+    """Merge the parts' results in row order."""
     if not results:
         none: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
         return StepResult(slots=none, tokens=none, failures=failures)
@@ -135,7 +135,9 @@ def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> Ste
 
 
 def _joined_logprobs(results: list[StepResult]) -> TokenLogprobs | None:
-    """One row per token; zeros for parts where nobody asked, and beyond what a part was asked."""
+    """One row per token; zeros for parts without logprobs, and beyond the requested
+    alternatives.
+    """
     asked = [result.logprobs for result in results if result.logprobs is not None]
     if not asked:
         return None

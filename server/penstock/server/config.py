@@ -14,7 +14,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.setting import SettingError, check, made_by, required, setting
 from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.suspect import Suspect
+from penstock.server.link.suspected_request import SuspectedRequest
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
 from penstock.server.security.config import SecurityConfig
@@ -75,7 +75,11 @@ class ServerConfig:
         shown="demo",
     )
     model: str = required(
-        "model", "name that clients use", name="model_name", is_everyday=True, shown="the folder's"
+        "model",
+        "model name that clients use",
+        name="model_name",
+        is_everyday=True,
+        shown="the folder's",
     )
     tokenizer_path: Path | None = setting(
         None,
@@ -110,17 +114,22 @@ class ServerConfig:
         shown="cores / 2",
     )
     drain_grace_s: float = setting(
-        30.0, "survival", "seconds that streams may go on after the first signal", at_least=0
+        30.0, "survival", "seconds that streams may run after the first signal", at_least=0
     )
     engine_hang_s: float = setting(
         30.0,
         "survival",
-        "seconds after which an engine that does not come round is killed and followed by"
-        " another, 0 for never, else at least 2; more than its longest step takes",
+        "seconds without a heartbeat after which an engine is killed and restarted, 0 for never,"
+        " else at least 2; more than its longest step takes",
     )
-    front_hang_s: float = setting(10.0, "survival", "the same for a front")
+    front_hang_s: float = setting(
+        10.0,
+        "survival",
+        "seconds without a heartbeat after which a front is"
+        " killed and restarted, 0 for never, else at least 2",
+    )
     log_level: str = setting(
-        "info", "log", "least level that is logged", choices=LOG_LEVELS, is_everyday=True
+        "info", "log", "lowest level that is logged", choices=LOG_LEVELS, is_everyday=True
     )
     log_format: str = setting(
         AUTO_FORMAT,
@@ -132,13 +141,12 @@ class ServerConfig:
     log_foreign_text: bool = setting(
         False,
         "log",
-        "whether the log has the words of exceptions of libraries, which may quote what clients"
-        " sent",
+        "whether the log contains texts of library exceptions, which may quote clients' data",
     )
     record_path: Path | None = setting(
         None,
         "recording",
-        "write down steps and requests (lengths and times, no text) for penstock simulate",
+        "record steps and requests (lengths and times, no text) for penstock simulate",
         name="record",
         metavar="DIR",
         shown="none",
@@ -146,7 +154,7 @@ class ServerConfig:
     record_max_bytes: int = setting(
         256 * 1024 * 1024,
         "recording",
-        "most MiB of each of the two recorded files",
+        "largest size of each of the two recorded files, MiB",
         name="record_max_mib",
         scale=1024 * 1024,
         at_least=1,
@@ -155,8 +163,8 @@ class ServerConfig:
     facade: str = setting(
         NO_FACADE,
         "network",
-        "contract of a gateway to serve on the same port as well: smg for the gateway of that"
-        " name, which puts an OpenAI-compatible HTTP in front of many workers (extra gateway)",
+        "gateway protocol to serve on the same port: smg for the gateway of that name, an"
+        " OpenAI-compatible HTTP server in front of many workers (extra gateway)",
         metavar="NAME",
     )
 
@@ -194,7 +202,7 @@ class EngineLaunch:
     epoch: int
     flight_fd: int = -1
     board_fd: int = -1
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[SuspectedRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

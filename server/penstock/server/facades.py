@@ -12,8 +12,8 @@ from penstock.scheduler.setting import SettingError
 if TYPE_CHECKING:
     from penstock.server.front.front import Front
     from penstock.server.link.board import BoardView
-    from penstock.server.rpc.foreign import ForeignService
-    from penstock.server.rpc.gate import Gate
+    from penstock.server.rpc.access_control import AccessControl
+    from penstock.server.rpc.gateway_service import GatewayService
 
 NO_FACADE: Final = "none"
 _GROUP: Final = "penstock.gateways"
@@ -27,8 +27,8 @@ class Facade(Protocol):
         ...
 
     def make_service(
-        self, front: "Front", gate: "Gate", board: "BoardView | None"
-    ) -> "ForeignService":
+        self, front: "Front", gate: "AccessControl", board: "BoardView | None"
+    ) -> "GatewayService":
         """The service over one front. `board`: where the engine shows its load, or None."""
         ...
 

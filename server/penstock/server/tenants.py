@@ -1,24 +1,24 @@
-"""Whose request it is: what a tenant may be called, and how its requests are told from others'.
+"""Tenants: their names, and the engine's request ids.
 
-Owns the names. Does not know where a name comes from; whoever brings one vouches for it.
+Does not know where a name comes from; its source vouches for it.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-NOBODY: Final = ""
-"""The one tenant of a service that tells none apart."""
+NO_TENANT: Final = ""
+"""The one tenant of a service without tenants."""
 MAX_TENANT_CHARS: Final = 128
 MAX_PRIORITY: Final = 100
-"""The highest scheduling priority and the highest retention priority that there are."""
+"""The highest scheduling priority and the highest retention priority."""
 _SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityCeilings:
-    """The highest priorities that a tenant's requests get; a request for more gets these.
+    """The highest priorities of a tenant's requests; higher ones are lowered to these.
 
-    `scheduling`: of the request in the queue. `retention`: of its blocks in the prefix cache.
+    `scheduling`: in the queue. `retention`: of its blocks in the prefix cache.
     """
 
     scheduling: int = MAX_PRIORITY
@@ -29,10 +29,10 @@ NO_CEILINGS: Final = PriorityCeilings()
 
 
 def tenant_fault(name: str) -> str | None:
-    """What `name` must be and is not; None for a good one.
+    """Why `name` is invalid; None for a valid one.
 
-    A comma joins several values of one metadata key wherever a proxy folds them, so a name with
-    one in it may be two.
+    A comma joins several values of one metadata key where a proxy folds them, so a name with a
+    comma may be two.
     """
     if not 1 <= len(name) <= MAX_TENANT_CHARS:
         return f"must have 1 to {MAX_TENANT_CHARS} characters"
@@ -44,13 +44,13 @@ def tenant_fault(name: str) -> str | None:
 
 
 def engine_request_id(tenant: str, request_id: str) -> str:
-    """The id that the engine knows a request by: tenants may choose equal ones.
+    """The engine's id of a request: tenants may choose equal ones.
 
-    Neither part can hold the separator, so no two requests of different tenants meet.
+    Neither part can contain the separator, so requests of different tenants never collide.
     """
     return f"{tenant}{_SEPARATOR}{request_id}" if tenant else request_id
 
 
 def own_request_id(tenant: str, engine_id: str) -> str:
-    """The id that the tenant gave, from the one that the engine knows."""
+    """The tenant's id, from the engine's."""
     return engine_id.removeprefix(engine_request_id(tenant, ""))

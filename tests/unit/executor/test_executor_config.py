@@ -247,5 +247,5 @@ def test_resolve_model_says_what_is_missing(name: str) -> None:
 
 
 def test_resolve_model_wants_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"holds no config\.json"):
+    with pytest.raises(ModelNotFound, match=r"contains no config\.json"):
         resolve_model(str(tmp_path))

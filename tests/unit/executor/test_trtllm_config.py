@@ -83,7 +83,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         ({"attn_backend": ""}, "attn_backend must not be empty"),
         ({"sampler_type": "Torch"}, "trtllm-config.sampler_type must be one of 'auto'"),
         ({"sampler_honours": ["luck"]}, r"sampler_honours\[0\] must be one of 'penalties'"),
-        ({"sampler_honours": ["seed", "seed"]}, "sampler_honours must not name a thing twice"),
+        ({"sampler_honours": ["seed", "seed"]}, "sampler_honours must not contain duplicates"),
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend must be one of"),
         ({"max_batch": 3}, "trtllm-config.max_batch is unknown"),
         (
@@ -106,7 +106,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
                 "enable_chunked_prefill": False,
                 "scheduler_config": {"context_chunking_policy": "EQUAL_PROGRESS"},
             },
-            "context_chunking_policy means nothing without enable_chunked_prefill",
+            "context_chunking_policy requires enable_chunked_prefill",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_what_is_off_is_named(values: dict[str, Any], message: str) -> None:
         ("kv_cache_config", {"free_gpu_memory_fraction": 0}, "free_gpu_memory_fraction must be"),
         ("kv_cache_config", {"free_gpu_memory_fraction": 1.1}, "free_gpu_memory_fraction must be"),
         ("kv_cache_config", {"max_tokens": 0}, "max_tokens must be in"),
-        ("kv_cache_config", {"max_tokens": 31}, "max_tokens must hold one block of 32"),
+        ("kv_cache_config", {"max_tokens": 31}, "max_tokens must be at least one block of 32"),
         ("kv_cache_config", {"tokens_per_block": 24}, "tokens_per_block must be a power of 2"),
         ("kv_cache_config", {"tokens_per_block": 0}, "tokens_per_block must be in 1"),
         ("kv_cache_config", {"host_cache_size": -1}, "host_cache_size must be in"),
@@ -155,22 +155,22 @@ def test_what_is_off_is_named(values: dict[str, Any], message: str) -> None:
         (
             "speculative_config",
             {**NGRAM, "speculative_model": "/d"},
-            "speculative_model means nothing to decoding_type NGram",
+            "speculative_model has no effect with decoding_type NGram",
         ),
         (
             "speculative_config",
             {"decoding_type": "AUTO", "max_draft_len": 3},
-            "max_draft_len means nothing to decoding_type AUTO",
+            "max_draft_len has no effect with decoding_type AUTO",
         ),
         (
             "speculative_config",
             {**NGRAM, "num_nextn_predict_layers": 1},
-            "num_nextn_predict_layers means nothing to decoding_type NGram",
+            "num_nextn_predict_layers has no effect with decoding_type NGram",
         ),
         (
             "speculative_config",
             {**NGRAM, "eagle3_one_model": False},
-            "eagle3_one_model means nothing to decoding_type NGram",
+            "eagle3_one_model has no effect with decoding_type NGram",
         ),
         ("watch", {"response_timeout_s": 0}, "response_timeout_s must be above 0"),
         ("watch", {"abort_grace_s": float("inf")}, "abort_grace_s must be above 0 and at most"),

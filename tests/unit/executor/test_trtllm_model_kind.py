@@ -26,7 +26,7 @@ def test_the_packaged_model_is_a_plain_one() -> None:
     assert folder.quantisation is None
     assert folder.vocab_size
     assert folder.max_seq_len
-    assert "serves it as it is" in folder.explanation
+    assert "serves it unchanged" in folder.explanation
 
 
 def test_a_plain_model(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_modelopt_checkpoints_are_served_as_they_are(tmp_path: Path, algorithm: 
     assert folder.kind is ModelKind.QUANTISED
     assert folder.quantisation == Quantisation(algorithm=algorithm, kv_cache="FP8")
     assert f"quantised to {algorithm} with a KV cache in FP8" in folder.explanation
-    assert "picks that up from the checkpoint" in folder.explanation
+    assert "reads that from the checkpoint" in folder.explanation
 
 
 def test_a_checkpoint_may_quantise_its_cache_alone(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_half_a_folder_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     checkpoint, engine = recognise(tmp_path / "checkpoint"), recognise(tmp_path / "engine")
 
     assert (checkpoint.kind, engine.kind) == (ModelKind.UNKNOWN, ModelKind.UNKNOWN)
-    assert "holds no rank0.safetensors" in checkpoint.explanation
-    assert "holds no rank0.engine" in engine.explanation
+    assert "contains no rank0.safetensors" in checkpoint.explanation
+    assert "contains no rank0.engine" in engine.explanation
 
 
 def test_what_is_not_known_is_explained(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_what_is_not_known_is_explained(tmp_path: Path) -> None:
     assert {folder.kind for folder in folders} == {ModelKind.UNKNOWN}
     said = [folder.explanation for folder in folders]
     assert f"{missing} is no folder" in said[0]
-    assert "holds no config.json" in said[1]
-    assert "config.json is no JSON" in said[2]
+    assert "contains no config.json" in said[1]
+    assert "config.json is not valid JSON" in said[2]
     assert "is neither a Hugging Face model nor" in said[3]
-    assert "config.json must hold a JSON object" in said[4]
+    assert "config.json must contain a JSON object" in said[4]
 
 
 @pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
@@ -198,7 +198,7 @@ def test_a_broken_quantisation_file_is_not_passed_over(tmp_path: Path) -> None:
     folder = recognise(tmp_path)
 
     assert folder.kind is ModelKind.UNKNOWN
-    assert "hf_quant_config.json is no JSON" in folder.explanation
+    assert "hf_quant_config.json is not valid JSON" in folder.explanation
 
 
 def test_sizes_of_a_wrong_type_are_unknown(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_adapters_must_be_there_and_fit(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"lora_config.adapters\[0\].path: .* cannot be read"):
         tried(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"adapters\[0\].path: .* is no JSON"):
+    with pytest.raises(ValueError, match=r"adapters\[0\].path: .* is not valid JSON"):
         tried(broken)
     with pytest.raises(ValueError, match=r"has rank 128, above lora_config.max_lora_rank \(64\)"):
         tried(large)
@@ -158,7 +158,7 @@ def test_adapters_of_other_layers_need_the_layers_named(tmp_path: Path) -> None:
 def test_a_model_without_a_length_needs_one_in_the_settings(tmp_path: Path, length: Any) -> None:
     folder = hugging_face_folder(tmp_path, max_position_embeddings=length)
 
-    with pytest.raises(ValueError, match=r"^max_seq_len must be given: .*tells no length"):
+    with pytest.raises(ValueError, match=r"^max_seq_len must be given: .*has no length"):
         notices(folder)
     assert notices(folder, max_seq_len=64) == ""
 
@@ -193,7 +193,7 @@ def test_the_guessing_model_must_be_there(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path / "model")
     draft = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model": str(tmp_path)}
 
-    with pytest.raises(ValueError, match=r"speculative_config.speculative_model: .* holds no"):
+    with pytest.raises(ValueError, match=r"speculative_config.speculative_model: .* contains no"):
         notices(folder, speculative_config=draft)
     draft["speculative_model"] = str(folder)
     assert notices(folder, speculative_config=draft) == ""
@@ -208,9 +208,9 @@ def test_an_engine_needs_the_folder_of_its_tokenizer(tmp_path: Path) -> None:
     write_json(odd / "config.json", {})
     write_json(odd / "tokenizer.json", {})
 
-    with pytest.raises(ValueError, match=r"tokenizer must be given: .* holds no tokenizer.json"):
+    with pytest.raises(ValueError, match=r"tokenizer must be given: .* has no tokenizer.json"):
         check_tokenizer(engine, None)
-    with pytest.raises(ValueError, match=r"tokenizer: .* holds no tokenizer.json"):
+    with pytest.raises(ValueError, match=r"tokenizer: .* has no tokenizer.json"):
         check_tokenizer(engine, bare)
     with pytest.raises(ValueError, match="tokenizer must be a Hugging Face folder"):
         check_tokenizer(engine, odd)

@@ -27,7 +27,7 @@ from penstock.scheduler.step_errors import UNKNOWN_ERROR, StepError
 PRICES = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
 MACHINE = Machine(prices=PRICES, max_prefill_tokens=100)
 IDLE = Load(num_free_slots=8, num_free_blocks=1000)
-NOBODY = Ahead()
+NO_TENANT = Ahead()
 
 
 def test_prefill_alone_is_steps_tokens_and_context() -> None:
@@ -46,7 +46,7 @@ def test_what_is_cached_is_seen_by_every_chunk() -> None:
 def test_an_idle_machine_has_no_queue() -> None:
     want = Want(num_prefill_tokens=50)
 
-    told = [forecast(MACHINE, want, IDLE, NOBODY), forecast_alone(MACHINE, want)]
+    told = [forecast(MACHINE, want, IDLE, NO_TENANT), forecast_alone(MACHINE, want)]
 
     assert [outlook.queue_s for outlook in told] == [0.0, 0.0]
     assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55] * 2)
@@ -182,7 +182,7 @@ def test_expected_prefill_and_decode_share_the_machine() -> None:
     )
     want = Want(num_prefill_tokens=150, expected_output_tokens=21.0)
 
-    outlook = forecast(MACHINE, want, load, NOBODY)
+    outlook = forecast(MACHINE, want, load, NO_TENANT)
 
     assert outlook.prefill_s == pytest.approx(2 * 3.0 + 1.5 + (50 + 150) * 0.001)
     assert outlook.decode_s == pytest.approx(20 * (3.0 + 0.1 + 160.5 * 0.001))

@@ -35,7 +35,7 @@ def keys(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def test_a_new_board_tells_of_nobody(fd: int) -> None:
     view = BoardView(fd)
     assert (view.epoch, view.num_beats) == (0, 0)
-    assert view.keys_in_hand() == view.keys_on_trial() == frozenset()
+    assert view.keys_in_progress() == view.keys_on_probation() == frozenset()
     view.close()
     view.close()
 
@@ -74,7 +74,7 @@ def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -
     board.show_queue(2, 99, None)
     board.show_load(5, 40, 2**40)
     board.show_retention_cuts(3, 2**33)
-    board.show_trial([11])
+    board.mark_probation([11])
     assert view.load == LoadState(
         epoch=7,
         num_running=5,
@@ -85,7 +85,7 @@ def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -
         num_shortened_retentions=3,
         num_dropped_blocks=2**33,
     )
-    assert view.keys_on_trial() == {11}
+    assert view.keys_on_probation() == {11}
     board.close()
     again = EngineBoard(fd, 8)
     assert (view.load.num_running, view.load.num_output_tokens) == (0, 0)
@@ -97,16 +97,16 @@ def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -
 def test_who_is_in_the_last_step_is_known_until_nothing_goes_on(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1, num_steps=1)
     board.step_begins(keys(1 << 32 | 1, 1 << 32 | 2))
-    assert view.keys_in_hand() == {1 << 32 | 1, 1 << 32 | 2}
+    assert view.keys_in_progress() == {1 << 32 | 1, 1 << 32 | 2}
     board.step_begins(keys(2**63 - 1))
-    assert view.keys_in_hand() == {2**63 - 1}
+    assert view.keys_in_progress() == {2**63 - 1}
     board.close()
-    assert view.keys_in_hand() == {2**63 - 1}  # of a dead one
+    assert view.keys_in_progress() == {2**63 - 1}  # of a dead one
     again = EngineBoard(fd, 2)
-    assert view.keys_in_hand() == frozenset()
+    assert view.keys_in_progress() == frozenset()
     again.step_begins(keys(5))
     again.no_step()
-    assert view.keys_in_hand() == frozenset()
+    assert view.keys_in_progress() == frozenset()
     again.close()
     view.close()
 
@@ -115,7 +115,7 @@ def test_with_two_steps_under_way_both_count(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1, num_steps=2)
     for step in ((1, 2), (2, 3), (4,)):
         board.step_begins(keys(*step))
-    assert view.keys_in_hand() == {2, 3, 4}
+    assert view.keys_in_progress() == {2, 3, 4}
     board.close()
     view.close()
 
@@ -123,21 +123,21 @@ def test_with_two_steps_under_way_both_count(fd: int) -> None:
 def test_more_keys_than_there_is_room_for_are_cut(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1)
     board.step_begins(keys(1, 2, 3, 4, 5, 6))
-    assert view.keys_in_hand() == {1, 2, 3, 4}
+    assert view.keys_in_progress() == {1, 2, 3, 4}
     board.close()
     view.close()
 
 
 def test_who_is_at_the_door_is_in_hand_and_who_is_on_trial_is_told_apart(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1)
-    board.show_door(9)
-    assert view.keys_in_hand() == {9}
-    board.show_door(0)
-    board.show_trial((4, 5))
-    assert view.keys_in_hand() == frozenset()
-    assert view.keys_on_trial() == {4, 5}
-    board.show_trial(())
-    assert view.keys_on_trial() == frozenset()
+    board.mark_submitting(9)
+    assert view.keys_in_progress() == {9}
+    board.mark_submitting(0)
+    board.mark_probation((4, 5))
+    assert view.keys_in_progress() == frozenset()
+    assert view.keys_on_probation() == {4, 5}
+    board.mark_probation(())
+    assert view.keys_on_probation() == frozenset()
     board.close()
     view.close()
 

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.cache_book import CacheBook, CachedBlock
-from penstock.server.link.cache_desk import CacheDesk
 from penstock.server.link.cache_feeds import BLOCKS_PER_PART, MAX_FEEDS_PER_FRONT, CacheFeeds
-from penstock.server.link.cache_frames import CacheNews, Follow, SnapshotPart, Unfollow
+from penstock.server.link.cache_frames import CacheUpdate, Follow, SnapshotPart, Unfollow
+from penstock.server.link.cache_subscriber import CacheSubscriber
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.frames import decode
 from penstock.server.link.ports import EngineHello, EngineUnavailable
@@ -33,7 +33,7 @@ def named(book: CacheBook, num_blocks: int, start: int = 0) -> tuple[bytes, ...]
     return digests
 
 
-def stored(news: Iterable[CacheNews]) -> list[bytes]:
+def stored(news: Iterable[CacheUpdate]) -> list[bytes]:
     return [
         change.digest for one in news for change in one.changes if isinstance(change, CachedBlock)
     ]
@@ -47,7 +47,7 @@ def test_a_snapshot_comes_in_parts_and_changes_after_it() -> None:
     feeds.follow(1, WISH)
     book.note_lost(digests[-1:])
 
-    turns: list[list[CacheNews]] = []
+    turns: list[list[CacheUpdate]] = []
     while feeds.has_work:
         turns.append([news for front_id, news in feeds.take() if front_id == 1])
 
@@ -115,7 +115,7 @@ def test_a_front_that_stops_or_goes_hears_no_more() -> None:
 
 
 def test_what_a_front_may_not_do() -> None:
-    with pytest.raises(LinkError, match="no book"):
+    with pytest.raises(LinkError, match="not published"):
         CacheFeeds(None).follow(1, WISH)
     feeds = CacheFeeds(CacheBook(BLOCK))
     feeds.follow(1, WISH)
@@ -132,7 +132,7 @@ def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> N
     digests = named(book, 5 * BLOCKS_PER_PART)
     dispatcher = Dispatcher(simulated_engine(), hello(), cache_book=book)
     for front_id in (1, 2):
-        dispatcher.front_came(front_id)
+        dispatcher.front_connected(front_id)
 
     assert dispatcher.handle(1, WISH) is None
     frames: list[tuple[int, bytes]] = []
@@ -141,7 +141,7 @@ def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> N
 
     assert {front_id for front_id, _ in frames} == {1}
     told = [decode(one) for _, frame in frames for one in FrameBuffer().feed(frame)]
-    assert stored(one for one in told if isinstance(one, CacheNews)) == list(digests)
+    assert stored(one for one in told if isinstance(one, CacheUpdate)) == list(digests)
     dispatcher.handle(1, Unfollow(ticket=7))
     book.note_lost(digests)
     assert dispatcher.step() == []
@@ -160,43 +160,43 @@ class Line:
         self.sent.append(frame)
 
 
-def engine(*, tells_cache: bool) -> EngineHello:
-    return msgspec.structs.replace(hello(), tells_cache=tells_cache)
+def engine(*, publishes_cache: bool) -> EngineHello:
+    return msgspec.structs.replace(hello(), publishes_cache=publishes_cache)
 
 
 def test_a_desk_asks_every_engine_again_and_tells_of_losses() -> None:
-    line, heard = Line(), list[CacheNews | None]()
-    desk = CacheDesk(line.write)
+    line, heard = Line(), list[CacheUpdate | None]()
+    desk = CacheSubscriber(line.write)
     stop = desk.follow(SALT, heard.append)
     assert line.sent == []  # nobody is there yet
 
-    desk.greet(engine(tells_cache=True))
+    desk.on_hello(engine(publishes_cache=True))
     assert line.sent == [Follow(ticket=0, salt=SALT)]
-    news = CacheNews(ticket=0, changes=())
-    desk.hear(news)
-    desk.hear(CacheNews(ticket=9, changes=()))
-    desk.lose()
-    desk.lose()
+    news = CacheUpdate(ticket=0, changes=())
+    desk.on_update(news)
+    desk.on_update(CacheUpdate(ticket=9, changes=()))
+    desk.on_lost()
+    desk.on_lost()
     assert heard == [news, None]
 
-    desk.greet(engine(tells_cache=False))
+    desk.on_hello(engine(publishes_cache=False))
     assert len(line.sent) == 1
-    desk.lose()
+    desk.on_lost()
     assert heard == [news, None]
 
-    desk.greet(engine(tells_cache=True))
+    desk.on_hello(engine(publishes_cache=True))
     line.is_cut = True
     stop()
     line.is_cut = False
     stop()
-    desk.hear(news)
+    desk.on_update(news)
     assert (line.sent, heard) == ([Follow(ticket=0, salt=SALT)] * 2, [news, None])
 
 
 def test_a_desk_says_who_stops() -> None:
     line = Line()
-    desk = CacheDesk(line.write)
-    desk.greet(engine(tells_cache=True))
+    desk = CacheSubscriber(line.write)
+    desk.on_hello(engine(publishes_cache=True))
 
     stop = desk.follow(SALT, lambda _: None)
     stop()

@@ -13,7 +13,7 @@ NUM_QUEUED = 600
 def test_the_queue_of_a_dead_front_is_empty_before_the_loop_rests() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello())
-    dispatcher.front_came(1)
+    dispatcher.front_connected(1)
     for counter in range(1, NUM_QUEUED + 1):
         dispatcher.handle(1, Submit(specs=(spec(1, counter),)))
     dispatcher.step()

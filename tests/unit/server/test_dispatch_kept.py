@@ -8,16 +8,20 @@ from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.frames import decode
 from penstock.server.link.kept_streams import KeptLimits
-from penstock.server.link.resume_frames import Detach, Keepsake, Kept
+from penstock.server.link.resume_frames import Detach, KeptRequest, ResumeSpec
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 from support.link import hello, spec
 from support.self_paced import make_self_paced
 
 
-def kept_of(spec: RequestSpec, *, is_read: bool = True) -> Kept:
-    keepsake = Keepsake(request_id="r", seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=b"m")
-    return Kept(name=spec.request_id, keepsake=keepsake, keys=(spec.key,), is_read=is_read)
+def kept_of(spec: RequestSpec, *, is_read: bool = True) -> KeptRequest:
+    resume_spec = ResumeSpec(
+        request_id="r", seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=b"m"
+    )
+    return KeptRequest(
+        name=spec.request_id, resume_spec=resume_spec, keys=(spec.key,), is_read=is_read
+    )
 
 
 def again(before: RequestSpec, counter: int) -> RequestSpec:
@@ -28,12 +32,12 @@ def again(before: RequestSpec, counter: int) -> RequestSpec:
 def test_one_that_comes_back_to_its_engine_unkept_replaces_what_was_kept() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello())
-    dispatcher.front_came(1)
+    dispatcher.front_connected(1)
     first = spec(1, 1)
     dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
     dispatcher.step()
     dispatcher.front_gone(1)
-    dispatcher.front_came(1)
+    dispatcher.front_connected(1)
     second = again(first, 2)
     dispatcher.handle(1, Submit(specs=(second,)))
     dispatcher.step()
@@ -45,12 +49,12 @@ def test_one_that_comes_back_to_its_engine_unkept_replaces_what_was_kept() -> No
 def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello())
-    dispatcher.front_came(1)
+    dispatcher.front_connected(1)
     first = spec(1, 1)
     dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
     dispatcher.front_gone(1)
-    dispatcher.front_came(1)
-    dispatcher.front_came(2)
+    dispatcher.front_connected(1)
+    dispatcher.front_connected(2)
     stream = dispatcher.kept.find(first.request_id)
     assert stream is not None
     dispatcher.kept.move(stream, 2)
@@ -64,7 +68,7 @@ def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
 def test_one_that_nobody_reads_and_that_finds_no_room_does_not_run() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KeptLimits(max_bytes=100))
-    dispatcher.front_came(1)
+    dispatcher.front_connected(1)
     parked = again(spec(1, 1), 1)
     dispatcher.handle(1, Submit(specs=(parked,), kept=kept_of(parked, is_read=False)))
     assert detached(dispatcher, 1) == [(parked.key,)]

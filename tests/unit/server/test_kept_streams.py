@@ -16,7 +16,7 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec,
 from penstock.scheduler.state import RequestState
 from penstock.server.link.kept_stream import NO_FRONT, KeptStream
 from penstock.server.link.kept_streams import KeptLimits, KeptStreams
-from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame
 from support.resumed import Clock
 
@@ -46,9 +46,9 @@ class Store:
         tenant: str = "",
     ) -> KeptStream:
         keys = tuple(front_id << FRONT_SHIFT | key for key in keys)
-        kept = Kept(
+        kept = KeptRequest(
             name=name,
-            keepsake=Keepsake(
+            resume_spec=ResumeSpec(
                 request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=GRACE_S, message=b"m"
             ),
             keys=keys,

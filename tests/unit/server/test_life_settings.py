@@ -11,7 +11,7 @@ import pytest
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.server.cli.serve import build_config, merge_settings
 from penstock.server.config import EngineLaunch, ServerConfig, decode_launch, encode_launch
-from penstock.server.link.suspect import Suspect
+from penstock.server.link.suspected_request import SuspectedRequest
 from penstock.server.settings.sources import BadSetting
 
 
@@ -47,13 +47,18 @@ def test_an_engine_is_told_whom_it_is_to_be_careful_with() -> None:
         listener_fd=5,
         epoch=2,
         board_fd=7,
-        suspects=(Suspect(key=1 << 40, num_trial_tokens=16), Suspect(key=3, is_poison=True)),
+        suspects=(
+            SuspectedRequest(key=1 << 40, num_probation_tokens=16),
+            SuspectedRequest(key=3, is_poison=True),
+        ),
     )
     assert decode_launch(EngineLaunch, encode_launch(launch)) == launch
 
 
 def test_the_account_of_many_suspects_fits_into_a_launch() -> None:
-    suspects = tuple(Suspect(key=2**62 + number, num_trial_tokens=128) for number in range(5096))
+    suspects = tuple(
+        SuspectedRequest(key=2**62 + number, num_probation_tokens=128) for number in range(5096)
+    )
     launch = EngineLaunch(
         server=config(), socket_path=Path("/s"), listener_fd=5, epoch=2, suspects=suspects
     )
@@ -62,6 +67,6 @@ def test_the_account_of_many_suspects_fits_into_a_launch() -> None:
 
 def test_a_suspect_is_checked() -> None:
     with pytest.raises(ValueError, match="key"):
-        Suspect(key=0)
-    with pytest.raises(ValueError, match="num_trial_tokens"):
-        Suspect(key=1, num_trial_tokens=0)
+        SuspectedRequest(key=0)
+    with pytest.raises(ValueError, match="num_probation_tokens"):
+        SuspectedRequest(key=1, num_probation_tokens=0)

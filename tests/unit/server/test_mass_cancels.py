@@ -34,7 +34,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def dispatcher(engine: FakeEngine) -> Dispatcher:
     dispatcher = Dispatcher(engine, hello())
-    dispatcher.front_came(1)
+    dispatcher.front_connected(1)
     specs = tuple(spec(1, counter) for counter in range(1, NUM_REQUESTS + 1))
     dispatcher.handle(1, Submit(specs=specs))
     return dispatcher
@@ -71,7 +71,7 @@ def test_a_front_that_comes_back_finds_its_keys_free(
     dispatcher: Dispatcher, engine: FakeEngine
 ) -> None:
     dispatcher.front_gone(1)
-    dispatcher.front_came(1)
+    dispatcher.front_connected(1)
 
     assert set(engine.cancelled.queue) == all_keys()
     dispatcher.handle(1, Submit(specs=(spec(1, 1),)))

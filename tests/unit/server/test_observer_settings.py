@@ -106,10 +106,10 @@ def test_every_setting_of_traces() -> None:
         (
             ("--otlp-endpoint", "http://c"),
             {"OTEL_TRACES_EXPORTER": "none"},
-            "otlp-endpoint means nothing while OTEL_TRACES_EXPORTER is none",
+            "otlp-endpoint has no effect while OTEL_TRACES_EXPORTER is none",
         ),
-        (("--trace-content", "on"), {}, "trace-content means nothing without traces"),
-        (("--trace-slow-s", "1"), {}, "trace-slow-s means nothing without traces"),
+        (("--trace-content", "on"), {}, "trace-content requires traces"),
+        (("--trace-slow-s", "1"), {}, "trace-slow-s requires traces"),
         (
             ("--trace-slow-ttft-s", "0", "--otlp-endpoint", "http://c"),
             {},
@@ -119,7 +119,7 @@ def test_every_setting_of_traces() -> None:
         (
             ("--operations-host", "::1", "--operations-port", "off", "--metrics-port", "off"),
             {},
-            "operations-host means nothing without a port",
+            "operations-host requires a port",
         ),
         (("--flight-folder", "/proc/nowhere/at/all"), {}, "flight-folder: "),
     ],
@@ -184,10 +184,10 @@ def test_tenants_that_metrics_tell_apart_are_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--metrics-tenants", "a"), "metrics-tenants needs --tenant-metadata-key"),
+        (("--metrics-tenants", "a"), "metrics-tenants requires --tenant-metadata-key"),
         (
             (*BEHIND_A_PROXY, "--metrics-port", "off", "--metrics-tenants", "a"),
-            "metrics-tenants means nothing without --metrics-port",
+            "metrics-tenants requires --metrics-port",
         ),
         ((*BEHIND_A_PROXY, "--metrics-tenants", "a,,b"), "metrics-tenants must not hold an empty"),
         ((*BEHIND_A_PROXY, "--metrics-tenants", "a,a"), "metrics-tenants must not name one twice"),

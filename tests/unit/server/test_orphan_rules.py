@@ -68,7 +68,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     monkeypatch.setattr(process_table, "entry_of", made.children.get)
     monkeypatch.setattr(process_table, "is_supported", lambda: True)
     monkeypatch.setattr(process_table, "become_subreaper", lambda: True)
-    monkeypatch.setattr(orphans, "_LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(orphans, "_POLL_INTERVAL_S", 0.001)
     return made
 
 
@@ -168,7 +168,7 @@ async def test_what_does_not_end_at_all_is_told_and_waited_for_no_longer(
     table.add(20)
     await house.end_all("the engine")
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert errors == ["the engine left processes that do not end: pid=20 name=worker"]
+    assert errors == ["processes left behind by the engine do not end: pid=20 name=worker"]
 
 
 @pytest.mark.parametrize("reason", ["first of a container", "children from before"])

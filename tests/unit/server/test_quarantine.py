@@ -10,7 +10,7 @@ from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.suspect import Suspect
+from penstock.server.link.suspected_request import SuspectedRequest
 
 FRONT = 1
 
@@ -49,7 +49,7 @@ def events(*keys: int, ends: tuple[Finished | Failed, ...] = ()) -> StepEvents:
 class Wing:
     """A quarantine, and what it showed."""
 
-    def __init__(self, *suspects: Suspect) -> None:
+    def __init__(self, *suspects: SuspectedRequest) -> None:
         self.shown: list[tuple[int, ...]] = []
         self.quarantine = Quarantine(suspects, lambda keys: self.shown.append(tuple(keys)))
 
@@ -58,15 +58,17 @@ class Wing:
         return self.quarantine.has_work
 
 
-def tried(*numbers: int, num_tokens: int = 2) -> tuple[Suspect, ...]:
-    return tuple(Suspect(key=key(number), num_trial_tokens=num_tokens) for number in numbers)
+def tried(*numbers: int, num_tokens: int = 2) -> tuple[SuspectedRequest, ...]:
+    return tuple(
+        SuspectedRequest(key=key(number), num_probation_tokens=num_tokens) for number in numbers
+    )
 
 
 def test_who_is_not_suspected_is_no_matter() -> None:
     wing = Wing(*tried(1))
     assert not wing.quarantine.takes(FRONT, request(2))
     assert not wing.is_due()
-    assert wing.quarantine.next_trial() == ()
+    assert wing.quarantine.next_probation() == ()
 
 
 def test_suspects_are_let_in_one_at_a_time() -> None:
@@ -75,46 +77,46 @@ def test_suspects_are_let_in_one_at_a_time() -> None:
     assert wing.quarantine.takes(FRONT, first)
     assert wing.quarantine.takes(FRONT, second)
     assert wing.is_due()
-    assert wing.quarantine.next_trial() == first
+    assert wing.quarantine.next_probation() == first
     assert wing.shown == [(key(1),)]
     assert not wing.is_due()
-    assert wing.quarantine.next_trial() == ()
-    wing.quarantine.heard(events(key(1), key(7)))
-    assert wing.quarantine.next_trial() == ()
-    wing.quarantine.heard(events(key(1)))
+    assert wing.quarantine.next_probation() == ()
+    wing.quarantine.with_ends(events(key(1), key(7)))
+    assert wing.quarantine.next_probation() == ()
+    wing.quarantine.with_ends(events(key(1)))
     assert wing.shown == [(key(1),), ()]
     assert wing.is_due()
-    assert wing.quarantine.next_trial() == second
+    assert wing.quarantine.next_probation() == second
 
 
 def test_an_end_ends_a_trial() -> None:
     wing = Wing(*tried(1, 2))
     for number in (1, 2):
         wing.quarantine.takes(FRONT, request(number))
-    wing.quarantine.next_trial()
+    wing.quarantine.next_probation()
     end = Finished(key=key(1), at_s=5.0, reason=FinishReason.STOP)
     news = events(ends=(end,))
-    assert wing.quarantine.heard(news) is news
-    assert [spec.key for spec in wing.quarantine.next_trial()] == [key(2)]
+    assert wing.quarantine.with_ends(news) is news
+    assert [spec.key for spec in wing.quarantine.next_probation()] == [key(2)]
 
 
 def test_all_outputs_must_pass() -> None:
     wing = Wing(*tried(1, 2, num_tokens=1))
     assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
-    wing.quarantine.next_trial()
+    wing.quarantine.next_probation()
     assert wing.shown == [(key(1), key(2))]
-    wing.quarantine.heard(events(key(1), key(1), key(1)))
+    wing.quarantine.with_ends(events(key(1), key(1), key(1)))
     assert wing.shown == [(key(1), key(2))]
-    wing.quarantine.heard(events(key(2)))
+    wing.quarantine.with_ends(events(key(2)))
     assert wing.shown[-1] == ()
 
 
 def test_the_poison_is_refused_and_nothing_else_happens() -> None:
-    wing = Wing(Suspect(key=key(1), is_poison=True))
+    wing = Wing(SuspectedRequest(key=key(1), is_poison=True))
     assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
     assert wing.is_due()
-    assert wing.quarantine.next_trial() == ()
-    told = wing.quarantine.heard(events(key(9)))
+    assert wing.quarantine.next_probation() == ()
+    told = wing.quarantine.with_ends(events(key(9)))
     ends = [end for end in told.ends if isinstance(end, Failed)]
     assert [end.key for end in ends] == [key(1), key(2)]
     assert {end.reason for end in ends} == {FailureReason.EXECUTOR_REQUEST_FAILED}
@@ -132,14 +134,14 @@ def test_who_is_held_can_be_cancelled() -> None:
     assert not wing.quarantine.cancel(key(2), FinishReason.CANCELLED)
     assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
     assert wing.is_due()
-    (end,) = wing.quarantine.heard(events()).ends
+    (end,) = wing.quarantine.with_ends(events()).ends
     assert end == Finished(key=key(1), at_s=5.0, reason=FinishReason.CANCELLED)
-    assert wing.quarantine.next_trial() == ()
+    assert wing.quarantine.next_probation() == ()
 
     wing.quarantine.takes(FRONT, request(2))
     assert wing.quarantine.cancel_by_id("other") is None
     assert wing.quarantine.cancel_by_id("r2") is RequestState.PENDING
-    assert [end.key for end in wing.quarantine.heard(events()).ends] == [key(2)]
+    assert [end.key for end in wing.quarantine.with_ends(events()).ends] == [key(2)]
     assert not wing.is_due()
 
 
@@ -147,15 +149,15 @@ def test_when_a_leader_is_cancelled_the_next_output_leads() -> None:
     wing = Wing(*tried(1))
     wing.quarantine.takes(FRONT, request(1, num_outputs=3))
     assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
-    leader, other = wing.quarantine.next_trial()
+    leader, other = wing.quarantine.next_probation()
     assert (leader.key, leader.leader_key) == (key(2), 0)
     assert (other.key, other.leader_key) == (key(3), key(2))
 
 
 def test_a_front_that_goes_takes_what_is_held_along() -> None:
-    wing = Wing(*tried(1), Suspect(key=2 << 32 | 1))
+    wing = Wing(*tried(1), SuspectedRequest(key=2 << 32 | 1))
     other = (replace(request(1)[0], key=2 << 32 | 1),)
     wing.quarantine.takes(FRONT, request(1))
     wing.quarantine.takes(2, other)
     wing.quarantine.front_gone(FRONT)
-    assert wing.quarantine.next_trial() == other
+    assert wing.quarantine.next_probation() == other

@@ -234,20 +234,20 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         (["--tenant-metadata-key", "X-Tenant"], "tenant-metadata-key must be 1 to 128 of a-z"),
         (["--tenant-metadata-key", "grpc-tenant"], "tenant-metadata-key must not be one of gRPC"),
         (["--tenant-metadata-key", "tenant-bin"], "tenant-metadata-key must not be one of gRPC"),
-        (["--tenant-weights", "a=2"], "--tenant-weights needs --tenant-metadata-key"),
-        (["--order", "fcfs", "--aging-s", "3"], "aging-s means nothing to the order fcfs"),
+        (["--tenant-weights", "a=2"], "--tenant-weights requires --tenant-metadata-key"),
+        (["--order", "fcfs", "--aging-s", "3"], "aging-s has no effect with the order fcfs"),
         (
             ["--order", "fcfs", "--max-num-running-per-tenant", "3"],
-            "max-num-running-per-tenant means nothing to the order fcfs",
+            "max-num-running-per-tenant has no effect with the order fcfs",
         ),
-        (["--step-prices", "{"], "step-prices is no JSON"),
-        (["--step-prices", "[1"], "step-prices is no JSON"),
+        (["--step-prices", "{"], "step-prices is not valid JSON"),
+        (["--step-prices", "[1"], "step-prices is not valid JSON"),
         (["--session-ttl-s", "0"], "session-ttl-s must be above 0"),
         (["--max-num-waiting", "0"], "max-num-waiting must be at least 1"),
         (["--record", "r", "--record-max-mib", "0"], "record-max-mib must be at least 1, not 0"),
-        (["--record-max-mib", "9"], "record-max-mib means nothing without --record"),
+        (["--record-max-mib", "9"], "record-max-mib requires --record"),
         (["--kv-cache-mib", "0"], "kv-cache-mib must be at least 1, not 0"),
-        (["--kv-memory-fraction", "0.5"], "kv-memory-fraction means nothing without a GPU"),
+        (["--kv-memory-fraction", "0.5"], "kv-memory-fraction requires a GPU"),
         (
             ["--device", "cuda", "--kv-memory-fraction", "1.5"],
             "kv-memory-fraction must be above 0 and at most 1, not 1.5",
@@ -255,11 +255,11 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         (["--fronts", "0"], "fronts must be in 1.."),
         (
             ["--prefix-caching", "off", "--session-ttl-s", "9"],
-            "session-ttl-s means nothing without prefix caching",
+            "session-ttl-s requires prefix caching",
         ),
         (
             ["--prefix-caching", "off", "--eviction", "lru"],
-            "eviction means nothing without prefix caching",
+            "eviction requires prefix caching",
         ),
         (["--step-prices", "none.json"], "step-prices: none.json cannot be read"),
         (["--step-prices", '{"step": 1}'], "step-prices.step is unknown"),
@@ -283,8 +283,8 @@ def test_a_flag_of_the_scheduler_that_is_off_is_named(arguments: list[str], mess
         ("a=", "must be NAME=WEIGHT"),
         ("a=2,", "must be NAME=WEIGHT"),
         ("a=b", "must be NAME=WEIGHT,... with numbers, not 'a=b'"),
-        ("a=1,a=2", "'a' is there twice"),
-        ("é=1", "is no name of a tenant: it must be printable ASCII"),
+        ("a=1,a=2", "'a' occurs twice"),
+        ("é=1", "is not a valid tenant name: it must be printable ASCII"),
         ("a=0", "tenant-weights['a'] must be in 1e-06 .. 1e+06"),
         ("a=inf", "tenant-weights['a'] must be in 1e-06 .. 1e+06"),
     ],
@@ -348,7 +348,7 @@ def test_simulated_steps_take_their_time_unless_told_otherwise(
 
 
 def test_settings_of_another_executor_are_refused() -> None:
-    with pytest.raises(BadSetting, match="simulated-config means nothing to the torch executor"):
+    with pytest.raises(BadSetting, match="simulated-config has no effect with the torch executor"):
         configured("--simulated-config", "{}")
 
 

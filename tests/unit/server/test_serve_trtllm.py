@@ -142,13 +142,16 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "trtllm-config is no JSON"),
-        ('{"a": ' + "[" * 99_999, "trtllm-config is no JSON: it is nested too deep"),
+        ("{", "trtllm-config is not valid JSON"),
+        ('{"a": ' + "[" * 99_999, "trtllm-config is not valid JSON: it is nested too deep"),
         ('{"max_batch_size": ' + "[" * 400 + "]" * 400 + "}", "must be an integer, not a list"),
-        ('{"max_batch_size": ' + "9" * 5000 + "}", "trtllm-config is no JSON: Exceeds the limit"),
+        (
+            '{"max_batch_size": ' + "9" * 5000 + "}",
+            "trtllm-config is not valid JSON: Exceeds the limit",
+        ),
         (
             '{"watch": {"abort_grace_s": 1, "abort_grace_s": 2}}',
-            "trtllm-config is no JSON: the key 'abort_grace_s' is there twice",
+            "trtllm-config is not valid JSON: the key 'abort_grace_s' is there twice",
         ),
         ("nowhere.json", "trtllm-config: nowhere.json cannot be read: No such file"),
         ('{"max_batch": 3}', "--trtllm-config.max_batch is unknown; did you mean max_batch_size?"),
@@ -176,17 +179,17 @@ def test_a_broken_file_is_named(model: Path, tmp_path: Path, suffix: str, kind: 
     path = tmp_path / f"engine.{suffix}"
     for content in (b"= {", b"\xff"):
         path.write_bytes(content)
-        with pytest.raises(BadSetting, match=f"trtllm-config: {path} is no {kind}"):
+        with pytest.raises(BadSetting, match=f"trtllm-config: {path} is not valid {kind}"):
             configured(model, "--trtllm-config", str(path))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "[" * 99_999, "a.json is no JSON: it is nested too deep"),
+        ("a.json", "[" * 99_999, "a.json is not valid JSON: it is nested too deep"),
         ("a.json", '{"dtype": "auto", "dtype": "auto"}', "the key 'dtype' is there twice"),
         ("a.toml", "a = " + "[" * 99_999, "a.toml is nested too deep"),
-        ("a.toml", "dtype = 'auto'\ndtype = 'auto'", "a.toml is no TOML: "),
+        ("a.toml", "dtype = 'auto'\ndtype = 'auto'", "a.toml is not valid TOML: "),
     ],
 )
 def test_a_file_that_no_person_meant_is_refused(
@@ -256,7 +259,7 @@ MEANINGLESS = {
 
 @pytest.mark.parametrize(("flag", "value"), list(MEANINGLESS.items()))
 def test_a_flag_without_meaning_is_refused(model: Path, flag: str, value: str) -> None:
-    with pytest.raises(BadSetting, match=f"^--{flag} means nothing to the trtllm executor: "):
+    with pytest.raises(BadSetting, match=f"^--{flag} has no effect with the trtllm executor: "):
         configured(model, f"--{flag}", value)
 
 
@@ -271,13 +274,13 @@ def test_every_setting_of_executors_is_refused_or_has_a_meaning(model: Path) -> 
     deadlines = {"foresee-deadlines", "min-deadline-chance"}
 
     assert names - has_meaning == {*REPLACED, *MEANINGLESS, "simulated-config"} - deadlines
-    with pytest.raises(BadSetting, match="simulated-config means nothing to the trtllm executor"):
+    with pytest.raises(BadSetting, match="simulated-config has no effect with the trtllm executor"):
         configured(model, "--simulated-config", "{}")
 
 
 def test_the_section_means_nothing_to_other_executors() -> None:
     words = ["serve", "--executor", "simulated", "--trtllm-config", "{}"]
-    with pytest.raises(BadSetting, match="trtllm-config means nothing to the simulated executor"):
+    with pytest.raises(BadSetting, match="trtllm-config has no effect with the simulated executor"):
         build_config(merge_settings(vars(build_parser().parse_args(words)), {}))
 
 

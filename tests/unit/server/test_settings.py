@@ -78,7 +78,7 @@ def test_a_variable_names_the_file(file: Path) -> None:
         ("[network]\nport = 65536", "network.port must be in 0..65535, not 65536"),
         ("[cache]\nprefix_caching = 'on'", "cache.prefix_caching must be true or false, not 'on'"),
         ("[queue]\norder = 'lifo'", "queue.order must be one of 'fair', 'fcfs', not 'lifo'"),
-        ("[queue]\norder = 'fcfs'\naging_s = 3", "queue.aging_s means nothing to the order fcfs"),
+        ("[queue]\norder = 'fcfs'\naging_s = 3", "queue.aging_s has no effect with the order fcfs"),
         (
             "[executor.simulated_config]\nstrict = true\n[model]\nexecutor = 'simulated'",
             "executor.simulated_config.strict is unknown; did you mean is_strict?",
@@ -95,7 +95,7 @@ def test_a_wrong_key_is_named_with_its_file(file: Path, text: str, message: str)
 
 
 def test_a_file_that_is_no_toml_is_refused(file: Path) -> None:
-    with pytest.raises(BadSetting, match=f"--config: {file} is no TOML"):
+    with pytest.raises(BadSetting, match=f"--config: {file} is not valid TOML"):
         configured(file, "[network")
     with pytest.raises(BadSetting, match=r"--config: nowhere\.toml cannot be read: No such file"):
         merge_settings({"config": "nowhere.toml"}, {})
@@ -132,7 +132,7 @@ def test_the_help_begins_with_everyday_flags_and_shows_every_default(
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert text.index("every day:") < text.index("--model ") < text.index("KV cache, sessions")
+    assert text.index("common:") < text.index("--model ") < text.index("KV cache, sessions")
     assert text.count("(default: ") == len(SETTINGS) + 1  # and of --config
 
 

@@ -1,4 +1,4 @@
-"""Where a model's folder is. Owns the names of packaged models; reads no weights."""
+"""Finds model folders. Owns the names of packaged models; reads no weights."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _CONFIG_FILE = "config.json"
 
 
 class ModelNotFound(Exception):
-    """No model folder goes by this name or path; the message says what was looked for."""
+    """There is no such model folder; the message has the name or path."""
 
     def __init__(self, name_or_path: str, detail: str) -> None:
         super().__init__(f"model {name_or_path!r} not found: {detail}")
@@ -18,7 +18,7 @@ class ModelNotFound(Exception):
 def resolve_model(name_or_path: str) -> Path:
     """Return the absolute folder of a model: "demo" (packaged) or a Hugging Face folder's path.
 
-    Nothing is downloaded. A folder named "demo" in the working directory is reached as "./demo".
+    Nothing is downloaded. A folder named "demo" in the working directory is addressed as "./demo".
     Raises ModelNotFound when there is no such folder, or when it has no config.json.
     """
     if not name_or_path:
@@ -33,5 +33,5 @@ def resolve_model(name_or_path: str) -> Path:
         )
         raise ModelNotFound(name_or_path, detail)
     if not (folder / _CONFIG_FILE).is_file():
-        raise ModelNotFound(name_or_path, f"{folder} holds no {_CONFIG_FILE}")
+        raise ModelNotFound(name_or_path, f"{folder} contains no {_CONFIG_FILE}")
     return folder.resolve()

@@ -1,7 +1,7 @@
-"""The simulated executor: answers batches with hashed tokens in the time that the cost model gives.
+"""The simulated executor: hashed tokens, in the time of the cost model.
 
-Owns the queue of launched steps and the acting out of scripted faults. What a step does to the
-device is settled in `launch`, in launch order; `collect` lets its time pass and hands it over.
+Owns the queue of launched steps and the injection of scripted faults. `launch` computes a step's
+effects, in launch order; `collect` waits for its time and returns the result.
 """
 
 import json
@@ -40,7 +40,7 @@ _NOT_FINITE = "logits are not finite"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _LaunchedStep:
-    """A step that the device has settled but not handed over."""
+    """A step that is computed but not collected."""
 
     result: StepResult
     finish_s: float
@@ -51,8 +51,8 @@ class SimulatedExecutor:
     """An `Executor` without a model. `pacer` overrides `config.simulated.pace` (a VirtualClock).
 
     `launch` and `collect` raise ExecutorDied once closed or dead, DeviceCheckError (strict) for a
-    batch that a device would compute wrongly, and RuntimeError for a call out of turn. `close`
-    may be called from another thread; it ends a `collect` that waits.
+    batch that a device would compute wrongly, and RuntimeError for a call out of order. `close` may
+    be called from another thread; it ends a `collect` that waits.
     """
 
     def __init__(self, config: ExecutorConfig, *, pacer: Pacer | None = None) -> None:
@@ -75,7 +75,7 @@ class SimulatedExecutor:
         self._stop_positions = np.full(num_slots, NEVER, dtype=np.int64)
         self._failures: dict[int, str] = {}
         self._raising: set[int] = set()
-        # Slots whose answer is more than a hashed token: stop ids, logprobs.
+        # Slots that need more than a hashed token: stop ids, logprobs.
         self._special_slots: set[int] = set()
 
     @property
@@ -89,7 +89,7 @@ class SimulatedExecutor:
         return None
 
     def launch(self, batch: Batch) -> None:
-        """Settle one step and queue its outcome."""
+        """Compute one step and queue its result."""
         self._require_alive()
         if len(self._launched) >= self._info.pipeline_depth:
             raise RuntimeError(f"{len(self._launched)} steps are launched already: collect first")
@@ -104,7 +104,7 @@ class SimulatedExecutor:
         )
 
     def collect(self) -> StepResult:
-        """Let the oldest launched step's time pass and return its outcome."""
+        """Wait for the oldest launched step's time and return its result."""
         self._require_alive()
         if not self._launched:
             raise RuntimeError("no step is launched: nothing to collect")
@@ -117,7 +117,7 @@ class SimulatedExecutor:
         return step.result
 
     def close(self) -> None:
-        """Drop what is launched and end a waiting `collect`. Idempotent."""
+        """Drop launched steps and end a waiting `collect`. Idempotent."""
         self._closed.set()
 
     def _require_alive(self) -> None:
@@ -135,7 +135,8 @@ class SimulatedExecutor:
             case FaultKind.EXECUTOR_DIES:
                 self._die(fault.detail)
             case FaultKind.PROCESS_EXITS:
-                # No clean-up, no exception: what a driver fault or the kernel's killer leaves.
+                # No clean-up, no exception, as after a driver fault or the kernel's out-of-memory
+                # killer.
                 os._exit(fault.exit_code)
             case FaultKind.HANG:
                 self._closed.wait()
@@ -163,7 +164,7 @@ class SimulatedExecutor:
     def _book(self, batch: Batch, faults: list[Fault]) -> float:
         """Put the step on the device's time line; return when it is done."""
         slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
-        # A step of no rows tells of releases only.
+        # A step without rows only has releases.
         is_free = self._is_free_of_cost or not batch.num_rows
         cost_s = 0.0 if is_free else self._cost_s(batch)
         self._device_free_s = max(self._device_free_s, self._pacer()) + cost_s + slow_s
@@ -194,7 +195,7 @@ class SimulatedExecutor:
         return faults, run_apart(batch, lambda part: self._run_part(part, counts), _go_on)
 
     def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
-        """Answer some rows; `counts` int32 [slots]: tokens that each gets."""
+        """Compute some rows; `counts` int32 [slots]: tokens that each gets."""
         if self._raising and not self._raising.isdisjoint(batch.slots.tolist()):
             raise _ScriptedError("a scripted fault")
         failures = tuple(
@@ -209,7 +210,7 @@ class SimulatedExecutor:
         return self._answer(batch, slots, positions, counts[slots], failures)
 
     def _plain_answer(self, batch: Batch) -> StepResult:
-        """What `_answer` says when everybody wants one hashed token and nothing else."""
+        """The result of `_answer` when every row wants one hashed token and nothing else."""
         slots = batch.sampled_slots
         ends = _ends(batch, slots)
         tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
@@ -228,7 +229,7 @@ class SimulatedExecutor:
             case FaultKind.EXTRA_TOKENS:
                 counts[slot] += fault.num_extra
             case _:
-                pass  # Not a request's fault: `_act_out` has it.
+                pass  # Not a request's fault: `_act_out` handles it.
 
     def _answer(
         self,
@@ -239,7 +240,7 @@ class SimulatedExecutor:
         failures: tuple[SlotFailure, ...],
     ) -> StepResult:
         is_plain = bool((counts == 1).all())
-        # More tokens than one means that keys and values of all but the last are written too.
+        # With more than one token, the keys and values of all but the last are written too.
         capacity = batch.arrays.num_blocks[slots] * self._info.block_size
         counts = np.minimum(counts, capacity - positions + 1).astype(np.int32)
         rows = np.repeat(np.arange(len(slots)), counts)
@@ -292,11 +293,11 @@ class SimulatedExecutor:
 
 
 class _ScriptedError(Exception):
-    """What a step raises for the sake of a request in it."""
+    """The error that a step raises because of a request in it."""
 
 
 def _go_on(error: Exception) -> None:
-    """Nothing is left behind by a scripted error; any other is a bug, and not to be searched."""
+    """A scripted error leaves nothing to clean up; any other is a bug, and is not searched for."""
     if not isinstance(error, _ScriptedError):
         raise error
 
@@ -320,7 +321,7 @@ def _build_info(config: ExecutorConfig) -> ExecutorInfo:
     bytes_per_block = simulated.kv_bytes_per_token * config.block_size
     num_blocks = config.num_blocks or config.host_cache_bytes // bytes_per_block
     if num_blocks < 1:
-        raise ValueError(f"kv_cache_bytes must hold one block of {bytes_per_block} bytes")
+        raise ValueError(f"kv_cache_bytes must be at least one block of {bytes_per_block} bytes")
     return ExecutorInfo(
         name="simulated",
         vocab_size=simulated.vocab_size or model.get("vocab_size", DEFAULT_VOCAB_SIZE),

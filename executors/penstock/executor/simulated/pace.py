@@ -1,7 +1,4 @@
-"""How simulated time passes: waiting for real, or moving a clock by hand.
-
-Owns the two clocks. Does not know what the time is spent on.
-"""
+"""Simulated time: a real clock with waits, or a virtual clock."""
 
 import threading
 import time
@@ -9,7 +6,7 @@ from typing import Protocol
 
 
 class Pacer(Protocol):
-    """A clock that can be waited on."""
+    """A clock with waits."""
 
     def __call__(self) -> float:
         """Now, in seconds."""
@@ -35,7 +32,7 @@ class RealTime:
 
 
 class VirtualClock:
-    """Time that moves only when told to: hand the same object to the engine as its clock."""
+    """A clock that is advanced explicitly: pass the same object to the engine as its clock."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s
@@ -45,12 +42,12 @@ class VirtualClock:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Move on by `seconds`. Raises ValueError when negative."""
+        """Advance by `seconds`. Raises ValueError when negative."""
         if seconds < 0.0:
             raise ValueError(f"seconds must not be negative, not {seconds}")
         self._now_s += seconds
 
     def wait_until(self, at_s: float, interrupt: threading.Event) -> None:
-        """Jump to `at_s`; stay where it is past already, or `interrupt` is set."""
+        """Jump to `at_s`, unless that has passed or `interrupt` is set."""
         if not interrupt.is_set():
             self._now_s = max(self._now_s, at_s)

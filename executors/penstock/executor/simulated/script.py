@@ -1,6 +1,6 @@
-"""Scripted faults at run time: which of them fire in a step, and on whom.
+"""Scripted faults at run time: which of them fire in a step, and for which requests.
 
-Owns the counting. Does not act anything out.
+Owns the counting. Injects nothing itself.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from penstock.scheduler.request import Request
 
 
 class FaultScript:
-    """The faults of one executor's life, each with the times it may still fire."""
+    """The faults of one executor, each with the times it may still fire."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self._faults = faults
@@ -26,18 +26,18 @@ class FaultScript:
 
     @property
     def is_over(self) -> bool:
-        """True when nothing can fire any more."""
+        """True when no fault can fire any more."""
         return not any(self._times_left)
 
     def admit(self, request: Request) -> None:
-        """Note a request that got a slot."""
+        """Record a request that got a slot."""
         key = request.spec.key
-        # Keys past the last ordinal that anyone asks for are not kept: the script must not grow.
+        # Keys past the last ordinal in the script are not kept, so that the memory is bounded.
         if key not in self._ordinals and len(self._ordinals) < self._max_ordinal:
             self._ordinals[key] = len(self._ordinals) + 1
         self._keys[request.slot] = key
         if self._suspects:
-            # Without what was replayed: a token that a model drew poisons nobody.
+            # Without replayed output: tokens that a model generated are no poisoned prompt.
             prompt = request.spec.prompt_ids[: request.spec.num_original_prompt_tokens]
             self._suspects_by_slot[request.slot] = frozenset(
                 token
@@ -50,8 +50,8 @@ class FaultScript:
     ) -> tuple[list[Fault], dict[int, list[Fault]]]:
         """Faults of this step: of the executor, and by index into `slots` those of requests.
 
-        `slots` [m] are the sampled slots in row order, `output_indices` [m] the index of the
-        output token each is about to get.
+        `slots` [m] are the sampled slots in row order, `output_indices` [m] the index of the output
+        token each is about to get.
         """
         of_executor: list[Fault] = []
         of_rows: dict[int, list[Fault]] = defaultdict(list)

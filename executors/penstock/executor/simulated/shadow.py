@@ -1,8 +1,8 @@
-"""The strict device's memory: what was written into each block, and what each slot may read.
+"""The strict device's memory: the content of each block, and what each slot may read.
 
 Owns a shadow of the paged cache in which a key-value entry is a hash of the salt and of all tokens
 up to it. Paging bugs (a block freed too early, shared while writable, hit with another content or
-under another salt, a table that moved) show as a DeviceCheckError in the step that would have read
+under another salt, a changed block table) raise a DeviceCheckError in the step that would have read
 wrong values. Does not know sampling or time.
 """
 
@@ -20,15 +20,15 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class DeviceCheckError(AssertionError):
-    """The batch asks for what a real device would compute wrongly: a bug of the scheduler."""
+    """A real device would compute the batch wrongly: a bug of the scheduler."""
 
 
 class ShadowMemory:
     """Blocks and slots as the device has seen them.
 
     `written` uint64 [num_blocks, block_size]: the entry in each place, 0 for none. For each slot:
-    `tokens` the ids it holds, `num_known` how many, `prefixes` uint64 the entry that belongs at
-    each position.
+    `tokens` its ids, `num_known` how many, `prefixes` uint64 the entry that belongs at each
+    position.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:
@@ -42,17 +42,17 @@ class ShadowMemory:
         self._roots = np.zeros(info.max_num_seqs, dtype=np.uint64)
 
     def num_known(self, slot: int) -> int:
-        """Tokens of the slot that the device holds, its own samples included."""
+        """Tokens of the slot on the device, its own samples included."""
         return int(self._num_known[slot])
 
     def release(self, slot: int) -> None:
-        """Forget a slot; what it wrote stays in the blocks."""
+        """Clear a slot; the blocks keep their content."""
         _require(bool(self._is_live[slot]), f"slot {slot} is released but was not granted")
         self._is_live[slot] = False
         self._num_known[slot] = 0
 
     def admit(self, request: Request, arrays: SlotArrays) -> None:
-        """Take in a slot's tokens as they stand in `arrays`."""
+        """Copy a slot's tokens from `arrays`."""
         slot, spec = request.slot, request.spec
         _require(0 <= slot < self._info.max_num_seqs, f"slot {slot} is out of range")
         _require(not self._is_live[slot], f"slot {slot} is granted twice")
@@ -70,13 +70,13 @@ class ShadowMemory:
         self.append(slot, tokens)
 
     def append(self, slot: int, tokens: NDArray[np.int32]) -> None:
-        """Add tokens to what the slot holds."""
+        """Add tokens to a slot."""
         first, end = int(self._num_known[slot]), int(self._num_known[slot]) + len(tokens)
         self._tokens[slot, first:end] = tokens
         positions = np.arange(first, end, dtype=np.uint64)
         entries = mix64((tokens.astype(np.uint64) << np.uint64(32)) + positions + np.uint64(1))
         before = self._prefixes[slot, first - 1] if first else self._roots[slot]
-        # A wrapping sum of scrambled (token, position) pairs: any other prefix gives another sum.
+        # A wrapping sum of hashed (token, position) pairs: another prefix gives another sum.
         self._prefixes[slot, first:end] = before + np.cumsum(entries, dtype=np.uint64)
         self._num_known[slot] = end
 
@@ -107,7 +107,8 @@ class ShadowMemory:
     def _check_row(self, arrays: SlotArrays, slot: int, start: int, end: int) -> None:
         info = self._info
         _require(0 <= slot < info.max_num_seqs and bool(self._is_live[slot]), f"{slot} has no slot")
-        # One past what is known: launched before the request's failure in the last step was told.
+        # One past the known tokens: launched before the request's failure in the last step was
+        # reported.
         _require(
             0 <= start < end <= min(info.max_seq_len, self.num_known(slot) + 1),
             f"slot {slot}: positions {start}..{end - 1} with {self.num_known(slot)} known tokens",
@@ -125,7 +126,7 @@ class ShadowMemory:
             bool(((blocks >= 0) & (blocks < info.num_blocks)).all()),
             f"slot {slot}: block out of range in {blocks.tolist()}",
         )
-        _require(len(np.unique(blocks)) == num_blocks, f"slot {slot}: a block stands twice")
+        _require(len(np.unique(blocks)) == num_blocks, f"slot {slot}: a block occurs twice")
         found = self._written[blocks].reshape(-1)[:start]
         wrong = np.flatnonzero(found != self._prefixes[slot, :start])
         if len(wrong):

@@ -1,7 +1,7 @@
 """The simulated model: every token is a hash of the prompt and its position.
 
-Owns the generation that a simulated request must show, whatever batch, chunk, slot or life it ran
-in. Does not know blocks or time.
+Owns the expected output of a simulated request, in any batch, chunk or slot, and after any restart.
+Does not know blocks or time.
 """
 
 from hashlib import blake2b
@@ -15,7 +15,7 @@ from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.request import MAX_STOP_IDS, RequestSpec
 
 NEVER: Final = np.iinfo(np.int64).max
-"""A position that no token reaches."""
+"""A position that is never reached."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -27,7 +27,7 @@ def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
-    """The 64-bit number that a whole generation follows from: a hash of all prompt ids and seed."""
+    """The 64-bit number that determines a whole generation: a hash of all prompt ids and seed."""
     data = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
     key = seed.to_bytes(8, "little")
     return int.from_bytes(blake2b(data, digest_size=8, key=key).digest(), "little")
@@ -36,7 +36,8 @@ def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
 def request_origin(spec: RequestSpec) -> int:
     """The origin of a request: its original prompt, and its seed unless it is greedy.
 
-    Replayed tokens are left out, so that a later life of the request goes on as the first would.
+    Replayed tokens are left out, so that the request continues after a restart as it would have
+    before.
     """
     seed = spec.sampling.seed if spec.sampling.temperature > 0.0 else 0
     return origin_of(spec.prompt_ids[: spec.num_original_prompt_tokens], seed)
@@ -50,8 +51,7 @@ def tokens_at(
 ) -> NDArray[np.int32]:
     """Tokens int32 [m] at absolute `positions` of m generations, none of column i of `barred`.
 
-    `barred` int32 [k, m], -1 where unused. A hashed token that is barred gives way to the next
-    free id.
+    `barred` int32 [k, m], -1 where unused. A barred token is replaced by the next free id.
     """
     hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     tokens = (hashed % np.uint64(vocab_size)).astype(np.int32)
@@ -76,7 +76,7 @@ def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
 
 
 def simulated_logprobs(tokens: NDArray[np.int32], num_top: int, vocab_size: int) -> TokenLogprobs:
-    """Log-probabilities of a made-up distribution: the token has 1/2, its successor 1/4, ..."""
+    """Log probabilities of a simulated distribution: the token has 1/2, its successor 1/4, ..."""
     ranks = np.arange(min(num_top, vocab_size), dtype=np.int32)
     return TokenLogprobs(
         chosen=np.full(len(tokens), -np.log(2.0), dtype=np.float32),

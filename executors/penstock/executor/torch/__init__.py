@@ -1,1 +1,1 @@
-"""The embedded executor: transformers models as they are, on paged keys and values."""
+"""The torch executor: transformers models on paged keys and values."""

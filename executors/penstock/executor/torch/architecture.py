@@ -1,10 +1,10 @@
-"""What a model's configuration says that paged attention has to know, and what it refuses.
+"""The properties of a model's configuration that matter to paged attention, and unsupported ones.
 
 Owns the reading of a transformers configuration. Does not load weights.
 
-The configuration is read for what the attention interface does not show: kinds of layer that live
-in masks alone, caches of another kind, and rotary embeddings that change with the longest sequence
-of the batch (a token would depend on its neighbours).
+Checks what the attention interface does not show: kinds of layer that exist only in masks, caches
+of another kind, and rotary embeddings that change with the longest sequence of the batch (a token
+would depend on its neighbours).
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,9 @@ _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """`max_seq_len` in tokens; `windowed_layers`: those that must arrive with a sliding window.
+    """`max_seq_len` in tokens; `windowed_layers`: those that must use a sliding window.
 
-    `undeclared_window`: tokens of a window that is set without a word on which layers have it, or
-    0.
+    `undeclared_window`: tokens of a window whose layers the configuration does not name, or 0.
     """
 
     name: str
@@ -32,7 +31,9 @@ class Architecture:
 
 
 def read_architecture(config: Any) -> Architecture:
-    """Check a text model's configuration. Raises UnsupportedModel naming what is off."""
+    """Check a text model's configuration. Raises UnsupportedModel naming the unsupported
+    property.
+    """
     name = str(getattr(config, "model_type", "unknown"))
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name} is not a decoder-only model")
@@ -69,7 +70,7 @@ def read_architecture(config: Any) -> Architecture:
 
 
 def _window(config: Any) -> int:
-    """Tokens of the sliding window that the configuration switches on, or 0."""
+    """Tokens of the sliding window that the configuration enables, or 0."""
     if getattr(config, "use_sliding_window", True) is False:
         return 0
     return int(getattr(config, "sliding_window", 0) or 0)

@@ -1,8 +1,8 @@
-"""Our attention as transformers sees it: one registered function, and what it may be asked.
+"""Our attention function, registered with transformers.
 
-Owns the registration and the refusal of every argument whose meaning we do not know: an attention
-argument that is ignored gives text that is wrong and looks right. Does not know pages: the function
-hands each call to the `AttentionRunner` that is attached to the calling module.
+Owns the registration and the refusal of every unknown argument: ignoring an attention argument
+would give wrong text that looks right. Does not know pages: each call goes to the `AttentionRunner`
+that is attached to the calling module.
 """
 
 from collections.abc import Mapping
@@ -41,16 +41,16 @@ class AttentionRunner(Protocol):
 
 
 def attach_runner(model: nn.Module, runner: AttentionRunner) -> None:
-    """Let `runner` answer for every attention module of this model, and of no other."""
+    """Use `runner` for every attention module of this model."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             object.__setattr__(module, _RUNNER, runner)
 
 
 def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to transformers. Idempotent.
+    """Register `ATTENTION_NAME` with transformers. Idempotent.
 
-    No mask function is registered under the name, on purpose: transformers then makes no mask.
+    No mask function is registered under the name, on purpose: transformers then creates no mask.
     """
     AttentionInterface.register(ATTENTION_NAME, _attention)
 
@@ -100,7 +100,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
 
 
 def refuse_unknown(name: str, arguments: Mapping[str, object]) -> None:
-    """Raise UnsupportedModel for an argument that asks for something we do not know."""
+    """Raise UnsupportedModel for an unknown argument with an effect."""
     unknown = sorted(
         key for key, value in arguments.items() if key not in _HARMLESS and value is not None
     )

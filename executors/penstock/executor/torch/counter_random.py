@@ -1,10 +1,10 @@
-"""Random numbers as a function of (seed, position): no state, so no order and no batch matters.
+"""Random numbers as a function of (seed, position): stateless, so independent of order and batch.
 
-Owns the hash. Does not know what the numbers are drawn for.
+Owns the hash.
 
 Source: SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA
 2014), finaliser "variant 13" of Stafford. The seed is mixed first, so that neighbouring seeds do
-not share shifted streams; the position then takes the place of the generator's step counter.
+not share shifted streams; the position is used as the generator's step counter.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
-"""Which path serves a model: the fused step where it knows the model, else transformers' modules.
+"""Chooses the path that serves a model: the fused step if it supports the model, else transformers'
+modules.
 
-Owns the choice. It is made once, after loading, and told in one line of the log.
+The choice is made once, after loading, and logged in one line.
 """
 
 import logging
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 def create_torch_executor(config: ExecutorConfig) -> Executor:
     """Load the model and build its executor; raises what `TorchExecutor` raises."""
     if config.device == "cpu" and torch.cuda.is_available():
-        _log.warning("a CUDA device is there and not used: device is cpu")
+        _log.warning("device is cpu, but a CUDA device is available")
     model = load_configured(config)
     try:
         if model.device.type == "cpu":
@@ -34,12 +35,12 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
         _refuse_eight_bit(config, f"the eager path serves this model: {reason}")
         _log.warning("the eager path serves this model: %s", reason)
         is_whole = not isinstance(reason, WeightsTaken)
-    # Not before the error is gone: what was tried hangs on its frames.
+    # After the exception is released, since its frames hold the attempt's tensors.
     return TorchExecutor(config, model if is_whole else None)
 
 
 def _refuse_eight_bit(config: ExecutorConfig, reason: str) -> None:
-    """Raise UnsupportedModel naming a setting that only the fused path follows."""
+    """Raise UnsupportedModel naming a setting that only the fused path supports."""
     if config.quantization != "none":
         raise UnsupportedModel(f"quantization {config.quantization}: {reason}")
     if config.kv_cache_dtype != "auto":
@@ -49,7 +50,7 @@ def _refuse_eight_bit(config: ExecutorConfig, reason: str) -> None:
 def _fused_on_cuda(config: ExecutorConfig, model: LoadedModel) -> Executor:
     if find_spec("triton") is None:
         raise NotFused("triton is not installed")
-    # Triton is imported where its kernels run, and nowhere else.
+    # Triton is imported only where its kernels run.
     from penstock.executor.torch.cuda.device_queue import CudaQueue
     from penstock.executor.torch.cuda.fused_loading import build_fused
 

@@ -1,9 +1,9 @@
 """The exact threshold of a truncation without a sort, for distributions too flat for a partial one.
 
-Owns the search: bisection over the bits of a float32. Both questions, how many logits lie at or
-above t and how much mass do they hold, only fall as t rises, so 31 passes over a row find the last
-t that holds enough; it is one of the row's values, because the answer changes nowhere else. Costs
-the same for every row, where a full sort of a large vocabulary would stall the whole batch.
+Bisection over the bits of a float32. Both the number of logits at or above t and their mass only
+fall as t rises, so 31 passes over a row find the greatest t that keeps enough; it is one of the
+row's values, because the sums change nowhere else. Costs the same for every row, where a full sort
+of a large vocabulary would delay the whole batch.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def _last_enough(is_enough: Callable[[Tensor], Tensor], scores: Tensor) -> Tenso
     """The greatest t [m] for which `is_enough(t [m, 1])`; minus infinity when none is."""
     device = scores.device
     low = _ordered(torch.full(scores.shape[:1], float("-inf"), device=device))
-    high = torch.ones_like(low)  # the first number above zero: nothing lies there
+    high = torch.ones_like(low)  # the first number above zero: there are no scores above it
     for _ in range(_NUM_PASSES):
         middle = low + (high - low) // 2
         holds = is_enough(_number(middle)[:, None])

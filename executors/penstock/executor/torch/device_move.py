@@ -19,17 +19,17 @@ def select_device(device: str) -> torch.device:
     """The device with its number. A CUDA device becomes the current one: pinned host memory and
     libraries belong to that.
 
-    Raises ModelLoadError when it is not there.
+    Raises ModelLoadError when it does not exist.
     """
     found = torch.device(device)
     if found.type != "cuda":
         return found
     if not torch.cuda.is_available():
-        raise ModelLoadError(f"device {device} was asked for and CUDA is not available")
+        raise ModelLoadError(f"device {device} was requested, but CUDA is not available")
     count = torch.cuda.device_count()
     index = found.index if ":" in device else torch.cuda.current_device()
     if index >= count:
-        raise ModelLoadError(f"device {device} was asked for; CUDA devices here: {count}")
+        raise ModelLoadError(f"device {device} was requested; CUDA devices here: {count}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

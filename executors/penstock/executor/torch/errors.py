@@ -1,9 +1,11 @@
-"""What can go wrong before the first step: errors that an operator reads and acts on."""
+"""Errors before the first step, worded for the operator."""
 
 
 class ModelLoadError(Exception):
-    """The model folder cannot be loaded; the message names the folder and what is wrong."""
+    """The model folder cannot be loaded; the message names the folder and the fault."""
 
 
 class UnsupportedModel(Exception):
-    """The model asks for something that paged attention does not do; serving it would be wrong."""
+    """The model needs something that paged attention does not support; its output would be
+    wrong.
+    """

@@ -1,13 +1,13 @@
-"""The embedded executor that computes a step within `launch`: on a CPU, and eagerly on CUDA.
+"""The torch executor that computes a step within `launch`: on a CPU, and eagerly on CUDA.
 
-Owns the life of a step: follow who came and went, run the forward, sample, tell failures apart.
-Does not know why a batch was chosen, nor how logits are computed (`step_forward`). One thread calls
-it; on CUDA a step is waited for in `launch` too (its tokens come to the host there).
+Owns the steps: apply releases and admissions, run the forward, sample, report failures. Does not
+know why a batch was chosen, nor how logits are computed (`step_forward`). One thread calls it; on
+CUDA a step is waited for in `launch` too, where its tokens are copied to the host.
 
 Failing alone: a request whose logits, keys or values are not finite is reported with the step that
-made them so, and what it wrote is cleared at once. A request that must not run at all (`SlotRules`)
-is computed with harmless tokens and reported. A step that raises is run again in parts
-(`penstock.executor.isolation`), as long as the device still computes a step that harms nobody.
+produced them, and what it wrote is cleared at once. A request that must not run at all
+(`SlotRules`) is computed with harmless tokens and reported. A step that raises is repeated in parts
+(`penstock.executor.isolation`), as long as the device still computes the health probe.
 """
 
 from collections import deque
@@ -101,7 +101,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
-        """Run one step. Raises ExecutorDied when not even a harmless step can be run any more."""
+        """Run one step. Raises ExecutorDied when not even the health probe runs any more."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         self._rules.follow(batch)
@@ -113,11 +113,11 @@ class TorchExecutor:
         self._results.append(run_apart(batch, self._run_part, self._recover))
 
     def collect(self) -> StepResult:
-        """The oldest launched step's outcome."""
+        """The oldest launched step's result."""
         return self._results.popleft()
 
     def close(self) -> None:
-        """Let go of model and pages."""
+        """Release model and pages."""
         if not self._is_closed:
             self._is_closed = True
             self._results.clear()
@@ -127,12 +127,12 @@ class TorchExecutor:
         try:
             return self._run(batch, self._rules)
         except Exception:
-            # What the rows wrote before is half a step's; whoever fails leaves none of it behind.
+            # The step is incomplete: what failed rows wrote must be cleared.
             self._clear(batch, np.arange(batch.num_rows))
             raise
 
     def _recover(self, error: Exception) -> None:
-        """Raise ExecutorDied when the device is lost: it then fails whatever it is asked."""
+        """Raise ExecutorDied when the device is lost: then every operation fails."""
         try:
             if self._model.device.type == "cuda":
                 torch.cuda.synchronize(self._model.device)
@@ -140,7 +140,7 @@ class TorchExecutor:
             self._run(self._probe.batch, self._probe.rules)
         except Exception as broken:
             raise ExecutorDied(
-                f"{type(error).__name__}: {error}; then, of a step that harms nobody, "
+                f"{type(error).__name__}: {error}; then, of the health probe, "
                 f"{type(broken).__name__}: {broken}"
             ) from error
 
@@ -180,7 +180,7 @@ class TorchExecutor:
     def _failures(
         self, batch: Batch, forwarded: Forwarded, not_finite: Ints, rules: SlotRules
     ) -> dict[int, str]:
-        """Slots that fail alone in this step, and why; what they wrote is cleared."""
+        """Slots that fail alone in this step, and the reasons; what they wrote is cleared."""
         failures = {int(slot): "logits are not finite" for slot in not_finite}
         is_token_good = forwarded.is_token_good
         if is_token_good is not None and not bool(is_token_good.all()):
@@ -219,14 +219,14 @@ def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
 
 
 def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, path: ForwardPath) -> None:
-    """Refuse what the path does not compute: a setting is never ignored."""
+    """Refuse settings that the path does not support: a setting is never ignored."""
     if config.quantization != path.quantization:
         raise UnsupportedModel(
-            f"quantization {config.quantization}: the {path.name} path does not compute it"
+            f"quantization {config.quantization}: the {path.name} path does not support it"
         )
     if page_dtype(config.kv_cache_dtype, model.dtype) is not path.kv_dtype:
         raise UnsupportedModel(
-            f"kv_cache_dtype {config.kv_cache_dtype}: the {path.name} path does not compute it"
+            f"kv_cache_dtype {config.kv_cache_dtype}: the {path.name} path does not support it"
         )
 
 

@@ -1,7 +1,7 @@
-"""The weights as the fused step wants them: projections that share an input stand in one matrix.
+"""The weights of the fused step: projections with a common input are joined into one matrix.
 
-Owns the joining. The modules go on with views of the joined matrices, so nothing stays twice and
-the eager path over the same modules stays as it was.
+The modules keep views of the joined matrices, so nothing is stored twice and the eager path over
+the same modules is unchanged.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class LayerWeights:
 
 @torch.inference_mode()
 def fuse_weights(tree: DecoderTree) -> tuple[LayerWeights, ...]:
-    """Join layer by layer: at most one layer's projections lie in memory twice, for a moment."""
+    """Join layer by layer: at most one layer's projections are in memory twice, briefly."""
     return tuple(_fuse_layer(layer) for layer in tree.layers)
 
 
@@ -58,7 +58,7 @@ def _fuse_layer(layer: LayerTree) -> LayerWeights:
         window=layer.window,
     )
     if fused.qkv.weight.device.type == "cuda":
-        # What was freed lies in pieces that the next, longer matrix does not fit into.
+        # The freed memory is fragmented, and the next, longer matrix does not fit into it.
         torch.cuda.empty_cache()
     return fused
 
@@ -81,7 +81,7 @@ def _join(linears: tuple[nn.Linear, ...]) -> Projection:
         rows = slice(first, first + linear.out_features)
         linear.weight = nn.Parameter(weight[rows], requires_grad=False)
         if bias is not None:
-            # A linear without a bias goes on with zeros: the same numbers.
+            # A linear without a bias gets zeros: the same results.
             linear.bias = nn.Parameter(bias[rows], requires_grad=False)
         first = rows.stop
     return Projection(weight=weight, bias=bias)

@@ -1,7 +1,7 @@
-"""A step that harms nobody: what tells a request that cannot be computed from a broken executor.
+"""A harmless step: distinguishes a request that cannot be computed from a broken executor.
 
-Owns the step's making. It takes every way that a request's tokens take, a chunk over two blocks, a
-single token and a draw, in blocks that no request is ever given.
+It uses every kind of computation, a chunk over two blocks, a single token and a draw, in blocks
+that no request is ever given.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.slot_arrays import SlotArrays
 
 NUM_PROBE_BLOCKS = 3
-"""Blocks the probe needs for itself."""
+"""Blocks that the probe needs."""
 
 
 class HealthProbe:
-    """The step over the blocks behind those of requests, and rules that ask for nothing."""
+    """The step over the blocks after those of requests, and rules without options."""
 
     def __init__(self, info: ExecutorInfo) -> None:
         first_block, block_size = info.num_blocks, info.block_size

@@ -1,12 +1,12 @@
-"""A token from a distribution and one uniform number, and what truncation leaves of it.
+"""Samples a token from a distribution with one uniform number, after truncation.
 
 Owns top-k, top-p, min-p and the draw. Does not know requests: rows of logits in, token ids out.
 
 The truncations are thresholds on the logit: everything at or above it stays, ties included, so the
-kept set is a function of the row's values alone and not of the order a sort happens to give. They
-act in this order: top-k; top-p on what top-k left, renormalised; min-p. The draw walks the kept
-tokens in order of id. So a row's token does not depend on how the threshold was found: among its
-most likely tokens when it lies there (nearly always), else by a search over all of them.
+kept set is a function of the row's values alone and not of the order of a sort. They act in this
+order: top-k; top-p on what top-k left, renormalised; min-p. The draw walks the kept tokens in order
+of id. So a row's token does not depend on how the threshold was found: among its most likely tokens
+(nearly always), else by a search over all of them.
 """
 
 import torch
@@ -16,7 +16,7 @@ from penstock.executor.torch.cut_search import search_threshold
 from penstock.executor.torch.truncation import Truncation
 
 _WIDTHS = (64, 256)
-"""Numbers of most likely tokens to look among before a search over the whole row."""
+"""Numbers of most likely tokens to check before a search over the whole row."""
 
 
 def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> Tensor:
-    """Like `draw`, from what the truncation leaves."""
+    """As `draw`, from the tokens that the truncation keeps."""
     num_rows, vocab_size = scores.shape
     totals = scores.exp().sum(1, dtype=torch.float64)
     tokens = torch.zeros(num_rows, dtype=torch.long, device=scores.device)
@@ -36,10 +36,10 @@ def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> 
         some = scores if len(pending) == num_rows else scores[pending]
         values, ids = some.topk(width, dim=1)
         threshold = _threshold(values, totals[pending], truncation.take(pending), vocab_size)
-        # What lies outside the candidates is at most the last of them.
+        # A value outside the candidates is at most the last of them.
         is_exact = values[:, -1] < threshold
         is_kept = values >= threshold[:, None]
-        # In order of id, with what is not kept behind everything.
+        # In order of id, after everything that is not kept.
         order = torch.where(is_kept, ids, vocab_size).argsort(dim=1)
         weights = torch.where(is_kept, values, float("-inf")).exp().gather(1, order)
         picked = ids.gather(1, order.gather(1, _pick(weights, uniforms[pending])[:, None]))[:, 0]
@@ -54,7 +54,7 @@ def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> 
 
 
 def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_size: int) -> Tensor:
-    """Least logit kept, [m]; minus infinity where the candidates `values` [m, k] do not tell.
+    """Least logit kept, [m]; minus infinity where the candidates `values` [m, k] do not decide it.
 
     `values` descend; `totals` [m] is the mass of the whole row, on the scale of `values.exp()`.
     """
@@ -71,7 +71,7 @@ def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_siz
     by_p = torch.where(has_top_p & reached.any(1), by_p, outside)
     by_min = truncation.min_p.log().to(values.dtype)
     threshold = torch.maximum(torch.maximum(by_k, by_p), by_min)
-    # Ties of the k-th may go on outside, and the mass may not be reached inside.
+    # Ties of the k-th may continue outside, and the mass may not be reached inside.
     is_open = (has_top_k & (values[:, -1] >= by_k)) | (has_top_p & ~reached.any(1))
     return torch.where(is_open, outside, threshold)
 
@@ -80,7 +80,7 @@ def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The first index whose cumulated weight exceeds uniform times total, [m]."""
     cumulated = weights.cumsum(1, dtype=torch.float64)
     total = cumulated[:, -1:]
-    # A uniform just under 1 may round to the total itself, which nothing exceeds.
+    # A uniform just under 1 may round to the total itself, which no index exceeds.
     below_total = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms[:, None] * total, below_total)
     picked = torch.searchsorted(cumulated, target, right=True)[:, 0]

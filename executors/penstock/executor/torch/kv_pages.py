@@ -3,12 +3,12 @@
 Owns layout, sizing and the arithmetic from (block, head, offset) to rows. Does not know requests.
 
 Layout: `[num_blocks, 2, num_heads, block_size, head_dim]`, index 1 is keys, then values. A block's
-tokens lie together per head, so that a gather of (block, head) rows of `block_size * head_dim`
+tokens are contiguous per head, so that a gather of (block, head) rows of `block_size * head_dim`
 elements gives `[head, token, dim]` matrices without a transpose: twice as fast in a matrix product
-on a CPU as tokens with their heads side by side. There is no null block: 0 is as good as any.
+on a CPU as tokens with their heads side by side. There is no null block: 0 is an ordinary block.
 
-In 8 bits the elements of a key or a value are whole numbers, and the four bytes of their float32
-scale follow: rows of `head_dim + 4` elements of int8.
+In 8 bits the elements of a key or a value are whole numbers, followed by the four bytes of their
+float32 scale: rows of `head_dim + 4` elements of int8.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class KVPages:
         ]
 
     def layer(self, layer: int) -> Tensor:
-        """One layer's pages as they lie."""
+        """One layer's pages in their layout."""
         return self._layers[layer]
 
     def token_rows(self, layer: int) -> Tensor:
@@ -72,8 +72,8 @@ class KVPages:
     def zero_tokens(self, blocks: Tensor, offsets: Tensor) -> None:
         """Clear tokens that no sequence has written, or one that failed.
 
-        What lies behind the end of a sequence is masked by adding minus infinity and multiplied by
-        zero, and neither stops a value that is not finite.
+        Values after the end of a sequence are masked by adding minus infinity and multiplied by
+        zero, and neither hides a value that is not finite.
         """
         for pages in self._layers:
             pages[blocks, :, :, offsets] = 0

@@ -1,13 +1,10 @@
-"""How rows of different context lengths are put together for one padded product.
-
-Owns the partition. Does not know tensors.
-"""
+"""Groups rows of different context lengths for padded products. Does not know tensors."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MAX_CUTS = 12
-"""Places where a group may end: enough for any mix, few enough to try them all."""
+"""Places where a group may end: enough for any mix, few enough to test them all."""
 
 
 def split_by_length(

@@ -1,9 +1,9 @@
-"""Test steps of a model at load: what its layers ask of attention, and whether packing is sound.
+"""Test steps of a model at load: what its layers need of attention, and whether packing is sound.
 
-Owns the refusal of a model whose output for a token depends on more than the token's own sequence
-and positions. A packed step is one row to the model: what counts places in it instead of positions,
-shifts positions, or carries state from one token to the next, would compute other text than the
-model alone and look right. Three short forwards show all of that, whatever its cause.
+Refuses a model whose output for a token depends on more than the token's own sequence and
+positions. A packed step is one row to the model: a model that counts indices instead of positions,
+shifts positions, or carries state from one token to the next, would compute other text than alone,
+which looks right. Three short forwards show all of that, whatever its cause.
 """
 
 import inspect
@@ -24,7 +24,9 @@ _NUM_TOKENS = 12
 _NUM_PAST = 5
 _TOLERANCE = 1e-3
 _HALF_TOLERANCE = 0.05
-"""Of a token's logits, relative to their spread: rounding stays far below, a wrong position not."""
+"""Of a token's logits, relative to their spread: rounding stays far below, a wrong position does
+not.
+"""
 
 KeysValues = dict[int, tuple[Tensor, Tensor]]
 """Keys and values [tokens, heads, head_dim] by layer."""
@@ -32,7 +34,7 @@ KeysValues = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What the forwards showed. `architecture` with the length that may be served."""
+    """The results of the forwards. `architecture` with the length that may be served."""
 
     architecture: Architecture
     shapes: tuple[HeadShape, ...]
@@ -42,7 +44,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """`num_tokens` of a packed row after `num_past` cached ones; positions begin at `start`."""
+    """`num_tokens` of a packed row after `num_past` cached ones; positions start at `start`."""
 
     num_tokens: int
     start: int = 0
@@ -50,7 +52,7 @@ class _Segment:
 
 
 class _SegmentAttention:
-    """Attends within each segment of a packed row, and records what every layer asks for."""
+    """Attends within each segment of a packed row, and records what every layer needs."""
 
     def __init__(
         self, dtype: torch.dtype, segments: tuple[_Segment, ...], past: KeysValues
@@ -63,7 +65,7 @@ class _SegmentAttention:
 
     @property
     def windowed(self) -> set[int]:
-        """Layers that ask for a window."""
+        """Layers with a window."""
         return {layer for layer, scoring in self.scorings.items() if scoring.window}
 
     def run_layer(
@@ -123,8 +125,8 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
     whole = _Segment(num_tokens=_NUM_TOKENS)
     counted = _Packed(module, dtype, ((own, whole), (other, whole), (own, whole)))
     shapes = _shapes(counted.attention, architecture)
-    # As many tokens as before, so that rounding is the same too; the last position that may be
-    # served, because tables must reach it and no neighbour may feel it.
+    # As many tokens as before, for the same rounding; the last position that may be served, because
+    # tables must cover it and no neighbour may be affected by it.
     mixed = _Packed(
         module,
         dtype,
@@ -145,7 +147,7 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
         raise UnsupportedModel(f"{name} depends on what a sequence is packed with{hint}")
     if differ(expected[_NUM_PAST:], mixed.logits(1)):
         raise UnsupportedModel(f"{name} depends on where a sequence is cut into chunks")
-    # What the model does with nothing but tokens is one sequence, of which the first are the same.
+    # The tokens without positions are one sequence to the model, of which the first are the same.
     one = _Segment(num_tokens=3 * _NUM_TOKENS)
     plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
     if differ(expected, plain.logits(0)[:_NUM_TOKENS]):
@@ -160,7 +162,7 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
 
 
 def _tokens(module: Any) -> tuple[Tensor, Tensor]:
-    """Two sequences without a token that some model gives a meaning to."""
+    """Two sequences without a token that models give a special meaning."""
     config = module.config.get_text_config()
     special = {
         value
@@ -215,7 +217,7 @@ class _Packed:
 
 
 def _shapes(attention: _SegmentAttention, architecture: Architecture) -> tuple[HeadShape, ...]:
-    """Keys and values of each layer; UnsupportedModel where a layer did not come by."""
+    """Keys and values of each layer; UnsupportedModel for a layer that bypassed our attention."""
     name, layers = architecture.name, range(architecture.num_layers)
     missing = sorted(set(layers) - attention.seen.keys())
     if missing or len(attention.seen) != architecture.num_layers:
@@ -228,8 +230,9 @@ def _shapes(attention: _SegmentAttention, architecture: Architecture) -> tuple[H
 
 
 def _bounded(architecture: Architecture, windowed: set[int]) -> Architecture:
-    """A window that is set and that no layer asks for lives in a mask, which is not made: up to
-    its length it changes nothing."""
+    """A window that is set but that no layer requests exists only in a mask, which is not created:
+    up to its length it has no effect.
+    """
     window = architecture.undeclared_window
     if not window or windowed:
         return architecture

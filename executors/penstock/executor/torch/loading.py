@@ -1,7 +1,7 @@
-"""A Hugging Face folder in, a model that runs packed steps out.
+"""Loads a Hugging Face folder as a model that runs packed steps.
 
-Owns the only call into transformers' loading, and the wording of what goes wrong in it. Reads the
-folder, never the network.
+Owns the only call of transformers' loader, and the wording of its failures. Reads the folder, never
+the network.
 """
 
 import json
@@ -40,8 +40,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to serve. `shapes`: keys and values of each layer; `scorings`: how each layer
-    makes its scores. `stored`: what a quantised checkpoint has of its linears."""
+    """A loaded model. `shapes`: keys and values of each layer; `scorings`: how each layer computes
+    its scores. `stored`: the quantised linears of a checkpoint.
+    """
 
     module: nn.Module
     architecture: Architecture
@@ -67,7 +68,7 @@ class LoadedModel:
 
 
 def load_configured(config: ExecutorConfig) -> LoadedModel:
-    """Load what the settings name, with as many threads as they give."""
+    """Load the model of the settings, with their number of threads."""
     if config.model_path is None:
         raise ValueError("model_path must be given for the torch executor")
     if config.num_threads is not None:
@@ -121,7 +122,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
 
 @contextmanager
 def _named(subject: str) -> Generator[None]:
-    """Any error of code that belongs to an architecture becomes a ModelLoadError with `subject`."""
+    """Any error of an architecture's code becomes a ModelLoadError with `subject`."""
     try:
         yield
     except (ModelLoadError, UnsupportedModel):
@@ -134,12 +135,12 @@ def _named(subject: str) -> Generator[None]:
 
 
 def _load_module(path: Path, config: Any, dtype: str) -> tuple[Any, dict[nn.Module, StoredWeight]]:
-    """The module, and what a quantised checkpoint has of its linears."""
+    """The module, and the quantised linears of a checkpoint."""
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     if not is_quantised(path, config):
         return _load_tensors(path, config, dtype=wanted or "auto"), {}
     checkpoint = read_quantised(path, config, wanted)
-    if hasattr(config, "quantization_config"):  # for which transformers wants another package
+    if hasattr(config, "quantization_config"):  # for which transformers needs another package
         del config.quantization_config
     module = _load_tensors(path, config, dtype=checkpoint.dtype, state_dict=checkpoint.tensors)
     stored = {module.get_submodule(name): weight for name, weight in checkpoint.stored.items()}
@@ -147,7 +148,7 @@ def _load_module(path: Path, config: Any, dtype: str) -> tuple[Any, dict[nn.Modu
 
 
 def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
-    """From `path`, or where `state_dict` is among `arguments` from that."""
+    """From `path`, or from `state_dict` if that is among `arguments`."""
     is_given = "state_dict" in arguments
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if is_given else AutoModelForCausalLM
     try:
@@ -167,7 +168,7 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
         name = config.get_text_config().model_type
         raise UnsupportedModel(f"{name} does not use the attention interface") from error
     module, found = loaded
-    # transformers fills what is missing or does not fit with random numbers and a warning.
+    # transformers fills missing or mismatched weights with random numbers and a warning.
     entries: list[Any] = list(found.get("mismatched_keys", ()))
     # Names alone before transformers 5, then names with both shapes.
     mismatched = {entry if isinstance(entry, str) else str(entry[0]) for entry in entries}
@@ -178,11 +179,11 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
 
 
 def _check_model_type(path: Path) -> None:
-    """Refuse an architecture that transformers has no code for; it would answer with advice."""
+    """Refuse an architecture that transformers has no code for, instead of printing its advice."""
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:
-        return  # transformers says well what is wrong with the file
+        return  # transformers' message describes the fault in the file
     model_type: Any = values.get("model_type") if isinstance(values, dict) else None
     if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
         raise ValueError(

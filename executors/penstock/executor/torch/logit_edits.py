@@ -1,8 +1,8 @@
-"""What changes logits before a token is chosen: penalties, bias, barred stop ids.
+"""Edits of logits before sampling: penalties, bias, barred stop ids.
 
-Owns the three edits and their order: penalties act on what the model said, then the client's bias
-is added as it was given, then stop ids are barred while the output is shorter than asked. All rows
-that need an edit are edited at once; the work grows with the tokens seen, not with the vocabulary.
+Owns the three edits and their order: penalties act on the model's logits, then the client's bias is
+added unchanged, then stop ids are barred while the output is shorter than requested. All rows that
+need an edit are edited at once; the work grows with the tokens seen, not with the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ Ints = NDArray[np.int64]
 class LogitEdits:
     """Edits a float32 matrix of logits in place; its rows are slots.
 
-    `lengths` int64, by slot: tokens before the one that is drawn. The arrays know fewer of them
-    while an earlier step's result has not been collected.
+    `lengths` int64, by slot: tokens before the sampled one. The arrays have fewer of them while an
+    earlier step's result has not been collected.
     """
 
     arrays: SlotArrays
@@ -31,7 +31,7 @@ class LogitEdits:
     lengths: Ints
 
     def needed(self, slots: Ints) -> NDArray[np.bool_]:
-        """Which of `slots` [m] have anything to edit."""
+        """Which of `slots` [m] need an edit."""
         needed = self._is_penalised(slots) | self._is_barred(slots)
         if self.rules.bias:
             needed |= np.isin(slots, list(self.rules.bias))
@@ -85,7 +85,7 @@ class LogitEdits:
         values = logits[at, ids]
         most = torch.finfo(logits.dtype).max  # a tiny penalty must not make a logit infinite
         changed = torch.where(values > 0, values / penalty, values * penalty).clamp_(-most, most)
-        # A token that stands several times gets the same value several times.
+        # A token that occurs several times gets the same value several times.
         logits[at, ids] = changed
         at, ids, row = places(outputs)
         logits[at, ids] = logits[at, ids] - spread(arrays.presence_penalty, row)

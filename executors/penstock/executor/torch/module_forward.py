@@ -1,7 +1,7 @@
-"""The eager path: transformers' modules as they are, with our attention over pages.
+"""The eager path: transformers' modules unchanged, with our attention over pages.
 
-Owns what a step needs beside the modules: packed inputs, attention, places that were never written.
-The same on a CPU and on a CUDA device.
+Owns what a step needs besides the modules: packed inputs, attention, cleared pages. The same on a
+CPU and on a CUDA device.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,13 @@ from penstock.executor.torch.step_inputs import Ints, StepInputs
 from penstock.scheduler.batch import Batch
 
 _GROUP_OVERHEAD_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-"""What one more length group costs, in bytes of one layer's keys and values that could have been
-read in the same time (measured: a handful of launches against the memory's speed)."""
+"""The cost of one more length group, in bytes of one layer's keys and values that could be read in
+the same time (measured: a few launches against the memory's bandwidth).
+"""
 
 
 def eager_path(model: LoadedModel) -> ForwardPath:
-    """The path that serves every model that can be loaded."""
+    """The path for every model that can be loaded."""
     num_weight_bytes = weight_bytes(model)
     if model.device.type == "cpu":
         prepack_linears(model.module)
@@ -60,7 +61,7 @@ class ModuleForward:
             overhead_blocks=self._overhead_blocks,
         )
         if self._attention.needs_clean_blocks and len(step.unwritten_blocks):
-            # What an earlier owner left there would be read, masked, with the sequence's own.
+            # Values of an earlier owner would be read, masked, with the sequence's own.
             self._pages.zero_tokens(
                 step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)
             )
@@ -79,12 +80,12 @@ class ModuleForward:
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """One layer's attention of the step that runs (see `attention_interface`)."""
+        """One layer's attention of the current step (see `attention_interface`)."""
         if self._step is None:
             raise RuntimeError("attention outside a step")
         if self._has_unsampled and layer == len(self._pages.shapes) - 1:
-            # Whatever went wrong below shows in the last layer's keys and values, also for tokens
-            # whose logits nobody looks at.
+            # Any invalid value of an earlier layer shows in the last layer's keys and values, also
+            # for tokens without sampled logits.
             is_finite = torch.isfinite(key) & torch.isfinite(value)
             self._is_token_good = is_finite.flatten(1).all(1)
         return self._attention.attend(layer, self._step, query, key, value, scoring)

@@ -1,10 +1,10 @@
-"""Which models the fused step knows: a decoder's module tree, read from the modules themselves.
+"""Recognises the models that the fused step supports, by their module tree.
 
-Owns recognition. The tree of Llama, which Qwen2, Qwen3, Mistral and many others share: per layer a
-norm, grouped-query attention with rotary embeddings (biases, norms of query and key, a sliding
-window as they may be), a norm, and a gated SiLU. Nothing is taken from a model's name; a parameter
-that has no place in this tree refuses it. What the tree cannot show (a multiplier in the forward
-code) is found by comparing logits after loading.
+The tree of Llama, which Qwen2, Qwen3, Mistral and many others share: per layer a norm,
+grouped-query attention with rotary embeddings (optional biases, norms of query and key, a sliding
+window), a norm, and a gated SiLU. Nothing depends on a model's name; a parameter without a place in
+this tree refuses it. What the tree cannot show (a multiplier in the forward code) is found by
+comparing logits after loading.
 """
 
 from collections.abc import Iterable
@@ -30,12 +30,12 @@ _JOINED = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 
 
 class NotFused(Exception):
-    """The fused step does not know this model; the message says what is foreign."""
+    """The fused step does not support this model; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTree:
-    """One layer's modules. `qkv`, `gate_up`: linears whose outputs stand side by side."""
+    """One layer's modules. `qkv`, `gate_up`: linears whose outputs are joined."""
 
     qkv: tuple[nn.Linear, ...]
     out: nn.Linear
@@ -50,7 +50,7 @@ class LayerTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTree:
-    """What the fused step needs of a model. `window` 0: none. `eps` of all norms."""
+    """The parts of a model for the fused step. `window` 0: none. `eps` of all norms."""
 
     layers: tuple[LayerTree, ...]
     embedding: Tensor
@@ -75,7 +75,7 @@ def read_module_tree(model: LoadedModel) -> DecoderTree:
         raise NotFused("no decoder under the name model")
     embedding = _take(decoder, "embed_tokens", nn.Embedding)
     head = _take(module, "lm_head", nn.Linear)
-    bias: Any = head.bias  # None where there is none, whatever the stubs say
+    bias: Any = head.bias  # None where there is none, despite the stubs
     if bias is not None:
         raise NotFused("the head has a bias")
     shape = model.shapes[0]
@@ -167,7 +167,7 @@ def _norm_weight(owner: Any, name: str) -> Tensor:
 
 
 def _refuse_rest(module: nn.Module, layers: Iterable[LayerTree]) -> None:
-    """Refuse a model with parameters that the fused step would never look at."""
+    """Refuse a model with parameters that the fused step would not use."""
     decoder: Any = module.get_submodule("model")
     known = {id(decoder.embed_tokens.weight), id(module.get_submodule("lm_head").weight)}
     known.add(id(decoder.norm.weight))
@@ -202,8 +202,8 @@ def _common_scaling(scorings: tuple[Scoring, ...]) -> float:
 def _inverse_frequencies(rotary: Any, head_dim: int) -> Tensor:
     kind = getattr(rotary, "rope_type", "default")
     if kind not in _ROTARY_KINDS:
-        raise NotFused(f"rotary embeddings of the kind {kind}")
+        raise NotFused(f"rotary embeddings of type {kind}")
     frequencies = getattr(rotary, "inv_freq", None)
     if not isinstance(frequencies, Tensor) or frequencies.shape != (head_dim // 2,):
-        raise NotFused("rotary embeddings that turn a part of a head")
+        raise NotFused("rotary embeddings that rotate a part of a head")
     return frequencies

@@ -1,4 +1,4 @@
-"""How many blocks of keys and values: what is asked for, or what a device has memory for."""
+"""The number of KV cache blocks: from the settings, or from the device's free memory."""
 
 import logging
 
@@ -22,10 +22,10 @@ def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int
 def num_device_blocks(
     config: ExecutorConfig, *, bytes_each: int, max_seq_len: int, free_bytes: int, step_bytes: int
 ) -> int:
-    """Pages for a device with `free_bytes` left beside the weights.
+    """Blocks for a device with `free_bytes` left besides the weights.
 
-    `step_bytes`: what the largest step takes of them. Raises ValueError naming the setting when
-    what it asks for does not fit.
+    `step_bytes`: memory of the largest step. Raises ValueError naming the setting when it does not
+    fit.
     """
     room = max(free_bytes - step_bytes, 0)
     if config.num_blocks is not None:

@@ -1,11 +1,11 @@
-"""Attention over pages: the arithmetic of one layer in one step.
+"""Attention over pages: one layer of one step.
 
-Owns the choice between the compiled kernels of a CPU and tensor operations, the same on every
-device, and of these the two forms: rows of one token in length groups and chunks one by one. Does
-not know transformers; `attention_interface` brings the calls here.
+Chooses between the compiled kernels of a CPU and tensor operations, the same on every device, and
+their two forms: rows of one token in length groups and chunks one by one. Does not know
+transformers; `attention_interface` calls it.
 
-Scratch memory is bounded: rows and heads are worked through in tiles, so that neither gathered
-pages nor scores grow with heads times tokens times context.
+Scratch memory is bounded: rows and heads are processed in tiles, so that neither gathered pages nor
+scores grow with heads times tokens times context.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,9 @@ from penstock.executor.torch.step_inputs import Chunk, ChunkKeys, RowGroup, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How scores are made. `window` 0 and `softcap` 0 mean off; `sinks` [query heads] or None:
-    a logit per head that takes part in the softmax and attends to nothing."""
+    """How scores are computed. `window` 0 and `softcap` 0 mean off; `sinks` [query heads] or None:
+    a logit per head that takes part in the softmax and attends to nothing.
+    """
 
     scaling: float
     window: int = 0
@@ -34,7 +35,7 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """True when the scores are products and nothing more."""
+        """True when the scores are plain products."""
         return self.softcap == 0.0 and self.sinks is None
 
 
@@ -49,7 +50,7 @@ class Scratch:
 
 
 _SCRATCH = {
-    # About what a CPU's last cache holds; on CUDA few launches count more.
+    # About the size of a CPU's last-level cache; on CUDA few launches count more.
     "cpu": Scratch(gathered_bytes=64 << 20, num_scores=4 << 20, num_mask_elements=16 << 20),
     "cuda": Scratch(gathered_bytes=1 << 30, num_scores=64 << 20, num_mask_elements=64 << 20),
 }
@@ -61,12 +62,12 @@ class PagedAttention:
     def __init__(
         self, pages: KVPages, scratch: Scratch | None = None, kernels: Kernels | None = None
     ) -> None:
-        """`kernels`: those to use for pages on a CPU; None for the best that are there."""
+        """`kernels`: for pages on a CPU; None for the best available."""
         self._pages = pages
         self._kernels = _native_kernels(pages, kernels)
         self._layers: dict[int, tuple[int, Scoring, LayerAttention]] = {}
         self._scratch = scratch or _SCRATCH[pages.device.type]
-        # Kept: buffers of ever other sizes would leave holes in the heap.
+        # Kept: buffers of changing sizes would fragment the heap.
         self._gathered = torch.empty(0, dtype=pages.dtype, device=pages.device)
         self._scores = torch.empty(0, dtype=torch.float32, device=pages.device)
         self._weights = torch.empty(0, dtype=pages.dtype, device=pages.device)
@@ -102,7 +103,7 @@ class PagedAttention:
             rows = slice(chunk.first, chunk.last)
             is_whole = chunk.start == 0 and not 0 < scoring.window < chunk.end
             if is_whole and scoring.is_plain:
-                # The whole past is in this very chunk: nothing to gather.
+                # The whole past is in this chunk: nothing to gather.
                 keys, values = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
                 out[rows] = _attend_plain(query[rows], keys, values, None, scoring.scaling)
             else:
@@ -115,7 +116,7 @@ class PagedAttention:
 
     @property
     def needs_clean_blocks(self) -> bool:
-        """True when what lies behind a sequence's end is read: it must be finite then."""
+        """True when memory after a sequence's end is read: it must be finite then."""
         return self._kernels is None
 
     def _layer_attention(
@@ -144,7 +145,7 @@ class PagedAttention:
         return torch.index_select(pages, 0, page_rows.reshape(-1), out=out)
 
     def _score_buffers(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Room for a tile's scores in float32 and for its weights."""
+        """Memory for a tile's scores in float32 and for its weights."""
         num_elements = prod(shape)
         if self._scores.numel() < num_elements:
             self._scores = self._scores.new_empty(max(num_elements, self._scratch.num_scores))
@@ -190,9 +191,9 @@ class PagedAttention:
         """Masked scores of queries [rows, heads, queries, D] less a centre, and that centre.
 
         A batched product in half precision sums in float32 but rounds its result, to 8 bits in
-        bfloat16, which is coarse for a large score. What a softmax needs exactly are the
-        differences to the greatest: so a constant near it, found among the first block's keys
-        (where attention gathers), is subtracted before the rounding.
+        bfloat16, which is coarse for a large score. A softmax needs the exact differences to the
+        maximum: so a constant near it, found among the first block's keys (where attention
+        concentrates), is subtracted before the rounding.
         """
         matrices, transposed = queries.flatten(0, 1), keys.transpose(1, 2)
         shape = (*queries.shape[:-1], keys.shape[1])
@@ -201,8 +202,8 @@ class PagedAttention:
             width = self._pages.block_size
             first = keys[:, :width].contiguous().transpose(1, 2)
             guess = torch.bmm(matrices * scoring.scaling, first).view(*shape[:-1], -1)
-            # Only keys that count: the rest of a block is whatever its last owner left there. The
-            # first block of a row always has one.
+            # Only valid keys: the rest of a block may have any content. The first block of a row
+            # always has a valid key.
             centre = (guess + mask[..., :width]).amax(-1, keepdim=True)
         offset = (-centre if scoring.softcap else mask - centre).expand(shape)
         scores = torch.baddbmm(offset.flatten(0, 1), matrices, transposed, alpha=scoring.scaling)
@@ -274,7 +275,9 @@ class PagedAttention:
 
 
 def _native_kernels(pages: KVPages, kernels: Kernels | None) -> Kernels | None:
-    """None where tensor operations do it: on a GPU, of other types, or without compiled kernels."""
+    """None where tensor operations are used: on a GPU, for other types, or without compiled
+    kernels.
+    """
     if pages.device.type != "cpu" or pages.dtype not in DTYPES:
         return None
     if max(shape.head_dim for shape in pages.shapes) > MAX_HEAD_DIM:
@@ -294,7 +297,7 @@ def _is_same(one: Scoring, other: Scoring) -> bool:
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:
-    """`count` things in slices of `size` at most."""
+    """`count` indices in slices of `size` at most."""
     for first in range(0, count, size):
         yield slice(first, min(first + size, count))
 

@@ -1,8 +1,8 @@
 """The C allocator's settings for a process that runs steps on the CPU.
 
-A step allocates and frees temporaries of several megabytes. By default glibc gives such blocks back
-to the kernel at once and page-faults them in again in the next step, which can cost more than the
-arithmetic. Process-wide and idempotent; does nothing on another C library.
+A step allocates and frees temporaries of several megabytes. By default glibc returns such blocks to
+the kernel at once and page-faults them in again in the next step, which can cost more than the
+arithmetic. Process-wide and idempotent; a no-op with another C library.
 """
 
 import ctypes

@@ -1,7 +1,4 @@
-"""Log probabilities of prompts: which packed rows predict whose prompt tokens.
-
-Owns the bookkeeping between a step's packed rows and the prompts of those who ask.
-"""
+"""Log probabilities of prompts: which packed rows predict which prompt tokens."""
 
 from dataclasses import dataclass
 
@@ -17,7 +14,7 @@ from penstock.scheduler.batch import Batch, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptRows:
-    """The packed rows whose logits predict `tokens`, which stand at `first_position` and on."""
+    """The packed rows whose logits predict `tokens`, which start at `first_position`."""
 
     slot: int
     first_position: int
@@ -27,9 +24,10 @@ class PromptRows:
 
 
 def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
-    """What this step predicts of the prompts of those who ask; nothing predicts position 0.
+    """The prompt tokens that this step predicts for requests with prompt logprobs; position 0 has
+    no prediction.
 
-    `last_of_row` [rows of the batch]: packed place of each row's last token.
+    `last_of_row` [rows of the batch]: packed index of each row's last token.
     """
     arrays = batch.arrays
     found: list[PromptRows] = []
@@ -61,7 +59,7 @@ def prompt_logprobs(
     for prompt in prompts:
         rows = logits[first : first + len(prompt.packed)]
         first += len(prompt.packed)
-        # A token that the model does not know fails the request; it must not fail the step.
+        # A token id that the model does not have fails the request; it must not fail the step.
         ids = torch.from_numpy(prompt.tokens.astype(np.int64).clip(0, logits.shape[1] - 1))
         logprobs = token_logprobs(rows, ids.to(logits.device), prompt.num_top)
         found.append((prompt.slot, prompt.first_position, logprobs))

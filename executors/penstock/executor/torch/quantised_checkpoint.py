@@ -1,9 +1,9 @@
 """Checkpoints whose linears are stored in 8 bits: compressed-tensors and ModelOpt.
 
-Owns the two forms. Both keep e4m3 (compressed-tensors int8, too) weights as `NAME.weight` with
-`NAME.weight_scale`, one scale for a tensor or for each output channel. Scales of activations and of
-the KV cache are left out: activations are scaled row by row as they come, and pages have no scale.
-Raises UnsupportedModel naming what else a checkpoint asks for.
+Both store e4m3 (compressed-tensors int8, too) weights as `NAME.weight` with `NAME.weight_scale`,
+one scale for a tensor or for each output channel. Scales of activations and of the KV cache are
+ignored: activations are scaled row by row, and pages have no scale. Raises UnsupportedModel naming
+other features of a checkpoint.
 """
 
 import json
@@ -25,7 +25,7 @@ _SCALES = (".weight_scale", ".input_scale", ".k_scale", ".v_scale", ".output_sca
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredWeight:
-    """A weight as a checkpoint has it: `values` [out, in] in 8 bits, `scale` float32 [out]."""
+    """A weight of a checkpoint: `values` [out, in] in 8 bits, `scale` float32 [out]."""
 
     values: Tensor
     scale: Tensor
@@ -41,12 +41,12 @@ class QuantisedCheckpoint:
 
 
 def is_quantised(path: Path, config: Any) -> bool:
-    """Whether a folder holds one of the two forms. `config`: its transformers configuration."""
+    """Whether a folder has one of the two forms. `config`: its transformers configuration."""
     return _method(path, config) is not None
 
 
 def read_quantised(path: Path, config: Any, dtype: torch.dtype | None) -> QuantisedCheckpoint:
-    """Read all tensors. `dtype` None: what the configuration names, else bfloat16."""
+    """Read all tensors. `dtype` None: that of the configuration, else bfloat16."""
     _check(path, config)
     if dtype is None:
         named: Any = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)

@@ -1,7 +1,7 @@
 """Weights in 8 bits: symmetric, one float32 scale for each output channel.
 
-Owns the number formats and their rounding: a weight is `values[out, in] * scale[out]`. Whoever
-multiplies with the values applies the scale to the product, which is the same number.
+Owns the number formats and their rounding: a weight is `values[out, in] * scale[out]`. A product
+with the values must be multiplied by the scale, which gives the same number.
 """
 
 from dataclasses import replace
@@ -35,9 +35,9 @@ def quantise_layers(
     quantization: str,
     stored: dict[nn.Module, StoredWeight],
 ) -> tuple[LayerWeights, ...]:
-    """The layers in 8 bits, one after another; the tree's modules let their weights go.
+    """The layers in 8 bits, one after another; the tree's modules release their weights.
 
-    `stored`: what a checkpoint has in this format already is taken as it is.
+    `stored`: weights that a checkpoint has in this format already are used unchanged.
     """
     return tuple(
         _quantise_layer(names, layer, quantization, stored)

@@ -1,7 +1,4 @@
-"""What an executor over a model took of its device, in one line for logs and the ready line.
-
-Owns the line.
-"""
+"""The device resources of an executor, in one line for logs and the ready line."""
 
 from collections.abc import Sequence
 
@@ -22,11 +19,11 @@ def describe_resources(
     quantization: str = "none",
     page_dtype: torch.dtype | None = None,
 ) -> str:
-    """Device, threads on a CPU, number format, bytes of weights and pages, graphs captured.
+    """Device, threads on a CPU, number format, bytes of weights and pages, captured graphs.
 
-    `path`: which way of computing serves the model. `num_weight_bytes`: where the model's own
-    tensors do not tell any more. `quantization` of the weights, and `page_dtype`, None for the
-    model's: told where they are not the model's number format.
+    `path`: the path that serves the model. `num_weight_bytes`: when the model's own tensors were
+    released. `quantization` of the weights, and `page_dtype`, None for the model's: included where
+    they differ from the model's number format.
     """
     if num_weight_bytes is None:
         num_weight_bytes = weight_bytes(model)

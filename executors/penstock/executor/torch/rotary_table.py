@@ -18,7 +18,7 @@ class RotaryTable:
 def make_rotary_table(
     inverse_frequencies: Tensor, scaling: float, *, num_positions: int, device: torch.device
 ) -> RotaryTable:
-    """Angles in float32 as transformers makes them; its rounding to half precision is left out."""
+    """Angles in float32 as transformers computes them, without its rounding to half precision."""
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     angles = torch.outer(positions, inverse_frequencies.to(device=device, dtype=torch.float32))
     return RotaryTable(

@@ -1,8 +1,8 @@
-"""The next token of every sampled slot, from the logits of one step.
+"""Samples the next token of every slot, from the logits of one step.
 
-Owns the order of things and who takes which path: rows that take their logits as they are go
-through one kernel, on a CPU; edits and log probabilities want a float32 copy of their rows, and so
-do draws in PyTorch. Does not know how logits came to be.
+Owns the order of operations and the choice of path: rows without edits go through one kernel, on a
+CPU; edits and log probabilities need a float32 copy of their rows, and so does sampling in PyTorch.
+Does not know how logits are computed.
 """
 
 from dataclasses import dataclass, replace
@@ -32,8 +32,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled:
-    """`tokens` int32 [m]; `is_good` bool [m], False where the logits were of no use; `logprobs`
-    aligned with `tokens`, None when nobody asked."""
+    """`tokens` int32 [m]; `is_good` bool [m], False where the logits are invalid; `logprobs`
+    aligned with `tokens`, None without a request for them.
+    """
 
     tokens: NDArray[np.int32]
     is_good: NDArray[np.bool_]
@@ -68,7 +69,7 @@ def sample(
         some = logits.clone()
     edits.apply(some, slots[special])
     best, greatest = some.max(-1)
-    # As edited, in float32: in half precision a large logit would be no number any more.
+    # As edited, in float32: in half precision a large logit would overflow.
     sampled.is_good[special] = torch.isfinite(best).cpu().numpy()
     drawn = np.flatnonzero(is_drawn[special])
     if len(drawn):
@@ -98,7 +99,7 @@ def _sample_as_they_are(
     is_drawn: NDArray[np.bool_],
     is_copied: NDArray[np.bool_],
 ) -> Sampled:
-    """Tokens of the rows that need no copy of their logits; whatever for those that do."""
+    """Tokens of the rows that need no copy of their logits; undefined for the others."""
     drawn = np.flatnonzero(is_drawn & ~is_copied)
     if not can_sample(logits):
         best, tokens = logits.max(-1)

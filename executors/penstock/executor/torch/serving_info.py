@@ -1,6 +1,6 @@
-"""What an executor over a loaded model tells the scheduler: limits and features.
+"""Limits and features of an executor over a loaded model, for the scheduler.
 
-Owns what both paths, eager and fused, share of it.
+Owns what both paths, eager and fused, have in common.
 """
 
 from penstock.executor.config import ExecutorConfig
@@ -22,7 +22,7 @@ _FEATURES = frozenset(
 
 
 def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
-    """Longest prompt and output together: the model's, less when the settings ask for less."""
+    """Longest prompt and output together: the model's, or that of the settings if it is less."""
     longest = model.architecture.max_seq_len
     return longest if config.max_seq_len is None else min(longest, config.max_seq_len)
 

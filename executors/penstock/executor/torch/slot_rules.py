@@ -1,7 +1,7 @@
-"""What the slot arrays do not carry: each running request's logit bias, and why it cannot run.
+"""Per-slot data that the slot arrays do not have: logit bias, and why a request cannot run.
 
-Owns the check of everything that could take other requests along if it reached the device. The
-front refuses all of it before; a request that comes through all the same fails alone.
+Owns the check of everything that could affect other requests if it reached the device. The front
+refuses all of it earlier; a request that passes nevertheless fails alone.
 """
 
 import math
@@ -23,7 +23,7 @@ class SlotRules:
         self.refusals: dict[int, str] = {}
 
     def follow(self, batch: Batch) -> None:
-        """Take in what was released and admitted since the last batch."""
+        """Apply what was released and admitted since the last batch."""
         for slot in batch.released:
             self.bias.pop(slot, None)
             self.refusals.pop(slot, None)
@@ -55,7 +55,7 @@ class SlotRules:
 
 
 def _sampling_refusal(sampling: SamplingParams) -> str:
-    """Name the first value that no distribution can be made of; empty when all are good."""
+    """Name the first value that gives no valid distribution; empty when all are good."""
     checks = (
         ("temperature", 0.0 <= sampling.temperature < math.inf),
         ("top_p", 0.0 < sampling.top_p <= 1.0),

@@ -1,4 +1,4 @@
-"""What computes the logits of a step, and how an executor gets one: the seam between both paths.
+"""The interface of both paths: what computes the logits of a step.
 
 Owns the two protocols. A path is made once per model; its forward once per executor, over pages.
 """
@@ -17,11 +17,11 @@ from penstock.scheduler.batch import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forwarded:
-    """A step computed.
+    """The result of a step's forward.
 
-    `logits` [wanted, vocabulary]. `last_of_row` int64 [rows of the batch]: packed place of each
+    `logits` [wanted, vocabulary]. `last_of_row` int64 [rows of the batch]: packed index of each
     row's last token. `is_token_good` bool [tokens]: False where a token's keys or values are not
-    finite; None when every token's logits are among those that are looked at.
+    finite; None when every token's logits are checked.
     """
 
     logits: Tensor
@@ -41,7 +41,8 @@ class StepForward(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardPath:
     """A way to compute a model's steps. `num_weight_bytes`: memory of the weights it reads.
-    `quantization`: of the weights, "none" for none; `kv_dtype`: of the pages it wants."""
+    `quantization`: of the weights, "none" for none; `kv_dtype`: of its pages.
+    """
 
     name: str
     num_weight_bytes: int

@@ -2,9 +2,9 @@
 
 Owns the packing. Does not know models or sampling.
 
-All tokens of a step lie in one packed sequence [T]: first the rows of a single token, ordered by
-context length (so that length groups are slices), then the longer chunks. What layers share is made
-once per step, on first use, and kept.
+All tokens of a step form one packed sequence [T]: first the rows of a single token, ordered by
+context length (so that length groups are slices), then the longer chunks. What layers share is
+computed once per step, on first use, and kept.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from penstock.scheduler.batch import Batch
 Ints = NDArray[np.int64]
 
 _MIN_WINDOW_TILE = 256
-"""Fewer tokens at once than this make a product slow."""
+"""With fewer tokens at once a product is slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class ChunkKeys:
     mask: Tensor
 
     def tile(self, chunk: Chunk, rows: slice, window: int) -> tuple[slice, Tensor]:
-        """Gathered keys that the chunk's tokens `rows` see between them, and their mask."""
+        """Gathered keys that the chunk's tokens `rows` see together, and their mask."""
         position = chunk.start + rows.start
         first_key = chunk.first_key(position, window)
         columns = slice(
@@ -91,9 +91,9 @@ class StepInputs:
     """The packed step.
 
     `input_ids`, `position_ids` int64 [1, T]. `blocks`, `offsets` int64 [T]: where each token's keys
-    and values go. `last_of_row` [rows of the batch]: packed place of each batch row's last token.
+    and values go. `last_of_row` [rows of the batch]: packed index of each batch row's last token.
     `num_singles` rows of one token come first, then `chunks`. `unwritten_blocks`,
-    `unwritten_offsets` int64: places behind the end of a sequence, in blocks that this step is the
+    `unwritten_offsets` int64: places after the end of a sequence, in blocks that this step is the
     first of their owner to write to.
     """
 
@@ -115,7 +115,7 @@ class StepInputs:
         row_ends = np.cumsum(counts)
         token_slots = np.repeat(slots, counts)
         positions = np.arange(row_ends[-1]) - np.repeat(row_ends - counts - starts, counts)
-        # An impossible token fails its own request elsewhere; here it must not take others along.
+        # An invalid token id fails its own request elsewhere; here it must not affect others.
         ids = np.clip(batch.arrays.token_ids[token_slots, positions], 0, num_embeddings - 1)
 
         self.num_tokens = int(row_ends[-1])
@@ -152,7 +152,7 @@ class StepInputs:
 
     @property
     def rows(self) -> StepRows:
-        """The rows as the CPU kernels read them."""
+        """The rows in the format of the CPU kernels."""
         if self._rows is None:
             batch, order = self._batch, self._order
             self._rows = StepRows()
@@ -194,7 +194,7 @@ class StepInputs:
         first_blocks = first_keys // block_size
         num_blocks = -(-lengths // block_size) - first_blocks
         if window:
-            # Aligned to blocks a window may reach one block less; groups want rising widths.
+            # Aligned to blocks a window may cover one block less; groups need ascending widths.
             num_blocks = np.maximum.accumulate(num_blocks)
         groups: list[RowGroup] = []
         for first, last, width in split_by_length(num_blocks, self._overhead_blocks):
@@ -270,7 +270,7 @@ def _packing_order(batch: Batch) -> tuple[Ints, int]:
 
 
 def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> tuple[Ints, Ints]:
-    """Blocks and offsets behind each end, of sequences that enter their last block in this step."""
+    """Blocks and offsets after each end, of sequences that enter their last block in this step."""
     first_free = ends % block_size
     is_entered = (starts <= ends - first_free) & (first_free > 0)
     counts = (block_size - first_free)[is_entered]

@@ -1,13 +1,13 @@
-"""How many threads compute and how they wait, said in the environment before torch loads.
+"""How many threads compute and how they wait, set in the environment before torch loads.
 
-Owns the plan. Imports nothing heavy.
+Imports nothing heavy.
 
 Fronts share the machine's cores with the engine. Threads that spin between two operators for long
-are what every other process pays for, and they pay back: two that wait for each other lose a
+slow down every other process, and the engine itself: two that wait for each other lose a
 scheduler's slice per operator when a third process runs (a decode step then takes 3 to 20 times as
-long). Threads that go to sleep at once cost a wake-up per operator. So the engine takes the cores
-that fronts leave free; there its threads spin for about as long as the gap between two operators
-is. Told to take more than that, they spin a fifth of it.
+long). Threads that sleep at once cost a wake-up per operator. So the engine uses the cores that
+fronts leave free, where its threads spin for about as long as the gap between two operators. With
+more threads than that, they spin a fifth of it.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _SPINS_IN_COMPANY = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadPlan:
-    """`num_threads` that compute; `num_spins`: rounds that one looks for work before it sleeps."""
+    """`num_threads` that compute; `num_spins`: rounds that a thread spins before it sleeps."""
 
     num_threads: int
     num_spins: int
@@ -35,7 +35,7 @@ class ThreadPlan:
 
 
 def plan_threads(*, num_cores: int, num_fronts: int, num_threads: int | None = None) -> ThreadPlan:
-    """For an engine beside `num_fronts`; `num_threads`: as many as an operator wants."""
+    """For an engine next to `num_fronts`; `num_threads`: the operator's choice."""
     num_free = max(num_cores - num_fronts, 1)
     chosen = num_threads or num_free
     is_alone = chosen <= num_free and num_cores > num_fronts

@@ -1,7 +1,4 @@
-"""Log probabilities, ranks and most likely tokens of rows of logits.
-
-Owns the arithmetic; does not know who asked.
-"""
+"""Log probabilities, ranks and most likely tokens of rows of logits. Owns the arithmetic."""
 
 import numpy as np
 import torch
@@ -32,7 +29,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> TokenLogprob
 
 
 def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenLogprobs:
-    """`part` laid at `rows` of `num_rows` rows; zeros elsewhere."""
+    """`part` placed at `rows` of `num_rows` rows; zeros elsewhere."""
 
     def spread(values: np.ndarray) -> np.ndarray:
         out = np.zeros((num_rows, *values.shape[1:]), dtype=values.dtype)

@@ -1,7 +1,5 @@
-"""Top-k, top-p and min-p of many rows: what a request allows its distribution to keep.
-
-Owns the values only. Both ways to find what stays, among the most likely tokens and by search, read
-them.
+"""Top-k, top-p and min-p of many rows. Owns only the values, which both searches of a threshold
+read.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""What the model's own modules say of one short sequence: the oracle of the fused step.
+"""The logits of the model's own modules for a short sequence: the reference of the fused step.
 
-Owns the plainest attention there is, over a whole sequence in float32, and how far another way to
-compute the sequence may lie from it.
+Owns the plainest attention, over a whole sequence in float32, and the tolerance for other
+computations of the sequence.
 """
 
 import torch
@@ -13,8 +13,9 @@ from penstock.executor.torch.module_tree import NotFused
 from penstock.executor.torch.paged_attention import Scoring
 
 MAX_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Of logits against the modules' own, relative. Two right ways to compute a deep model in half
-precision lie up to 0.07 apart on random weights; a factor left out, ten times that."""
+"""Relative error of logits against the modules' own. Two correct ways to compute a deep model in
+half precision differ by up to 0.07 on random weights; a missing factor gives ten times that.
+"""
 
 
 class _WholeSequence:
@@ -43,7 +44,9 @@ class _WholeSequence:
 
 
 def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
-    """The same few tokens every time, spread over the vocabulary; none that is not a number."""
+    """The same few tokens every time, spread over the vocabulary; none with an embedding that is
+    not finite.
+    """
     vocab_size = len(embedding)
     spread = (torch.arange(4 * num_tokens) * 7919 + 13) % vocab_size
     is_finite = torch.isfinite(embedding[spread.to(embedding.device)]).all(1).cpu()

@@ -1,8 +1,8 @@
 """The part of TensorRT-LLM's Python API that is used here, as protocols.
 
-Owns the one description of foreign objects: everything else in this folder is typed by it, so that
-a name which is not here cannot be used, and a test holds every name here against a record of the
-real package. Line 1.2, PyTorch backend. Does not import the package.
+All other modules of this folder are typed by these protocols, so that a name which is not here
+cannot be used, and a test compares every name with a record of the real package. Line 1.2, PyTorch
+backend. Does not import the package.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ class Logprob(Protocol):
 
     @property
     def rank(self) -> int | None:
-        """1 and up; None where it is not told."""
+        """1 and up; None where it is not reported."""
         ...
 
 
@@ -46,22 +46,23 @@ class RequestOutput(Protocol):
     cached_tokens: int
 
     def abort(self) -> None:
-        """Ask for the end; returns at once, and a request that still waits never answers."""
+        """Request the end; returns at once, and a request that still waits never answers."""
         ...
 
     def __aiter__(self) -> AsyncIterator["RequestOutput"]: ...
 
 
 class Llm(Protocol):
-    """`tensorrt_llm.LLM`, built. Everything belongs to one event loop but what blocks: `shutdown`,
-    and `get_stats` of versions that fetch statistics by RPC.
+    """`tensorrt_llm.LLM`. Use it on one event loop, except for what blocks: `shutdown`, and
+    `get_stats` of versions that fetch statistics by RPC.
     """
 
-    # Optional arguments differ between versions: they go by keyword, after a look at the signature.
+    # Optional arguments differ between versions: they are passed by keyword, if the signature has
+    # them.
     generate_async: Callable[..., RequestOutput]
 
     mpi_session: Any
-    """What started the engine's processes; None where there are none."""
+    """The MPI session of the engine's processes; None without one."""
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
         """Statistics of single iterations since the last call; waits for one, blocking."""
@@ -72,14 +73,14 @@ class Llm(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Give everything back; blocks."""
+        """Release everything; blocks."""
         ...
 
     def _check_health(self) -> bool: ...
 
 
 class SamplingParams(Protocol):
-    """`tensorrt_llm.SamplingParams`: changed by whoever it is handed to, so never used twice."""
+    """`tensorrt_llm.SamplingParams`: the engine modifies it, so it is never used twice."""
 
 
 class GuidedDecodingParams(Protocol):

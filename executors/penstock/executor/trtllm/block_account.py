@@ -1,8 +1,8 @@
-"""Which requests are inside the engine, and which may enter next.
+"""Tracks the requests inside the engine, and which may enter next.
 
-Owns the order of submission and the one thing the scheduler cannot see: an aborted request keeps
-its blocks until the engine has released it, an iteration later or so, while its slot is free at
-once. Does not call the engine.
+Owns the order of submission and the one thing that the scheduler cannot see: an aborted request
+keeps its blocks until the engine has released it, an iteration later or so, while its slot is free
+at once. Does not call the engine.
 """
 
 from collections import deque
@@ -14,8 +14,8 @@ from penstock.executor.trtllm.submitted_request import SubmittedRequest
 class BlockAccount:
     """Requests admitted by the scheduler, in its order.
 
-    `max_num_seqs` and `num_blocks`: what the engine runs and holds. Nothing is ever inside beyond
-    them: a request waits here while those that leave still hold what it needs.
+    `max_num_seqs` and `num_blocks`: the engine's limits, which the requests inside never exceed: a
+    request waits here while leaving ones still hold what it needs.
     """
 
     def __init__(self, *, max_num_seqs: int, num_blocks: int) -> None:
@@ -33,12 +33,12 @@ class BlockAccount:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were admitted and not submitted yet."""
+        """Requests that were admitted but not submitted yet."""
         return len(self._waiting)
 
     @property
     def num_unanswered_blocks(self) -> int:
-        """Blocks of requests without a response so far: the engine may not hold them."""
+        """Blocks of requests without a response so far: the engine may not have allocated them."""
         return sum(each.num_blocks for each in self._unanswered)
 
     @property
@@ -52,11 +52,11 @@ class BlockAccount:
         self._unanswered.add(submitted)
 
     def on_response(self, submitted: SubmittedRequest) -> None:
-        """The engine returned something for it."""
+        """The engine returned a response for it."""
         self._unanswered.discard(submitted)
 
     def enter(self) -> Iterator[SubmittedRequest]:
-        """Those that enter now, in order; each is inside when it is yielded."""
+        """The requests that enter now, in order; each is inside when it is yielded."""
         while self._waiting and self._has_room(self._waiting[0]):
             submitted = self._waiting.popleft()
             self._inside.add(submitted)
@@ -79,11 +79,11 @@ class BlockAccount:
         self._leaving.discard(submitted)
 
     def _has_room(self, submitted: SubmittedRequest) -> bool:
-        # While none leaves, the scheduler's account is the engine's.
+        # While no request leaves, the scheduler's account equals the engine's.
         if not self._leaving:
             return True
         if self.num_inside >= self._max_num_seqs:
             return False
-        # Shared blocks count twice here, which can only make it wait until they have left.
+        # Shared blocks count twice here, which can only delay it until they have left.
         held = sum(each.num_blocks for each in self._inside)
         return held + self.num_leaving_blocks + submitted.num_blocks <= self._num_blocks

@@ -1,6 +1,7 @@
-"""The vendor's builder, `trtllm-build`: found, asked what it can, run and ended.
+"""The vendor's builder, `trtllm-build`: located, its flags listed, run and ended.
 
-Owns the process. Knows no setting's meaning and no cache. Its output is passed on as it comes.
+Owns the process. Does not know the meaning of settings, nor the cache. Its output is passed on as
+it comes.
 """
 
 import contextlib
@@ -30,12 +31,14 @@ _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
 
 
 class BuilderUnusable(Exception):
-    """There is no builder, or it cannot be asked; the message says what to do."""
+    """There is no builder, or it does not run; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderEnd:
-    """How a builder ended: its exit code (negative: a signal), its last lines, its seconds."""
+    """The end of a builder: its exit code (negative: a signal), its last lines, its duration in
+    seconds.
+    """
 
     exit_code: int
     last_lines: tuple[str, ...]
@@ -43,7 +46,7 @@ class BuilderEnd:
 
 
 def find_builder() -> Path:
-    """The builder of this installation first, then of the search path. Raises BuilderUnusable."""
+    """The builder of this installation, else of the search path. Raises BuilderUnusable."""
     beside = str(Path(sys.executable).parent)
     found = shutil.which(PROGRAM, path=beside) or shutil.which(PROGRAM)
     if found is None:
@@ -91,9 +94,9 @@ def run_builder(
 ) -> BuilderEnd:
     """Run it to its end. `show` gets its output, `on_start` its pid, `on_heartbeat` the seconds.
 
-    `lock`: a descriptor that it inherits, so that the lock is held while it lives. Leaving by an
-    exception, such as KeyboardInterrupt, ends it and all that it started; when we are killed, the
-    kernel ends it (Linux). Raises OSError when it cannot be started. To be called from the main
+    `lock`: a descriptor that it inherits, so that the lock is held while it lives. An exception,
+    such as KeyboardInterrupt, ends it and everything that it started; when this process is killed,
+    the kernel ends it (Linux). Raises OSError when it cannot be started. Call it on the main
     thread: the kernel takes the end of the calling thread for ours.
     """
     started_s = time.monotonic()
@@ -103,7 +106,7 @@ def run_builder(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(lock,),
-        # A group of its own: it starts workers, and all of them have to end with it.
+        # A process group of its own: it starts workers, and all of them have to end with it.
         start_new_session=True,
         preexec_fn=_dying_with(os.getpid()),
     )
@@ -119,16 +122,16 @@ def run_builder(
 
 
 def _dying_with(parent: int) -> Callable[[], None] | None:
-    """What a child runs to be killed when `parent` dies, where the kernel can do that (Linux)."""
+    """For a child to be killed when `parent` dies, where the kernel supports it (Linux)."""
     if sys.platform != "linux":
         return None
-    # Loaded here: between fork and exec little is safe.
+    # Loaded here: few functions are safe between fork and exec.
     prctl = ctypes.CDLL(None).prctl
 
     def arrange() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:
-            # It died before it was asked to be told.
+            # The parent died before the kernel was asked.
             os.kill(os.getpid(), signal.SIGKILL)
 
     return arrange
@@ -140,7 +143,9 @@ def _pass_output_on(
     on_heartbeat: Callable[[], None],
     heartbeat_s: float,
 ) -> tuple[str, ...]:
-    """Until the output ends, or the builder does and nothing more comes; the last lines."""
+    """Until the output ends, or the builder has ended and no more output comes; returns the last
+    lines.
+    """
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
     partial = b""
@@ -150,7 +155,7 @@ def _pass_output_on(
         while True:
             has_ended = process.poll() is not None
             left_s = max(0.0, next_beat_s - time.monotonic())
-            # A worker that outlives the builder may hold the pipe open for ever.
+            # A worker that outlives the builder may hold the pipe open.
             if selector.select(_DRAIN_TIMEOUT_S if has_ended else left_s):
                 chunk = os.read(process.stdout.fileno(), _CHUNK_BYTES)
                 if not chunk:
@@ -169,7 +174,7 @@ def _pass_output_on(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the group: SIGTERM, then SIGKILL. What has ended already is left in peace."""
+    """End the group: SIGTERM, then SIGKILL. A no-op when it has ended."""
     if process.stdout is not None:
         process.stdout.close()
     if process.poll() is None:

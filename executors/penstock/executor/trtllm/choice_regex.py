@@ -1,4 +1,5 @@
-"""A choice between texts as a regular expression that both guided decoding backends read alike.
+"""A choice between texts as a regular expression that both guided decoding backends interpret
+alike.
 
 Owns the escaping. xgrammar reads an ECMAScript dialect and llguidance Rust's; what is written here
 means the same in both: literal characters, backslashes before metacharacters, and `|`.
@@ -7,8 +8,8 @@ means the same in both: literal characters, backslashes before metacharacters, a
 from collections.abc import Iterable
 from typing import Final
 
-# Everything else stands for itself in both, and neither takes a backslash before any character. No
-# groups: older versions of xgrammar refuse those that do not capture.
+# Everything else stands for itself in both, and neither accepts a backslash before any character.
+# No groups: older versions of xgrammar refuse non-capturing ones.
 _ESCAPES: Final = str.maketrans({char: f"\\{char}" for char in "\\^$.|?*+()[]{}"})
 
 

@@ -1,8 +1,8 @@
-"""The settings of the TensorRT-LLM executor, under the names its users know.
+"""The settings of the TensorRT-LLM executor, under the vendor's names.
 
-Owns the fields, their ranges and how they bound each other. Knows neither the model folder
-(`preflight` holds the two against each other) nor the installed version (`llm_args` does). Imports
-nothing heavy: the server reads these in every process.
+Owns the fields, their ranges and their dependencies. Knows neither the model folder (`preflight`
+compares them) nor the installed version (`llm_args` does). Imports nothing heavy: every process of
+the service reads these.
 """
 
 import enum
@@ -14,15 +14,15 @@ from penstock.scheduler.setting import SettingError, check, required, setting
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "nvfp4")
 _MAX_COUNT = 65_536
-"""Of requests, GPUs, adapters and the like: above it is a slip of the finger, not a machine."""
+"""Of requests, GPUs, adapters and the like: a larger number is a typing error."""
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 _MAX_WAIT_S = 1e9
-"""Thirty years; ten times as long, and clocks of 64 bits overflow."""
+"""Thirty years; clocks of 64 bits overflow at ten times as long."""
 
 
 class CapacityPolicy(enum.StrEnum):
-    """When a request may run; by the name, the engine's CapacitySchedulerPolicy.
+    """When a request may run; the engine's CapacitySchedulerPolicy of that name.
 
     Its third, STATIC_BATCH, is missing: it waits until a whole batch has ended.
     """
@@ -32,14 +32,14 @@ class CapacityPolicy(enum.StrEnum):
 
 
 class ChunkingPolicy(enum.StrEnum):
-    """Whose prompt gets the tokens of a step; by the name, the engine's ContextChunkingPolicy."""
+    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy of that name."""
 
     FIRST_COME_FIRST_SERVED = "FIRST_COME_FIRST_SERVED"
     EQUAL_PROGRESS = "EQUAL_PROGRESS"
 
 
 class SamplerType(enum.StrEnum):
-    """Which of the engine's samplers draws the tokens; AUTO is TORCH."""
+    """The engine's samplers; AUTO is TORCH."""
 
     AUTO = "auto"
     TORCH = "TorchSampler"
@@ -47,7 +47,7 @@ class SamplerType(enum.StrEnum):
 
 
 class SamplerPromise(enum.StrEnum):
-    """What a sampler may ignore without a word, depending on its version."""
+    """Options that a sampler may silently ignore, depending on its version."""
 
     PENALTIES = "penalties"
     SEED = "seed"
@@ -56,7 +56,7 @@ class SamplerPromise(enum.StrEnum):
 
 
 class GuidedDecodingBackend(enum.StrEnum):
-    """Who turns a schema, a pattern or a grammar into masks."""
+    """What compiles a schema, a pattern or a grammar to masks."""
 
     XGRAMMAR = "xgrammar"
     LLGUIDANCE = "llguidance"
@@ -77,10 +77,10 @@ class KvCacheSettings:
     """The engine's KV cache. Raises ValueError naming the field.
 
     `free_gpu_memory_fraction`: its share of the GPU memory that the weights leave free.
-    `max_tokens`: at most so many tokens, None for what the share holds. `enable_block_reuse`:
-    equal prefixes share blocks; `enable_partial_reuse`: a block may be shared in part.
-    `host_cache_size`: bytes of host memory for blocks that the GPU gave up. `dtype`: "auto" follows
-    the model or, where it is quantised with its cache, the checkpoint.
+    `max_tokens`: its maximum size, None for the whole share. `enable_block_reuse`: equal prefixes
+    share blocks; `enable_partial_reuse`: a block may be shared in part. `host_cache_size`: bytes of
+    host memory for blocks evicted from the GPU. `dtype`: "auto" follows the model or, where it is
+    quantised with its cache, the checkpoint.
     """
 
     free_gpu_memory_fraction: float = setting(0.9, above=0, at_most=1)
@@ -97,7 +97,7 @@ class KvCacheSettings:
         if block & (block - 1):
             raise SettingError(f"{{}} must be a power of 2, not {block}", "tokens_per_block")
         if self.max_tokens is not None and self.max_tokens < block:
-            raise SettingError(f"{{}} must hold one block of {block} tokens", "max_tokens")
+            raise SettingError(f"{{}} must be at least one block of {block} tokens", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +112,8 @@ class SchedulerSettings:
 class CudaGraphSettings:
     """CUDA graphs of steps without prompts. Raises ValueError naming the field.
 
-    `batch_sizes`: of which a graph is recorded, empty for the engine's own choice, up to
-    `max_batch_size` where that is given. `enable_padding`: other sizes use the next larger graph.
+    `batch_sizes`: of the captured graphs, empty for the engine's own choice, up to `max_batch_size`
+    where that is given. `enable_padding`: other sizes use the next larger graph.
     """
 
     enabled: bool = True
@@ -136,7 +136,7 @@ class CudaGraphSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One LoRA: the name that requests use, its folder, and its number inside the engine."""
+    """One LoRA adapter: its name in requests, its folder, and its number inside the engine."""
 
     name: str
     path: Path
@@ -150,10 +150,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """Low-rank adapters; none, and the engine runs without. Raises ValueError naming the field.
+    """LoRA adapters; without any the engine runs without LoRA. Raises ValueError naming the field.
 
     `max_loras`: how many the GPU holds at once, None for all. `max_cpu_loras`: how many the host
-    memory holds, None likewise. `lora_target_modules`: which layers may be adapted, in the engine's
+    memory holds, None likewise. `lora_target_modules`: which layers may be adapted, by the engine's
     names; empty: those of the first adapter.
     """
 
@@ -177,18 +177,18 @@ _DRAFT_SETTINGS = {
     "max_matching_ngram_size": (DecodingType.NGRAM,),
     "num_nextn_predict_layers": (DecodingType.MTP,),
 }
-"""Which kinds take a setting."""
+"""The decoding types that a setting applies to."""
 _NEEDED_DRAFT_SETTINGS = ("max_draft_len", "speculative_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeSettings:
-    """Tokens that are guessed and then checked. Raises ValueError naming the field.
+    """Speculative decoding. Raises ValueError naming the field.
 
-    `max_draft_len`: tokens guessed at once; AUTO chooses by itself, MTP takes
-    `num_nextn_predict_layers` instead. `speculative_model`: the folder of the guessing model
-    (Eagle, DraftTarget). `max_matching_ngram_size`: the most tokens that NGram looks for, None for
-    its default. `eagle3_one_model`: whether Eagle's model runs inside the target model.
+    `max_draft_len`: tokens drafted at once; AUTO chooses it itself, MTP uses
+    `num_nextn_predict_layers` instead. `speculative_model`: the folder of the draft model (Eagle,
+    DraftTarget). `max_matching_ngram_size`: the longest n-gram of NGram, None for its default.
+    `eagle3_one_model`: whether Eagle's model runs inside the target model.
     """
 
     decoding_type: DecodingType
@@ -203,24 +203,24 @@ class SpeculativeSettings:
         for name, takers in _DRAFT_SETTINGS.items():
             value = getattr(self, name)
             if value is not None and kind not in takers:
-                raise SettingError(f"{{}} means nothing to decoding_type {kind}", name)
+                raise SettingError(f"{{}} has no effect with decoding_type {kind}", name)
             if value is None and kind in takers and name in _NEEDED_DRAFT_SETTINGS:
                 raise SettingError(f"{{}} must be given with decoding_type {kind}", name)
         check(self)
         if not self.eagle3_one_model and kind is not DecodingType.EAGLE:
-            raise SettingError(f"{{}} means nothing to decoding_type {kind}", "eagle3_one_model")
+            raise SettingError(f"{{}} has no effect with decoding_type {kind}", "eagle3_one_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """How long the adapter waits for the engine, seconds; no wait is without end.
+    """Time limits for the engine, in seconds; no wait is unlimited.
 
-    `response_timeout_s`: the engine owes words and says none: it is dead; it speaks of others and
-    never of one: that one fails. `abort_grace_s`: for the last word on an aborted request, which
-    one that still waits never gets. `load_timeout_s`: for building the engine. `limits_timeout_s`:
-    after that, for the statistics that tell the engine's limits. `shutdown_timeout_s`: for the
-    engine's own shutdown. `max_failures_in_row` counts requests: so many that fail one after
-    another, by no fault of their own, mean that the engine is sick and must be started anew.
+    `response_timeout_s`: an engine that owes responses but returns none is dead; a request without
+    a response while others get theirs fails. `abort_grace_s`: for the last response of an aborted
+    request, which never comes for one that still waits. `load_timeout_s`: for building the engine.
+    `limits_timeout_s`: after that, for the statistics with the engine's limits.
+    `shutdown_timeout_s`: for the engine's own shutdown. `max_failures_in_row` counts requests: when
+    so many fail one after another, by no fault of their own, the engine is restarted.
     """
 
     response_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)
@@ -236,15 +236,15 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtllmConfig:
-    """What a TensorRT-LLM engine is built from. Raises ValueError naming the field.
+    """The settings of a TensorRT-LLM engine. Raises ValueError naming the field.
 
     `max_batch_size`: requests that run at once. `max_num_tokens`: tokens of one step.
     `max_seq_len`: prompt and output, None for the model's own. `enable_chunked_prefill` is on,
     unlike the engine's own default: without it a prompt above `max_num_tokens` is refused, and a
-    long prompt stops everyone's output for its whole length. `sampler_honours`: what the
-    operator vouches for where the installed version is newer than this code's knowledge of its
+    long prompt delays every output by its whole prefill. `sampler_honours`: options that the
+    operator guarantees where the installed version is newer than this code's knowledge of its
     samplers; everything else that a sampler may ignore is refused. `guided_decoding_backend` None:
-    requests cannot ask for a form.
+    no structured output.
     """
 
     max_batch_size: int = setting(256, at_least=1, at_most=_MAX_COUNT)
@@ -272,7 +272,7 @@ class TrtllmConfig:
         if not self.attn_backend:
             raise SettingError("{} must not be empty", "attn_backend")
         if len(set(self.sampler_honours)) < len(self.sampler_honours):
-            raise SettingError("{} must not name a thing twice", "sampler_honours")
+            raise SettingError("{} must not contain duplicates", "sampler_honours")
         if self.max_num_tokens < self.max_batch_size:
             raise SettingError(
                 f"{{}} must be at least {{}} ({self.max_batch_size}), not {self.max_num_tokens}",
@@ -281,7 +281,7 @@ class TrtllmConfig:
         self._check_parts()
 
     def _check_parts(self) -> None:
-        """What one part asks of another."""
+        """Dependencies between the parts."""
         graphs = self.cuda_graph_config
         for name, size in (
             ("batch_sizes", max(graphs.batch_sizes, default=None)),
@@ -298,15 +298,15 @@ class TrtllmConfig:
             )
         capacity = self.scheduler_config.capacity_scheduler_policy
         if capacity is CapacityPolicy.MAX_UTILIZATION and self.guided_decoding_backend is not None:
-            # The engine pauses requests, and begins a form from its start when one goes on (NVIDIA
-            # issue #18891).
+            # The engine pauses requests, and restarts a constraint from its start when one
+            # continues (NVIDIA issue #18891).
             raise ValueError(
                 f"scheduler_config.capacity_scheduler_policy {capacity} does not work with"
                 " guided_decoding_backend: a paused output would break its constraint"
             )
         block = self.kv_cache_config.tokens_per_block
         if self.enable_chunked_prefill and self.max_num_tokens < block:
-            # Prompts are cut at blocks.
+            # Prompts are split at blocks.
             raise ValueError(
                 f"max_num_tokens must be at least kv_cache_config.tokens_per_block ({block}) with"
                 f" enable_chunked_prefill, not {self.max_num_tokens}"
@@ -314,8 +314,7 @@ class TrtllmConfig:
         policy = self.scheduler_config.context_chunking_policy
         if policy is not None and not self.enable_chunked_prefill:
             raise ValueError(
-                "scheduler_config.context_chunking_policy means nothing without"
-                " enable_chunked_prefill"
+                "scheduler_config.context_chunking_policy requires enable_chunked_prefill"
             )
 
     @property

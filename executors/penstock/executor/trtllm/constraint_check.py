@@ -1,9 +1,8 @@
-"""Whether the engine can hold an output to a constraint, found out before the engine gets it.
+"""Checks whether the engine can enforce a constraint, before the engine gets it.
 
-Owns what the check is, and whose turn it is: xgrammar, which comes with TensorRT-LLM, builds the
-grammar; what it refuses and what has a dead end is refused here. Where it runs: see
-`constraint_process`. Inside the engine the first fails in words of its own, and the
-second ends every request there (see `dead_ends`).
+xgrammar, which comes with TensorRT-LLM, builds the grammar; a constraint that it refuses or that
+has a dead end is refused here. Where it runs: see `constraint_process`. Inside the engine the first
+fails with its own message, and the second ends every request there (see `dead_ends`).
 """
 
 import asyncio
@@ -35,13 +34,13 @@ _NUM_AT_ONCE: Final = 2
 
 
 def guide_text(constraint: Constraint) -> str:
-    """What the engine is given: the text, or a regular expression of the choices."""
+    """The engine's input: the text, or a regular expression of the choices."""
     is_choice = constraint.kind is ConstraintKind.CHOICE
     return choice_regex(constraint.texts) if is_choice else constraint.texts[0]
 
 
 def installed_grammar() -> Any:
-    """`xgrammar.Grammar`; None, and a warning, where it cannot be loaded."""
+    """`xgrammar.Grammar`; None, with a warning, where it cannot be loaded."""
     try:
         return import_module("xgrammar").Grammar
     except (ImportError, AttributeError) as error:
@@ -55,13 +54,13 @@ def fault_of(grammar_class: Any, constraint: Constraint) -> str:
     try:
         text = str(build(guide_text(constraint)))
     except Exception:
-        # Its message quotes the client, and its classes differ between versions.
+        # Its message quotes the client's text, and its classes differ between versions.
         return NOT_COMPILED
     return NO_OUTPUT if has_dead_end(text) else ""
 
 
 class ConstraintCheck:
-    """Whose constraint is checked next: a few at a time, one of each tenant.
+    """Runs a few checks at a time, one of each tenant.
 
     `check` is called on a thread and blocks, for a bounded time. Belongs to one event loop.
     """
@@ -75,7 +74,7 @@ class ConstraintCheck:
         """As `fault_of`.
 
         With one check of each tenant at a time, a tenant waits for one check of every other tenant
-        at most. Cancelling gives the place up.
+        at most. Cancelling releases its place.
         """
         own = self._permit_of.setdefault(tenant, asyncio.Lock())
         await own.acquire()
@@ -93,6 +92,6 @@ class ConstraintCheck:
             in_worker(lambda: self._check(constraint), "trtllm constraint")
         )
         checking.add_done_callback(release)
-        # Who is cancelled leaves the check running, which keeps its place until it is done.
+        # A cancelled caller leaves the check running, which keeps its place until it is done.
         await asyncio.wait([checking])
         return checking.result()

@@ -1,9 +1,9 @@
-"""Processes that check constraints, so that no constraint can hold up the engine's process.
+"""Processes that check constraints, so that no constraint can block the engine's process.
 
-Owns their life and their limits: xgrammar compiles while it holds Python's lock, for as long and in
-as much memory as the constraint makes it. A process that takes too long is killed; one that asks
-for too much memory fails or dies. As a program, `python -m` with this module's name, it is such a
-process: a line of JSON comes in for each constraint, and one with its fault goes out.
+Owns their lifetime and their limits: xgrammar compiles while it holds the interpreter lock, for as
+long and in as much memory as the constraint needs. A process that takes too long is killed; one
+that allocates too much memory fails or dies. Run as a program, `python -m` with this module's name,
+it is such a process: a line of JSON comes in for each constraint, and one with its fault goes out.
 """
 
 import contextlib
@@ -32,24 +32,24 @@ log = logging.getLogger(__name__)
 
 CHECK_S: Final = 10.0
 START_S: Final = 120.0
-"""Time for one constraint, and for a process to load xgrammar, which loads torch."""
+"""Time to check one constraint, and for a process to load xgrammar, which loads torch."""
 _CHECK_BYTES: Final = 2 << 30
 """Of address space, above what the process has when it is ready."""
 _READY: Final = "ready"
 
 
 class CheckProcesses:
-    """As many processes as check at the same time. Every method may be called on any thread."""
+    """As many processes as check at the same time. Call the methods on any thread."""
 
     def __init__(self, check_s: float = CHECK_S) -> None:
-        """The first process starts now: to load takes it longer than to check."""
+        """The first process starts now: loading takes longer than checking."""
         self._check_s = check_s
         self._lock = threading.Lock()
         self._is_closed = False
         self._idle = [_Process()]
 
     def fault(self, constraint: Constraint) -> str:
-        """As `fault_of`, within limits; or that nothing can check it. Blocks."""
+        """As `fault_of`, within limits; or that the constraint cannot be checked. Blocks."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or _Process()
@@ -67,7 +67,7 @@ class CheckProcesses:
         return TOO_LARGE if answer is None else answer
 
     def close(self) -> None:
-        """End those that check nothing; the others end after their check."""
+        """End idle processes; the others end after their check."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -76,7 +76,7 @@ class CheckProcesses:
 
 
 class _Process:
-    """One process. It asks for no GPU."""
+    """One process. It uses no GPU."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -88,9 +88,9 @@ class _Process:
         self._is_ready = False
 
     def ask(self, constraint: Constraint, check_s: float) -> str | None:
-        """The fault; None where it took too long, or ended the process."""
+        """The fault; None when it took too long, or ended the process."""
         if not self._is_ready and self._line(START_S) != _READY:
-            log.error("the process that checks constraints does not start")
+            log.error("the constraint checker does not start")
             return NOT_CHECKED
         self._is_ready = True
         assert self._process.stdin is not None
@@ -107,7 +107,7 @@ class _Process:
             pass  # closes its pipes and waits
 
     def _line(self, timeout_s: float) -> str | None:
-        """What it answers; None where it ends before, or takes longer."""
+        """Its answer; None where it ends before, or takes longer."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -117,7 +117,7 @@ class _Process:
 
 
 def installed_checker() -> CheckProcesses | None:
-    """None, and a warning, where xgrammar is missing."""
+    """None, with a warning, without xgrammar."""
     if find_spec("xgrammar") is None:
         log.warning("constraints are not checked before they reach the engine: no xgrammar")
         return None
@@ -125,12 +125,12 @@ def installed_checker() -> CheckProcesses | None:
 
 
 def main() -> None:
-    """Check what comes in, until nothing more can."""
+    """Check constraints until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     grammar_class = installed_grammar()
     if grammar_class is None:
         sys.exit(1)
-    # What a library prints is no answer.
+    # What a library prints is not an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Path("/proc/self/statm").open(encoding="ascii") as statm:
@@ -144,7 +144,7 @@ def main() -> None:
         constraint = Constraint(
             kind=ConstraintKind(question["kind"]), texts=tuple(question["texts"])
         )
-        # Ends this process even where whoever asked is gone.
+        # Ends this process also when its parent is gone.
         signal.alarm(round(2 * CHECK_S))
         fault = fault_of(grammar_class, constraint)
         signal.alarm(0)

@@ -1,8 +1,8 @@
 """Dead ends of a grammar: rules that no finite output can complete.
 
-Owns the reader of a grammar as xgrammar prints it, and the fixpoint over its rules. A guided
-decoder that reaches such a rule has no token left to allow, which ends the whole engine (every
-logit minus infinity) before NVIDIA PR #18896. Imports nothing of xgrammar.
+Owns the parser of a grammar as xgrammar prints it, and the fixpoint over its rules. A guided
+decoder that reaches such a rule has no allowed token left, which ends the whole engine (every logit
+minus infinity) before NVIDIA PR #18896. Imports nothing of xgrammar.
 """
 
 import re
@@ -31,11 +31,11 @@ _ESCAPED: Final = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "b": 8, "a": 7, "
 _LAST_CODE_POINT: Final = 0x10FFFF
 _ROOT: Final = "root"
 _NEVER: Final = ""
-"""Stands for a class that no character is in; no rule has this name, so it is never productive."""
+"""Stands for an empty character class; no rule has this name, so it is never productive."""
 
 
 def has_dead_end(grammar: str) -> bool:
-    """Whether some rule that can be reached from `root` derives no finite text."""
+    """Whether some rule that is reachable from `root` derives no finite text."""
     rules = _read(grammar)
     productive = _productive(rules)
     return any(name not in productive for name in _reachable(rules))
@@ -45,7 +45,7 @@ def has_dead_end(grammar: str) -> bool:
 class _Rule:
     """A rule, or a bracket in one: of each alternative the rules it needs.
 
-    `optional`: what an alternative mentions and does not need, such as what `*` follows.
+    `optional`: rules that an alternative mentions but does not need, such as the operand of `*`.
     """
 
     alternatives: list[list[str]] = field(default_factory=lambda: [[]])
@@ -62,13 +62,13 @@ def _read(grammar: str) -> dict[str, _Rule]:
 
 
 class _Reader:
-    """Reads a grammar from left to right."""
+    """Parses a grammar from left to right."""
 
     def __init__(self) -> None:
         self.rules: dict[str, _Rule] = {}
-        # The innermost bracket last. What stands before the first rule belongs to none.
+        # The innermost bracket last. Text before the first rule belongs to none.
         self._open = [_Rule()]
-        # What a quantifier would apply to; None for what needs no rule.
+        # The operand of a quantifier; None for what needs no rule.
         self._last: str | None = None
 
     def take(self, token: re.Match[str]) -> None:
@@ -115,7 +115,7 @@ def _needed_by(token: re.Match[str]) -> str | None:
 
 
 def _has_member(members: str) -> bool:
-    """Whether some character is in a class. One that names what is no character counts as none."""
+    """Whether a character class is not empty. A class with an invalid character counts as empty."""
     is_negated = members.startswith("^")
     ranges = sorted(_ranges(members[is_negated:]))
     if any(high > _LAST_CODE_POINT for _, high in ranges):

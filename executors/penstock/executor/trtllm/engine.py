@@ -1,6 +1,6 @@
-"""The engine behind the executor: built, asked for its limits, watched, shut down.
+"""The engine behind the executor: built, its limits read, monitored, shut down.
 
-Owns the loop thread, what runs on it from start to end, and the order of both. Does not know slots.
+Owns the loop thread, its tasks and the order of start and shutdown. Does not know slots.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _STOP_S = 5.0
 
 
 class EngineHandle:
-    """A built engine. `info`: its limits, as it told them itself.
+    """A running engine. `info`: its limits, as the engine reports them.
 
     Building takes minutes and blocks. Raises what `TrtllmExecutor` raises.
     """
@@ -62,7 +62,7 @@ class EngineHandle:
         try:
             self._thread.run(self._start(config, folder, package, mapping))
         except BaseException:
-            # What was loaded is given back, and with it the engine's own processes.
+            # Release what was loaded, and with it the engine's own processes.
             self.close()
             raise
 
@@ -77,7 +77,7 @@ class EngineHandle:
         self._thread.post(self.streams.carry_out, aborts, submits)
 
     def close(self) -> None:
-        """Shut down, at most as long as `watch.shutdown_timeout_s` and some seconds."""
+        """Shut down, within `watch.shutdown_timeout_s` and some seconds."""
         try:
             self._thread.run(self._shut_down(), self._watch.shutdown_timeout_s + _STOP_S)
         except TimeoutError:
@@ -93,7 +93,7 @@ class EngineHandle:
         package: Package,
         mapping: RequestMapping,
     ) -> None:
-        """On the loop: from here on it owns the engine."""
+        """On the loop, which owns the engine from here on."""
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._poller = poller = StatsPoller(
             self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
@@ -127,7 +127,7 @@ class EngineHandle:
         self.info = engine_info(config.trtllm, folder, package, stats)
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """What runs for ever takes the engine along when it fails."""
+        """A background task whose failure ends the engine."""
         try:
             await run()
         except Exception as error:
@@ -140,7 +140,7 @@ class EngineHandle:
         except Exception:
             if not self._first_stats.done():
                 raise
-            # They are for the audit alone from here on; nobody's request depends on them.
+            # From here on they are only for the audit; no request depends on them.
             log.exception("the engine's statistics cannot be read any more")
 
     async def _watch_health(self) -> None:
@@ -172,15 +172,17 @@ class EngineHandle:
         try:
             self._llm.shutdown()
         except Exception as error:
-            # After a death it raises once more what the engine died of, and stops there.
-            log.warning("the engine's shutdown raised %r; its processes are ended apart", error)
+            # After a death it raises the cause of it once more, and stops there.
+            log.warning(
+                "the engine's shutdown raised %r; its processes are ended separately", error
+            )
             session = getattr(self._llm, "mpi_session", None)
             if session is not None:
                 session.shutdown()
 
 
 async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Llm:
-    """Build on a thread, saying now and then that it goes on; bounded."""
+    """Build on a thread, with log lines about the progress; bounded."""
     began_s = time.monotonic()
     building = asyncio.ensure_future(in_worker(build, "trtllm build"))
     while True:
@@ -197,7 +199,7 @@ async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Ll
 async def _unless_broken(
     wanted: Coroutine[Any, Any, T], tasks: Sequence["asyncio.Task[None]"]
 ) -> T:
-    """Await `wanted`; raise what ended one of `tasks` instead, if one ends before."""
+    """Await `wanted`; raise the error of one of `tasks` instead, if one ends before."""
     waiting = asyncio.ensure_future(wanted)
     await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
     if not waiting.done():
@@ -210,13 +212,13 @@ async def _unless_broken(
 
 
 def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> Callable[[], Llm]:
-    """What builds the engine, everything checked that can be checked before the long load."""
+    """The engine's constructor, after all checks that need no long load."""
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
     return lambda: package.build(**arguments)
 
 
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:
-    """Before the load as well: it refuses what the installed version cannot do."""
+    """Before the load as well: it refuses what the installed version does not support."""
     if folder.vocab_size is None:
         raise ValueError(f"{folder.path} does not tell the size of its vocabulary")
     return RequestMapping(config.trtllm, package, folder.vocab_size)

@@ -1,7 +1,7 @@
-"""Engines ahead of time: a TensorRT-LLM checkpoint becomes an engine, once.
+"""Builds engines ahead of time: a TensorRT-LLM checkpoint becomes an engine, once.
 
-Owns the settings of a build and the order of it: recognise the folder, refuse what the builder does
-not have, look into the cache, build, check, keep. A service never builds.
+Owns the settings of a build and its order: recognise the folder, refuse unsupported flags, check
+the cache, build, verify, store. A service never builds.
 """
 
 import datetime
@@ -23,7 +23,7 @@ _TELL_EVERY_S = 10.0
 
 
 class BadBuild(Exception):
-    """A setting or the folder does not fit; the message names it."""
+    """A setting or the folder is invalid; the message names it."""
 
 
 class BuildFailed(Exception):
@@ -34,8 +34,8 @@ class BuildFailed(Exception):
 class BuildSettings:
     """Sizes an engine is built for, by TensorRT-LLM's names; None: the builder's default.
 
-    The parallel sizes are the checkpoint's; given here, they are held against it. `options`: any
-    other flag of the builder and its value.
+    The parallel sizes are the checkpoint's; if given here, they are compared with it. `options`:
+    any other flag of the builder and its value.
     """
 
     max_batch_size: int | None = None
@@ -72,7 +72,7 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What became of it. `path` is what can be served; `explanation` is one line on why."""
+    """The result. `path` can be served; `explanation` is one line on why."""
 
     path: Path
     is_new: bool
@@ -80,10 +80,10 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Who is told of a build: `say` gets our lines, `show` the builder's output as it comes."""
+class BuildReporter:
+    """Receives the progress of a build: `log` gets our lines, `show` the builder's output."""
 
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     show: Callable[[bytes], None]
 
 
@@ -91,13 +91,13 @@ def build_engine(
     model: Path,
     settings: BuildSettings,
     cache: EngineCache,
-    progress: Progress,
+    reporter: BuildReporter,
     *,
     max_wait_s: float | None = None,
 ) -> Built:
-    """Build unless there is nothing to build, or it was built before and is still whole.
+    """Build, unless there is nothing to build, or an intact build exists.
 
-    `max_wait_s`: how long to wait for another build of the same engine; None: for ever. Raises
+    `max_wait_s`: how long to wait for another build of the same engine; None: without limit. Raises
     BadBuild, BuilderUnusable, CacheUnusable, CacheBusy, BuildFailed; OSError where files fail.
     """
     folder = recognise(model)
@@ -107,32 +107,32 @@ def build_engine(
         # One sentence for people; the path is what scripts serve.
         return Built(path=model, is_new=False, explanation=_nothing_to_build(folder))
     _check_parallel(settings, folder)
-    progress.say(f"{folder.path}: a TensorRT-LLM checkpoint; looking at its files")
+    reporter.log(f"{folder.path}: a TensorRT-LLM checkpoint; looking at its files")
     flags = settings.flags()
     key = engine_key(model, flags, found_gpus(), _installed_version())
     place = cache.place_of(model, key)
-    # Asked before the builder is: that takes the time of importing the vendor's package.
-    if _is_cached(cache, place, progress):
+    # Checked before the builder is run: that takes the time of importing the vendor's package.
+    if _is_cached(cache, place, reporter):
         return Built(path=place, is_new=False, explanation="cached: built before")
     builder = find_builder()
     lacking = sorted({*flags, *_OURS} - known_flags(builder))
     if lacking:
         raise BadBuild(f"{lacking[0]}: {builder.name} of this version has no --{lacking[0]}")
-    with cache.locked(place, _teller(progress), max_wait_s=max_wait_s) as lock:
-        # Whoever held the lock may have built it.
+    with cache.locked(place, _wait_reporter(reporter), max_wait_s=max_wait_s) as lock:
+        # The previous holder of the lock may have built it.
         if cache.exists(place) and not cache.damage(place):
             return Built(path=place, is_new=False, explanation="cached: built meanwhile")
-        _build(builder, folder, flags, cache, place, key, lock, progress)
+        _build(builder, folder, flags, cache, place, key, lock, reporter)
     return Built(path=place, is_new=True, explanation="built")
 
 
-def _is_cached(cache: EngineCache, place: Path, progress: Progress) -> bool:
-    """Whether a whole engine is there; says so if there is one that is not."""
+def _is_cached(cache: EngineCache, place: Path, reporter: BuildReporter) -> bool:
+    """Whether an intact engine exists; logs if there is a damaged one."""
     if not cache.exists(place):
         return False
     damage = cache.damage(place)
     if damage:
-        progress.say(f"the cached engine is damaged ({damage}): building it again")
+        reporter.log(f"the cached engine is damaged ({damage}): building it again")
     return not damage
 
 
@@ -167,7 +167,7 @@ def _build(
     place: Path,
     key: EngineKey,
     lock: BuildLock,
-    progress: Progress,
+    reporter: BuildReporter,
 ) -> None:
     with cache.building(place) as output:
         command = [
@@ -175,13 +175,13 @@ def _build(
             *(word for name, value in flags.items() for word in (f"--{name}", value)),
         ]
         started = datetime.datetime.now(datetime.UTC)
-        progress.say(f"building {place}")
+        reporter.log(f"building {place}")
         end = run_builder(
             command,
             lock=lock.descriptor,
             on_start=lambda pid: lock.tell(f"process {os.getpid()}, its builder {pid}"),
-            show=progress.show,
-            on_heartbeat=lambda waited_s: progress.say(f"... building for {waited_s:.0f} s"),
+            show=reporter.show,
+            on_heartbeat=lambda waited_s: reporter.log(f"... building for {waited_s:.0f} s"),
         )
         if end.exit_code != 0:
             lines = "".join(f"\n  | {line}" for line in end.last_lines)
@@ -201,25 +201,25 @@ def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
     """Raise BuildFailed unless there is an engine for each rank of the checkpoint."""
     made = recognise(output)
     if not made.is_engine:
-        raise BuildFailed(f"{builder.name} ended well but left no engine: {made.explanation}")
+        raise BuildFailed(f"{builder.name} succeeded but left no engine: {made.explanation}")
     num_ranks = (folder.tensor_parallel_size or 1) * (folder.pipeline_parallel_size or 1)
     for rank in range(num_ranks):
         if not (output / f"rank{rank}.engine").is_file():
             raise BuildFailed(
-                f"{builder.name} ended well but left no engine: rank{rank}.engine is missing, of"
+                f"{builder.name} succeeded but left no engine: rank{rank}.engine is missing, of"
                 f" {num_ranks} ranks"
             )
 
 
-def _teller(progress: Progress) -> Callable[[float, str], None]:
-    """Say that we wait for another build, at once and then now and then."""
+def _wait_reporter(reporter: BuildReporter) -> Callable[[float, str], None]:
+    """Reports that another build is waited for, at once and then now and then."""
     next_s = 0.0
 
     def tell(waited_s: float, holder: str) -> None:
         nonlocal next_s
         if waited_s >= next_s:
             who = f" ({holder})" if holder else ""
-            progress.say(f"... another build of this engine runs{who}; waited {waited_s:.0f} s")
+            reporter.log(f"... another build of this engine runs{who}; waited {waited_s:.0f} s")
             next_s = waited_s + _TELL_EVERY_S
 
     return tell

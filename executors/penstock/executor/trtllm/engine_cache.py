@@ -1,8 +1,8 @@
-"""Where engines are kept: one folder for each key, whole or not used at all.
+"""The cache of built engines: one folder for each key, complete or not used at all.
 
-Owns the lock, the folder that is built in, and the manifest. An engine is built beside its place
-and renamed, so a build that is killed leaves none behind; what it did leave goes with the next
-build. Does not know how engines are built.
+Owns the lock, the temporary folder of a build, and the manifest. An engine is built next to its
+place and renamed, so a killed build leaves none there; the next build removes what it did leave.
+Does not know how engines are built.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class CacheUnusable(Exception):
-    """The cache folder cannot be used; the message says why."""
+    """The cache folder cannot be used; the message gives the reason."""
 
 
 class CacheBusy(Exception):
-    """Another build held the place for longer than was to be waited; the message names it."""
+    """Another build held the lock for too long; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class BuildLock:
     descriptor: int
 
     def tell(self, holder: str) -> None:
-        """Let those who wait know who holds it."""
+        """Write who holds the lock, for those that wait."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, holder.encode()[:_MAX_HOLDER_BYTES], 0)
 
@@ -52,15 +52,15 @@ class EngineCache:
     """A folder of engines. Any number of processes may use it at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is made when it is needed. The file system must have locks and renames."""
+        """`folder` is created when needed. The file system must support locks and renames."""
         self._folder = folder
 
     def place_of(self, model: Path, key: EngineKey) -> Path:
-        """Where the engine of this key is, or will be."""
+        """The folder of the engine with this key."""
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
     def exists(self, place: Path) -> bool:
-        """Whether a build of ours is there. Raises CacheUnusable for a folder of other origin."""
+        """Whether one of our builds is there. Raises CacheUnusable for a folder of other origin."""
         if not place.exists():
             return False
         if not (place / MANIFEST).is_file():
@@ -68,7 +68,7 @@ class EngineCache:
         return True
 
     def damage(self, place: Path) -> str:
-        """What is wrong with the engine there, in a few words; "" if it is as it was built."""
+        """What is wrong with the engine there, in a few words; "" if it is intact."""
         made = recognise(place)
         if not made.is_engine:
             return made.explanation
@@ -83,11 +83,11 @@ class EngineCache:
     def locked(
         self, place: Path, on_wait: Callable[[float, str], None], *, max_wait_s: float | None = None
     ) -> Generator[BuildLock, None, None]:
-        """Hold the place against other builds.
+        """Lock the place against other builds.
 
-        The lock lives as long as any process holds the descriptor: a builder that outlives us
-        keeps it. `on_wait` gets the seconds waited so far and who holds it, now and then. Raises
-        CacheBusy after `max_wait_s`; None waits for ever.
+        The lock lives as long as any process holds the descriptor: a builder that outlives us keeps
+        it. `on_wait` gets the seconds waited so far and the holder, now and then. Raises CacheBusy
+        after `max_wait_s`; None waits without limit.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._folder / f".{place.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -99,13 +99,13 @@ class EngineCache:
                     break
                 except BlockingIOError:
                     waited_s = time.monotonic() - started_s
-                    told = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode("utf-8", "replace")
+                    holder = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode("utf-8", "replace")
                     if max_wait_s is not None and waited_s >= max_wait_s:
                         raise CacheBusy(
                             f"another build of this engine still runs after {waited_s:.0f} s"
-                            f" ({told or 'process unknown'})"
+                            f" ({holder or 'process unknown'})"
                         ) from None
-                    on_wait(waited_s, told)
+                    on_wait(waited_s, holder)
                     time.sleep(_LOCK_POLL_S)
             lock = BuildLock(descriptor)
             lock.tell(f"process {os.getpid()}")
@@ -115,10 +115,12 @@ class EngineCache:
 
     @contextlib.contextmanager
     def building(self, place: Path) -> Generator[Path, None, None]:
-        """An empty folder beside the place, for whoever holds its lock. Gone after the block."""
+        """An empty folder next to the place, for the holder of its lock. Removed after the
+        block.
+        """
         prefix = f".{place.name}.building-"
         for left in self._folder.glob(f"{prefix}*"):
-            # Of a build that was killed: nobody else holds the lock.
+            # Of a killed build: no other process holds the lock.
             shutil.rmtree(left)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder))
         try:
@@ -127,8 +129,8 @@ class EngineCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
-        """Put a whole engine into its place, in one step; what is damaged there goes."""
-        # mkdtemp makes it ours alone; a service may run as somebody else.
+        """Move a complete engine to its place, in one step; replaces a damaged one."""
+        # mkdtemp makes it private; a service may run as another user.
         built.chmod(0o755)
         whole = {**manifest, "engine": inventory(built)}
         with (built / MANIFEST).open("w", encoding="utf-8") as file:
@@ -147,7 +149,7 @@ class EngineCache:
 
 
 def default_cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where engines are kept unless told otherwise, as of the XDG base directories."""
+    """The default folder, by the XDG base directories."""
     cache = environment.get("XDG_CACHE_HOME", "")
     root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
     return root / "penstock" / "engines"

@@ -1,7 +1,7 @@
-"""What a built engine consists of: its files, so that damage is noticed before it is served.
+"""The files of a built engine, to detect damage before it is served.
 
-Owns the list and the comparison. Sizes of all files, the content of small ones: an engine's config
-is read whole, its tens of gibibytes of weights are not.
+Owns the list and the comparison: sizes of all files, the content of small ones. An engine's config
+is read completely, its tens of gibibytes of weights are not.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ def inventory(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
-    """The first file that is not as recorded, and why; "" if all are. More files do no harm.
+    """The first file that is not as recorded, and why; "" if all are. Additional files are ignored.
 
     Raises OSError for a file that cannot be read.
     """

@@ -1,10 +1,10 @@
-"""What an engine depends on, as one name: model folder, build settings, GPU, version.
+"""The cache key of an engine: model folder, build settings, GPU, version.
 
 Owns what is hashed. Of the folder: the relative name and size of every file that is not hidden; the
-whole content of files up to a mebibyte; of larger ones the header where they are safetensors,
-256 samples spread over the file, and the time of the last change. Reading all of the weights would
-take as long as some builds; samples and time together notice every other weights that a
-checkpoint tool writes. A copy that loses its times is built again, which is the harmless mistake.
+whole content of files up to a mebibyte; of larger ones the header where they are safetensors, 256
+samples spread over the file, and the time of the last change. Reading all of the weights would take
+as long as some builds; samples and time together detect any other weights that a checkpoint tool
+writes. A copy that loses its times is built again, which is the harmless mistake.
 """
 
 import hashlib
@@ -23,12 +23,14 @@ _NUM_SAMPLES = 256
 _SAMPLE_BYTES = 16 << 10
 _NUM_KEY_CHARS = 20
 _FORMAT = 1
-"""Raised when what is hashed changes, so that old engines are not taken for new ones."""
+"""Incremented when the hashed data changes, so that old engines are not reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKey:
-    """`inputs`: everything that decides, as JSON values. `digest`: their name, hexadecimal."""
+    """`inputs`: everything that determines the engine, as JSON values. `digest`: their hash,
+    hexadecimal.
+    """
 
     inputs: Mapping[str, Any]
     digest: str
@@ -84,7 +86,7 @@ def _content_hash(path: Path) -> str:
 
 
 def _header_bytes(prefix: bytes) -> int:
-    """The length of a safetensors header, which the file's first eight bytes tell."""
+    """The length of a safetensors header, from the file's first eight bytes."""
     return int.from_bytes(prefix, "little")
 
 

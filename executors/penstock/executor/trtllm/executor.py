@@ -1,8 +1,9 @@
-"""The TensorRT-LLM executor: the engine batches and pages, our scheduler decides who is in.
+"""The TensorRT-LLM executor: the engine batches and pages, our scheduler decides which requests are
+in.
 
-Owns the seam between the two threads. `launch` tells the loop's thread whom to submit and whom to
-abort; `collect` never waits and returns what has arrived. The engine is never handed more than it
-can run, so priority, deadlines and fairness keep their meaning; its limits are its own word.
+Owns the interface of the two threads. `launch` sends submissions and aborts to the loop's thread;
+`collect` never waits and returns what has arrived. The engine never gets more requests than it can
+run, so that priorities, deadlines and fairness apply; its limits are those that it reports.
 """
 
 import logging
@@ -26,7 +27,7 @@ from penstock.scheduler.request import Request
 log = logging.getLogger(__name__)
 
 _ACCOUNT_INTERVAL_S = 60.0
-_FORGOTTEN = "the engine spoke of others and never of this one"
+_FORGOTTEN = "no response for this request while others progressed"
 
 
 class TrtllmExecutor:
@@ -45,7 +46,7 @@ class TrtllmExecutor:
         self.audit = PageAudit()
         self.num_cache_misses = 0
         self.num_forgotten = 0
-        self._told_account = ""
+        self._logged_account = ""
         self._next_account_s = clock() + _ACCOUNT_INTERVAL_S
         self._blocks = BlockAccount(
             max_num_seqs=self.info.max_num_seqs, num_blocks=self.info.num_blocks
@@ -62,16 +63,16 @@ class TrtllmExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """Readable when the engine said something."""
+        """Readable when the engine has responses."""
         return self._responses.ready_fd
 
     @property
     def num_given_up(self) -> int:
-        """Aborted requests of which the engine never said that they ended."""
+        """Aborted requests whose end the engine never reported."""
         return self._engine.streams.num_given_up
 
     def launch(self, batch: Batch) -> None:
-        """Hand over whom the scheduler admitted, abort whom it took out."""
+        """Submit admitted requests, abort released ones."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         aborts = [
@@ -86,11 +87,11 @@ class TrtllmExecutor:
         self._check_pages(batch, num_unanswered_blocks)
 
     def collect(self) -> StepResult:
-        """What has arrived since the last call; never waits.
+        """The responses since the last call; never waits.
 
-        Raises ExecutorDied when the engine is gone, owes words for longer than
-        `watch.response_timeout_s`, or fails one request after another. A request that it alone is
-        silent about fails alone.
+        Raises ExecutorDied when the engine is gone, returns no response for longer than
+        `watch.response_timeout_s`, or fails one request after another. A request that alone gets no
+        response fails alone.
         """
         news = self._responses.take()
         now_s = self._clock()
@@ -102,9 +103,10 @@ class TrtllmExecutor:
                 self._blocks.on_end(response.submitted)
             if response.num_cached >= 0:
                 self.num_cache_misses += response.num_cached < response.submitted.num_cached
-        # Who may go in now goes with the next launch: somebody may have been taken out meanwhile.
+        # Requests that may enter now are submitted by the next launch: some may have been released
+        # meanwhile.
         result = result_of(news)
-        self._tell_account(now_s)
+        self._log_account(now_s)
         if lost:
             self.num_forgotten += len(lost)
             forgotten = tuple(
@@ -114,7 +116,7 @@ class TrtllmExecutor:
         return result
 
     def account(self) -> str:
-        """What went on behind the scheduler's back, in one line; empty when nothing did."""
+        """Irregularities that the scheduler does not see, in one line; empty without any."""
         audit = self.audit
         counts = {
             "drifts": audit.num_drifts,
@@ -131,7 +133,7 @@ class TrtllmExecutor:
         )
 
     def close(self) -> None:
-        """Abort everyone, shut the engine down; bounded in time. Idempotent."""
+        """Abort everything, shut the engine down; bounded in time. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._engine.close()
@@ -150,18 +152,18 @@ class TrtllmExecutor:
         return submitted
 
     def _vacate(self, slot: int) -> SubmittedRequest | None:
-        """The request of a slot that was given back, if the engine must abort it."""
+        """The request of a released slot, if the engine must abort it."""
         submitted = self._submitted.pop(slot)
         submitted.slot = -1
         self._watchdog.forget(submitted, self._clock())
         return submitted if self._blocks.release(submitted) else None
 
-    def _tell_account(self, now_s: float) -> None:
+    def _log_account(self, now_s: float) -> None:
         if now_s >= self._next_account_s:
             self._next_account_s = now_s + _ACCOUNT_INTERVAL_S
             account = self.account()
-            if account != self._told_account:
-                self._told_account = account
+            if account != self._logged_account:
+                self._logged_account = account
                 log.info("engine account: %s", account)
 
     def _hand_over(self, aborts: list[SubmittedRequest]) -> None:
@@ -172,10 +174,10 @@ class TrtllmExecutor:
 
     def _check_pages(self, batch: Batch, num_unanswered_blocks: int) -> None:
         now_s = self._clock()
-        # A page ahead for each, the drafts' among them, and what the aborted still hold.
+        # A page ahead for each, the drafts' included, and the blocks of aborted requests.
         ahead = self._blocks.num_inside * self._num_blocks_ahead
         slack = ahead + self._blocks.num_leaving_blocks
-        # In between the engine had let go of some and not taken in others yet.
+        # In between the engine may have released some and not added others yet.
         self.audit.note_mirror(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
         self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
         stats = self._responses.take_stats()

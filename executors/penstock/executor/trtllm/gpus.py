@@ -1,6 +1,6 @@
-"""Which GPUs are here, as nvidia-smi tells it. Loads no CUDA, so that nothing is held or changed.
+"""The GPUs of this machine, by nvidia-smi. Loads no CUDA, so that nothing is allocated or changed.
 
-Owns the question and the reading of the answer. Without the tool there are no GPUs.
+Without the tool there are no GPUs.
 """
 
 import re
@@ -15,7 +15,7 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. `compute_capability` as in "9.0"; `memory_mib` None: not told."""
+    """One GPU. `compute_capability` as in "9.0"; `memory_mib` None: unknown."""
 
     name: str
     memory_mib: int | None
@@ -32,7 +32,7 @@ class FoundGpus:
 
 
 def found_gpus() -> FoundGpus:
-    """Ask nvidia-smi. A machine without it, or where it fails, has no GPUs."""
+    """Run nvidia-smi. A machine without it, or where it fails, has no GPUs."""
     table = _ask(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line]
     rows = [row for row in rows if len(row) == _FIELDS.count(",") + 1]

@@ -1,6 +1,6 @@
-"""The engine's limits, by its own word.
+"""The engine's limits, as it reports them.
 
-Owns the warm-up that makes it speak and the arithmetic from what it says to `ExecutorInfo`.
+Owns the warm-up that makes it report and the conversion to `ExecutorInfo`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 _PATIENCE_S = 5.0
-"""An iterator of statistics that ended is revived by a new request only."""
+"""An iterator of statistics that ended continues only with a new request."""
 
 
 async def probe_limits(
@@ -29,9 +29,9 @@ async def probe_limits(
     on_submit: Callable[[], None],
     timeout_s: float,
 ) -> EngineStats:
-    """Generate single tokens until the engine tells of itself.
+    """Generate single tokens until the engine reports statistics.
 
-    Raises ExecutorDied when it says nothing, or does not answer, within `timeout_s`.
+    Raises ExecutorDied when it reports none, or does not answer, within `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -43,14 +43,15 @@ async def probe_limits(
             return first_stats.result()
     except TimeoutError:
         raise ExecutorDied(
-            f"the engine told nothing of its limits within {timeout_s:g} s: either it does not"
+            f"the engine reported no limits within {timeout_s:g} s: either it does not"
             " answer, or this version keeps no statistics of its KV cache"
         ) from None
 
 
 async def try_adapter(llm: Llm, mapping: RequestMapping, name: str, timeout_s: float) -> None:
-    """Generate a token with an adapter: loading it outside of a request's own errors, the engine
-    would end with the first request that names a broken one. Raises ExecutorDied naming it.
+    """Generate a token with an adapter: since the engine loads it outside of a request's own
+    errors, it would end with the first request that names a broken one. Raises ExecutorDied naming
+    it.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -73,15 +74,16 @@ def num_blocks_ahead(config: TrtllmConfig, tokens_per_block: int) -> int:
 def engine_info(
     config: TrtllmConfig, folder: ModelFolder, package: Package, stats: EngineStats
 ) -> ExecutorInfo:
-    """The limits that hold: what the engine told, within what the settings ask for."""
+    """The effective limits: those of the engine, within those of the settings."""
     max_seq_len = config.max_seq_len or folder.max_seq_len
     if max_seq_len is None:
         raise ValueError(f"max_seq_len must be given: {folder.path} does not tell its own")
     assert folder.vocab_size is not None
-    told = (folder.max_batch_size, stats.max_num_active)
-    max_num_seqs = min(config.max_batch_size, *(limit for limit in told if limit))
+    reported = (folder.max_batch_size, stats.max_num_active)
+    max_num_seqs = min(config.max_batch_size, *(limit for limit in reported if limit))
     block_size = stats.tokens_per_block
-    # Drafts are written before they are accepted, beyond what any request was admitted with.
+    # Drafts are written before they are accepted, beyond the length that any request was admitted
+    # with.
     num_draft_blocks = -(-_num_draft_tokens(config) // block_size) * max_num_seqs
     return ExecutorInfo(
         name="trtllm",
@@ -105,7 +107,7 @@ def _num_draft_tokens(config: TrtllmConfig) -> int:
 
 
 def _warm_up(mapping: RequestMapping, adapter: str = "") -> dict[str, object]:
-    """One token after one token, greedily, with a cache salt of its own."""
+    """One token after one token, greedily, with a private cache salt."""
     spec = RequestSpec(
         key=1,
         request_id="warm-up",

@@ -1,8 +1,8 @@
-"""From our settings to the arguments of the vendor's LLM constructor.
+"""Converts our settings to the arguments of the vendor's LLM constructor.
 
 Owns the translation, class by class, and what happens where the installed version lacks a setting:
-refused by name if the operator asked for it, left out if it is only our default. Does not know
-requests; the settings' own ranges are checked before.
+refused by name if the operator set it, left out if it is only our default. Does not know requests;
+the settings' own ranges are checked before.
 """
 
 import inspect
@@ -35,7 +35,7 @@ _PLAIN = (
     "sampler_type",
     "guided_decoding_backend",
 )
-"""Settings that go over as they are, under the same name."""
+"""Settings that are passed unchanged, under the same name."""
 
 _DECODING_CLASSES = {
     DecodingType.NGRAM: "NGramDecodingConfig",
@@ -51,7 +51,7 @@ _NGRAM_MATCH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """One argument. `is_asked_for`: dropping it would be against the operator's word."""
+    """One argument. `is_asked_for`: the operator set it, so it must not be dropped."""
 
     value: Any
     is_asked_for: bool
@@ -62,9 +62,9 @@ def llm_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments for `package.build`.
 
-    The engine needs no tokenizer (text is ours) unless it must hold outputs to a form;
-    `tokenizer_path` None: the model folder has it. Statistics are always on: the engine's real
-    limits are read from them. Its own tracing stays off: traces are ours.
+    The engine needs no tokenizer (text is ours) except for structured output; `tokenizer_path`
+    None: the model folder has it. Statistics are always on: the engine's real limits are read from
+    them. Its own tracing stays off: traces are ours.
 
     Raises ValueError naming the setting that the installed version lacks, and ExecutorUnavailable
     naming a class that it lacks.
@@ -77,7 +77,7 @@ def llm_arguments(
         "max_num_tokens": _Setting(value=config.max_num_tokens, is_asked_for=True),
         # Engines built ahead have statistics without asking.
         "enable_iter_perf_stats": _Setting(value=True, is_asked_for=not folder.is_engine),
-        # Of iterations that nothing has read; without a bound they pile up.
+        # Of iterations that were not read; without a bound they accumulate.
         "max_stats_len": _Setting(value=_MAX_STATS, is_asked_for=False),
         **_text_side(config, tokenizer_path or folder.path),
     }
@@ -97,7 +97,7 @@ def _text_side(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
 
 
 def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
-    """The arguments that are objects of the vendor's classes, built only where they are taken."""
+    """The arguments that are objects of the vendor's classes, built only where supported."""
     builders: dict[str, Callable[[], Any]] = {
         "kv_cache_config": lambda: _kv_cache(config.kv_cache_config, package),
         "scheduler_config": lambda: _scheduler(config.scheduler_config, package),
@@ -145,18 +145,18 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
         member = _member(package, "ContextChunkingPolicy", chunking, where)
         values["context_chunking_policy"] = _Setting(value=member, is_asked_for=True)
     if "priority" in package.generate_arguments:
-        # Without it the engine takes a request's priority and does not use it.
+        # Without it the engine accepts a request's priority and ignores it.
         values["waiting_queue_policy"] = _Setting(value="priority", is_asked_for=False)
     return _built(package, "SchedulerConfig", where, values)
 
 
 def _cuda_graph(settings: CudaGraphSettings, package: Package) -> Any:
-    """None turns graphs off."""
+    """None disables graphs."""
     if not settings.enabled:
         return None
     names = ("batch_sizes", "max_batch_size", "enable_padding")
     values = _given(settings, CudaGraphSettings(), names)
-    # The engine takes one of the two; the sizes tell the largest.
+    # The engine accepts one of the two; the sizes imply the largest.
     values.pop("max_batch_size" if settings.batch_sizes else "batch_sizes", None)
     return _built(package, "CudaGraphConfig", "cuda_graph_config", values)
 
@@ -168,8 +168,8 @@ def _lora(settings: LoraSettings, package: Package) -> Any:
         "max_loras": settings.max_loras or num_adapters,
         "max_cpu_loras": settings.max_cpu_loras or num_adapters,
     }
-    # From one folder, and it takes no more, the engine reads which layers are adapted; told
-    # neither, it makes room for every layer there is.
+    # From one folder, and it accepts only one, the engine reads which layers are adapted; without
+    # either, it allocates memory for every layer.
     if settings.lora_target_modules:
         values["lora_target_modules"] = list(settings.lora_target_modules)
     else:
@@ -186,8 +186,8 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
         values.setdefault(
             "max_matching_ngram_size", _Setting(value=_NGRAM_MATCH, is_asked_for=False)
         )
-    # Without it line 1.2 draws greedily wherever guessing runs inside the model, whatever a request
-    # asks for; later versions see for themselves (NVIDIA PR #14745).
+    # Without it line 1.2 samples greedily wherever drafting runs inside the model, whatever a
+    # request asks for; later versions detect it themselves (NVIDIA PR #14745).
     values["allow_advanced_sampling"] = _Setting(value=True, is_asked_for=False)
     if settings.decoding_type is DecodingType.EAGLE:
         values["eagle3_one_model"] = _Setting(
@@ -202,7 +202,7 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
 
 
 def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Setting]:
-    """The fields that hold something; asked for is what differs from `default`, None for all."""
+    """The fields with a value; `is_asked_for` if it differs from `default`, None for all."""
     values = {name: getattr(settings, name) for name in names}
     return {
         name: _Setting(
@@ -223,7 +223,9 @@ def _built(package: Package, class_name: str, where: str, values: Mapping[str, _
 def _fitted(
     settings: Mapping[str, _Setting], taken: Collection[str], owner: str, where: str
 ) -> dict[str, Any]:
-    """What `owner` takes of `settings`. Raises ValueError for what was asked for and is not."""
+    """The part of `settings` that `owner` supports. Raises ValueError for unsupported settings that
+    were set.
+    """
     for name, setting in settings.items():
         if name not in taken and setting.is_asked_for:
             raise ValueError(f"{where}{name} cannot be set: {owner} does not have it")

@@ -1,8 +1,8 @@
-"""The one event loop that owns the engine, on a thread of its own.
+"""The event loop that owns the engine, on its own thread.
 
-Owns the thread, its loop and the way in from other threads. The engine wakes the loop of the first
-request of a batch only, so everything that touches it must be on one loop; what blocks for long
-(building, shutting down) goes to a worker thread of that loop.
+Owns the thread, its loop and calls from other threads. The engine wakes only the loop of the first
+request of a batch, so everything that uses it must be on one loop; long blocking calls (building,
+shutting down) run on a worker thread of that loop.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class LoopThread:
         self._thread.start()
 
     def post(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call on the loop soon; nothing happens when it has stopped."""
+        """Call on the loop soon; a no-op when it has stopped."""
         try:
             self.loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
@@ -42,7 +42,7 @@ class LoopThread:
             raise
 
     def stop(self, timeout_s: float) -> None:
-        """End the loop; a loop that is blocked for longer is left behind."""
+        """End the loop; a loop that is blocked for longer is abandoned."""
         self.post(self.loop.stop)
         self._thread.join(timeout_s)
 
@@ -59,7 +59,9 @@ class LoopThread:
 
 
 async def in_worker(function: Callable[[], T], name: str) -> T:
-    """Run what blocks on a daemon thread, so that it can hold up neither the loop nor the exit."""
+    """Run a blocking call on a daemon thread, so that it can block neither the loop nor the
+    exit.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -1,7 +1,7 @@
-"""What a model folder holds, told from its small files before anything is loaded.
+"""Recognises the content of a model folder by its small files, before anything is loaded.
 
-Owns the signs of each kind, the name of a quantisation, and the sentence that says what becomes of
-it. Reads no weights, imports nothing heavy, knows no setting.
+Owns the signs of each kind, the names of quantisations, and a sentence for the operator. Reads no
+weights, imports nothing heavy, knows no setting.
 """
 
 import enum
@@ -18,7 +18,7 @@ _RANK_FILE = re.compile(r"rank\d+\.(engine|safetensors)")
 
 
 class ModelKind(enum.Enum):
-    """The folders that TensorRT-LLM users have."""
+    """The kinds of folders that TensorRT-LLM uses."""
 
     HUGGING_FACE = "Hugging Face model"
     QUANTISED = "quantised Hugging Face model"
@@ -32,8 +32,8 @@ class Quantisation:
     """How weights are stored.
 
     `algorithm`: in the engine's spelling where it has one ("FP8", "NVFP4", "W4A16_AWQ"), else the
-    method and bits that the tool wrote. `kv_cache`: of the KV cache, None when it is not
-    quantised. `is_readable`: line 1.2's PyTorch backend picks it up by itself.
+    method and bits that the tool wrote. `kv_cache`: of the KV cache, None when it is not quantised.
+    `is_readable`: line 1.2's PyTorch backend detects it itself.
     """
 
     algorithm: str
@@ -43,10 +43,10 @@ class Quantisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A folder and what it holds. `explanation`: one sentence for the operator.
+    """A folder and its content. `explanation`: one sentence for the operator.
 
-    `max_seq_len` is in tokens. The sizes below it are those that an engine or a checkpoint was
-    made for; None where the folder does not tell or the kind has none.
+    `max_seq_len` is in tokens. The sizes below it are those that an engine or a checkpoint was made
+    for; None where they are unknown or the kind has none.
     """
 
     path: Path
@@ -69,12 +69,12 @@ class ModelFolder:
 
 
 def recognise(path: Path) -> ModelFolder:
-    """Look at a folder. Never raises: what cannot be told is UNKNOWN, with the reason."""
+    """Inspect a folder. Never raises: an unclear folder is UNKNOWN, with the reason."""
     try:
         if not path.is_dir():
             return _unknown(path, f"{path} is no folder")
         if not (path / "config.json").is_file():
-            return _unknown(path, f"{path} holds no config.json")
+            return _unknown(path, f"{path} contains no config.json")
         config = _read(path / "config.json")
         ranks = {match[1] for item in path.iterdir() if (match := _RANK_FILE.fullmatch(item.name))}
         if "pretrained_config" in config and "build_config" in config:
@@ -111,12 +111,12 @@ def _hugging_face(path: Path, config: Mapping[str, object]) -> ModelFolder:
 
 def _hugging_face_sentence(path: Path, found: Quantisation | None) -> str:
     if found is None:
-        return f"{path} is a Hugging Face model: the PyTorch backend serves it as it is"
+        return f"{path} is a Hugging Face model: the PyTorch backend serves it unchanged"
     cache = "" if found.kv_cache is None else f" with a KV cache in {found.kv_cache}"
     if found.is_readable:
         return (
             f"{path} is a Hugging Face model quantised to {found.algorithm}{cache}: the PyTorch"
-            " backend picks that up from the checkpoint and serves it as it is"
+            " backend reads that from the checkpoint and serves it unchanged"
         )
     return (
         f"{path} is a Hugging Face model quantised to {found.algorithm}{cache}, in a format that"
@@ -128,7 +128,7 @@ def _hugging_face_sentence(path: Path, found: Quantisation | None) -> str:
 def _checkpoint(path: Path, config: Mapping[str, object], *, has_weights: bool) -> ModelFolder:
     if not has_weights:
         return _unknown(
-            path, f"{path} looks like a TensorRT-LLM checkpoint but holds no rank0.safetensors"
+            path, f"{path} looks like a TensorRT-LLM checkpoint but contains no rank0.safetensors"
         )
     mapping = _child(config, "mapping")
     return ModelFolder(
@@ -149,7 +149,7 @@ def _checkpoint(path: Path, config: Mapping[str, object], *, has_weights: bool) 
 
 def _engine(path: Path, config: Mapping[str, object], *, has_engines: bool) -> ModelFolder:
     if not has_engines:
-        return _unknown(path, f"{path} looks like a TensorRT engine but holds no rank0.engine")
+        return _unknown(path, f"{path} looks like a TensorRT engine but contains no rank0.engine")
     model, build = _child(config, "pretrained_config"), _child(config, "build_config")
     mapping, plugins = _child(model, "mapping"), _child(build, "plugin_config")
     version = config.get("version")
@@ -175,7 +175,7 @@ def _engine(path: Path, config: Mapping[str, object], *, has_engines: bool) -> M
 
 
 def _modelopt(path: Path) -> Quantisation | None:
-    """What ModelOpt wrote beside config.json."""
+    """What ModelOpt wrote next to config.json."""
     file = path / "hf_quant_config.json"
     if not file.exists():
         return None
@@ -192,8 +192,8 @@ def _modelopt(path: Path) -> Quantisation | None:
 def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
     """What other tools write into config.json.
 
-    Of these line 1.2 reads FP8 in blocks and MXFP4 (`ModelConfig.load_hf_quant_config`); the rest
-    it passes over, and then the weights do not fit the layers.
+    Of these line 1.2 reads FP8 in blocks and MXFP4 (`ModelConfig.load_hf_quant_config`); it ignores
+    the rest, and then the weights do not fit the layers.
     """
     values = _child(config, "quantization_config")
     method = values.get("quant_method")
@@ -261,11 +261,11 @@ def _read(path: Path) -> Mapping[str, object]:
     try:
         value: object = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{path.name} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{path.name} is nested too deep") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} must hold a JSON object")
+        raise ValueError(f"{path.name} must contain a JSON object")
     return cast("dict[str, object]", value)
 
 

@@ -1,7 +1,7 @@
-"""The installed TensorRT-LLM: imported late, looked at once, handed on as values.
+"""The installed TensorRT-LLM: imported late, inspected once, passed on as values.
 
-Owns the import and what is asked of the version: which arguments its calls have, which classes
-there are. Everything that later lines add is found by looking, never by the version's number.
+Owns the import and the inspection of the version: which arguments its calls have, which classes
+there are. Everything that later lines add is found by inspection, never by the version's number.
 Knows no setting and no request.
 """
 
@@ -21,7 +21,7 @@ from penstock.executor.unavailable import ExecutorUnavailable
 log = logging.getLogger(__name__)
 
 RECORDED_LINE = "1.2"
-"""The line whose signatures and habits this code was written from."""
+"""The line whose signatures and behaviour this code was written from."""
 MISSING = (
     "the trtllm executor needs tensorrt_llm: install penstock[trtllm], or run in NVIDIA's release"
     " container, nvidia/tensorrt-llm/release, which has it with the libraries it was built"
@@ -29,7 +29,7 @@ MISSING = (
 )
 
 _JOB_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
-# Not of a job: what containers and operators set to tune transport, and the leave to run as root.
+# Not of a job: transport tuning by containers and operators, and the permission to run as root.
 _KEPT = re.compile(
     r"OMPI_ALLOW_RUN_AS_ROOT.*|OMPI_MCA_(btl|coll|io|mtl|osc|pml)(_.*)?|PMIX_MCA_gds"
 )
@@ -37,11 +37,11 @@ _KEPT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What the adapter uses of one installed version.
+    """The parts of one installed version that the adapter uses.
 
-    `generate_arguments`: parameter names of `LLM.generate_async`. `llm_arguments`: what the LLM
-    constructor takes. `build`: the LLM class of the PyTorch backend. `honours_penalties`: the
-    default sampler has code for penalties. `modules`: where classes of settings are looked up.
+    `generate_arguments`: parameter names of `LLM.generate_async`. `llm_arguments`: parameters of
+    the LLM constructor. `build`: the LLM class of the PyTorch backend. `honours_penalties`: the
+    default sampler implements penalties. `modules`: where classes of settings are looked up.
     `runs_engines`: it is the backend for engines that were built ahead.
     """
 
@@ -75,14 +75,14 @@ class Package:
 
 
 def load_package(*, is_engine: bool = False) -> Package:
-    """Import TensorRT-LLM: seconds, and CUDA must be there.
+    """Import TensorRT-LLM: takes seconds, and needs CUDA.
 
     `is_engine`: the model is an engine built ahead, so `build` and `llm_arguments` are those of the
     TensorRT backend, where the version still has it.
 
-    Before that the variables of an MPI job are taken out of this process's environment, as
-    NVIDIA's own Triton model does: the package starts its workers through MPI, and when this
-    process runs under mpirun or a Slurm step, they would join that job and wait for it for ever.
+    Before that the variables of an MPI job are removed from this process's environment, as NVIDIA's
+    own Triton model does: the package starts its workers through MPI, and when this process runs
+    under mpirun or a Slurm step, they would join that job and wait for it without end.
 
     Raises ExecutorUnavailable where the package is missing, cannot be loaded, or lacks what every
     version so far has had. A version of another line than RECORDED_LINE gets a warning.
@@ -98,7 +98,7 @@ def load_package(*, is_engine: bool = False) -> Package:
             raise ExecutorUnavailable(MISSING) from error
         raise _broken(error) from error
     except (ImportError, OSError) as error:
-        # A library of CUDA, TensorRT or MPI that is not there, or is another version's.
+        # A missing library of CUDA, TensorRT or MPI, or one of another version.
         raise _broken(error) from error
     version = str(getattr(root, "__version__", "of unknown version"))
     _warn_of_another_line(version)
@@ -110,7 +110,7 @@ def load_package(*, is_engine: bool = False) -> Package:
 
 
 def forget_mpi_job(environment: MutableMapping[str, str]) -> None:
-    """Take the variables of an MPI job out of `environment`; the ones that only tune MPI stay."""
+    """Remove the variables of an MPI job from `environment`; those that only tune MPI stay."""
     for name in list(environment):
         if name.startswith(_JOB_PREFIXES) and not _KEPT.fullmatch(name):
             del environment[name]
@@ -154,14 +154,14 @@ def _with_engine_backend(package: Package, llmapi: ModuleType) -> Package:
 
 
 def _constructor_arguments(llm_class: Any, model: Any) -> frozenset[str]:
-    """The constructor's own parameters, and what it hands on to `model`."""
+    """The constructor's own parameters, and those that it passes on to `model`."""
     own = inspect.signature(llm_class).parameters.values()
     named = {item.name for item in own if item.kind is not item.VAR_KEYWORD}
     return frozenset(model.model_fields) | named
 
 
 def _default_sampler_has_penalties() -> bool:
-    # Nested in the class since NVIDIA PR #16485; before that penalties are ignored without a word.
+    # Nested in the class since NVIDIA PR #16485; before that penalties are silently ignored.
     sampler = _optional("tensorrt_llm._torch.pyexecutor.sampler", "TorchSampler")
     return hasattr(sampler, "PenaltyHandler")
 

@@ -1,8 +1,8 @@
-"""Holds the scheduler's page mirror against what the engine says it holds.
+"""Compares the scheduler's page mirror with the engine's statistics.
 
-Owns the comparison. The engine's word lags by a fraction of a second, so it is compared with the
-most and the least that the mirror held of late; what lies outside is drift: counted, told, never
-fatal, since the engine itself guards its memory.
+The statistics lag by a fraction of a second, so they are compared with the maximum and minimum that
+the mirror had recently; values outside are drift: counted, reported, never fatal, since the engine
+itself guards its memory.
 """
 
 import logging
@@ -12,15 +12,15 @@ log = logging.getLogger(__name__)
 
 _MISSED_S = 30.0
 _WINDOW_S = 2.0
-"""How old the engine's word may be."""
+"""Maximum age of the engine's statistics."""
 
 
 class PageAudit:
-    """Counts by how many pages mirror and engine differ.
+    """Counts how many pages mirror and engine differ by.
 
-    `num_checks` comparisons, `num_drifts` of them off; `last_drift` and `worst_drift` in blocks,
-    above 0 when the engine holds more than was foreseen, below when it holds less. `num_missed`
-    periods in which requests ran and no statistics came to compare with.
+    `num_checks` comparisons, `num_drifts` of them with drift; `last_drift` and `worst_drift` in
+    blocks, positive when the engine holds more than predicted, negative when it holds less.
+    `num_missed` periods in which requests ran and no statistics came.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class PageAudit:
         self._mirror: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
 
     def note_mirror(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
-        """The mirror holds `num_blocks` from now on, and the engine rightly `slack_blocks` more.
+        """The mirror has `num_blocks` from now on, and the engine may hold `slack_blocks` more.
 
         Such as a page ahead for each running request, or those of aborted ones that have not left.
         """
@@ -41,7 +41,7 @@ class PageAudit:
         if self._mirror[-1][1:] == (least, most):
             return
         self._mirror.append((now_s, least, most))
-        # What held at the window's beginning came before it.
+        # The value at the window's start was set before it.
         while len(self._mirror) > 1 and self._mirror[1][0] < now_s - _WINDOW_S:
             self._mirror.popleft()
 
@@ -60,7 +60,7 @@ class PageAudit:
                 )
 
     def check(self, num_engine_blocks: int) -> int:
-        """Compare; the drift in blocks."""
+        """Compare; returns the drift in blocks."""
         over = num_engine_blocks - max(most for _, _, most in self._mirror)
         under = min(least for _, least, _ in self._mirror) - num_engine_blocks
         drift = over if over > 0 else -max(under, 0)

@@ -1,7 +1,7 @@
-"""What can be found wrong before the minutes-long load: settings against folders and machine.
+"""Checks before the minutes-long load: settings against folders and machine.
 
-Owns the checks between the settings and the files they name. Reads small files only; the
-installed version is found, not imported.
+Owns the checks between the settings and the files they name. Reads small files only; the installed
+version is located, not imported.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ _LEAST_SEQ_LEN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The model folder, and what is odd but not wrong: one sentence each."""
+    """The model folder, and notices about unusual settings: one sentence each."""
 
     folder: ModelFolder
     notices: tuple[str, ...]
@@ -31,7 +31,7 @@ class Findings:
 def check_before_load(
     model_path: Path, config: TrtllmConfig, environment: Mapping[str, str]
 ) -> Findings:
-    """Hold the settings against the model folder, the other folders and the visible GPUs.
+    """Check the settings against the model folder, the other folders and the visible GPUs.
 
     Raises ValueError naming the setting, or explaining the folder.
     """
@@ -48,15 +48,15 @@ def check_before_load(
 
 
 def check_tokenizer(folder: ModelFolder, tokenizer_path: Path | None) -> None:
-    """Whether the fronts find their files, and those are the model's. Raises ValueError."""
+    """Whether the fronts find their files, and those belong to the model. Raises ValueError."""
     path = tokenizer_path or folder.path
     if not (path / "tokenizer.json").is_file():
         if tokenizer_path is None:
             raise ValueError(
-                f"tokenizer must be given: {path} holds no tokenizer.json; name the folder of the"
+                f"tokenizer must be given: {path} has no tokenizer.json; name the folder of the"
                 " Hugging Face model (its weights are not needed)"
             )
-        raise ValueError(f"tokenizer: {path} holds no tokenizer.json")
+        raise ValueError(f"tokenizer: {path} has no tokenizer.json")
     if tokenizer_path is None:
         return
     text = recognise(tokenizer_path)
@@ -104,27 +104,27 @@ def _check_gpus(config: TrtllmConfig, environment: Mapping[str, str]) -> None:
 
 
 def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
-    """What the load does not need and the service cannot do without. Raises ValueError."""
+    """Sizes that the service needs but the load does not. Raises ValueError."""
     if not 1 <= (folder.vocab_size or 0) <= _MAX_INT32:
-        told = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
-        raise ValueError(f"{folder.path}: config.json gives {told} vocab_size")
+        size = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
+        raise ValueError(f"{folder.path}: config.json gives {size} vocab_size")
     longest = config.max_seq_len or folder.max_seq_len
     if longest is None:
         raise ValueError(
-            f"max_seq_len must be given: config.json of {folder.path} tells no length"
+            f"max_seq_len must be given: config.json of {folder.path} has no length"
             " (max_position_embeddings)"
         )
     if not _LEAST_SEQ_LEN <= longest <= _MAX_INT32:
         raise ValueError(
-            f"max_seq_len must be given: config.json of {folder.path} tells a length of {longest}"
+            f"max_seq_len must be given: config.json of {folder.path} has a length of {longest}"
         )
 
 
 def _check_engine(folder: ModelFolder, config: TrtllmConfig) -> None:
-    """Raises ValueError where the engine was made for other sizes, or nothing here can run it."""
+    """Raises ValueError where the engine was made for other sizes, or cannot run here."""
     spec = importlib.util.find_spec("tensorrt_llm")
     places = spec.submodule_search_locations if spec is not None else None
-    # Without the package the executor itself says what to install.
+    # Without the package the executor itself reports what to install.
     if places is not None and not any((Path(p) / "_tensorrt_engine").exists() for p in places):
         raise ValueError(
             f"{folder.explanation}; the installed tensorrt_llm has no TensorRT backend"
@@ -149,7 +149,7 @@ def _check_speculative(config: TrtllmConfig) -> None:
         None if config.speculative_config is None else config.speculative_config.speculative_model
     )
     if draft is not None and not (draft / "config.json").is_file():
-        raise ValueError(f"speculative_config.speculative_model: {draft} holds no config.json")
+        raise ValueError(f"speculative_config.speculative_model: {draft} contains no config.json")
 
 
 def _installed_version() -> str | None:
@@ -160,7 +160,7 @@ def _installed_version() -> str | None:
 
 
 def _check_adapters(settings: LoraSettings) -> None:
-    """Raises ValueError where an adapter is missing, too large, or changes layers of its own."""
+    """Raises ValueError where an adapter is missing, too large, or changes other layers."""
     first: frozenset[str] | None = None
     for index, adapter in enumerate(settings.adapters):
         where = f"lora_config.adapters[{index}]"
@@ -190,9 +190,9 @@ def _adapter_config(adapter: Adapter, where: str) -> Mapping[str, Any]:
     except OSError as error:
         raise ValueError(f"{where}.path: {file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{where}.path: {file} is no JSON: {error}") from error
+        raise ValueError(f"{where}.path: {file} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{where}.path: {file} is nested too deep") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{where}.path: {file} must hold a JSON object")
+        raise ValueError(f"{where}.path: {file} must contain a JSON object")
     return cast("dict[str, Any]", values)

@@ -1,9 +1,9 @@
-"""What the engine's error texts mean: the request's own fault, or the end of the engine.
+"""Classifies the engine's error texts: the request's own fault, or the end of the engine.
 
-Owns the phrases. The engine has one exception for everything and differs in words only. To blame
-the client wrongly hides a fault of ours, so only whole phrases that are known count, and none in a
-text that names what a request cannot cause. A text may quote the request's constraint: words that
-decide against the engine count only where the constraint does not have them.
+Owns the phrases. The engine has one exception for everything, with different texts. Blaming the
+client wrongly hides a fault of ours, so only known whole phrases count, and none in a text that
+names something a request cannot cause. A text may quote the request's constraint: words that
+indicate a fault of the engine count only where the constraint does not contain them.
 """
 
 import re
@@ -28,7 +28,7 @@ _REFUSALS: Final = re.compile(
     r"|guided decoding is not enabled",
     re.IGNORECASE,
 )
-# Errors after which a CUDA context answers nothing more, by their names and by their texts.
+# Errors after which a CUDA context is lost, by their names and by their texts.
 _FATAL: Final = re.compile(
     r"cudaErrorIllegalAddress|cudaErrorLaunchFailure|cudaErrorAssert|cudaErrorECCUncorrectable"
     r"|device-side assert|illegal memory access|unspecified launch failure"
@@ -38,7 +38,9 @@ _FATAL: Final = re.compile(
 
 
 def is_refusal(message: str, quoted: str = "") -> bool:
-    """Whether the text says that the request is at fault. `quoted`: what it may quote of it."""
+    """Whether the text says that the request is at fault. `quoted`: the part of the request it may
+    quote.
+    """
     if is_constraint_refusal(message, quoted):
         return True
     return _REFUSALS.search(message) is not None and not _has_own(_FAULTS, message, quoted)
@@ -51,11 +53,11 @@ def is_constraint_refusal(message: str, quoted: str = "") -> bool:
 
 
 def is_fatal(message: str, quoted: str = "") -> bool:
-    """Whether the engine is lost, whatever it goes on to answer."""
+    """Whether the engine is lost, even if it still answers."""
     return _has_own(_FATAL, message, quoted)
 
 
 def _has_own(words: re.Pattern[str], message: str, quoted: str) -> bool:
-    """Whether the engine itself used one of `words`: none that the request has counts."""
+    """Whether the engine itself used one of `words`: words of the request do not count."""
     quoted = quoted.lower()
     return any(found[0].lower() not in quoted for found in words.finditer(message))

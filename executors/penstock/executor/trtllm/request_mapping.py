@@ -1,7 +1,7 @@
-"""A request of ours as the arguments of `LLM.generate_async`.
+"""Converts a request to the arguments of `LLM.generate_async`.
 
-Owns every name and rule of the way there; docs/tensorrt-llm-mapping.md tells them to users, and a
-test holds the two together. Pure but for the numbers it gives to requests that share nothing.
+Owns every name and rule of the conversion; docs/tensorrt-llm-mapping.md documents them, and a test
+compares the two. Pure except for the numbers it gives to requests that share nothing.
 """
 
 import inspect
@@ -30,25 +30,25 @@ from penstock.scheduler.request_options import CacheRetention, Constraint, Const
 _NO_END_ID: Final = -1
 _FULL_TOP_P: Final = 0.9999
 _MAX_RETENTION_S: Final = 10 * 365 * 86_400.0
-"""Longer is for ever: no engine runs so long, and its clock counts in nanoseconds of 64 bits."""
+"""A longer time means for ever: the engine's clock counts in nanoseconds of 64 bits."""
 _GUIDES: Final = {
     ConstraintKind.JSON_SCHEMA: (Feature.JSON_SCHEMA, "json"),
     ConstraintKind.REGEX: (Feature.REGEX, "regex"),
     ConstraintKind.GRAMMAR: (Feature.GRAMMAR, "grammar"),
     ConstraintKind.CHOICE: (Feature.CHOICE, "regex"),
 }
-"""What each kind needs, and the field of GuidedDecodingParams that takes it."""
+"""The feature that each kind needs, and the field of GuidedDecodingParams for it."""
 
 
 class NotResumable(ValueError):
-    """The request is good, but the engine cannot take it up in the middle of its output."""
+    """The request is valid, but the engine cannot continue it in the middle of its output."""
 
 
 class RequestMapping:
-    """What one engine is told about each request.
+    """Converts requests for one engine.
 
-    Every call makes new objects: the engine writes into those it is given. Raises ValueError when
-    the installed version lacks an argument that `config` cannot do without, or a LoRA folder.
+    Every call makes new objects: the engine modifies its arguments. Raises ValueError when the
+    installed version lacks an argument that `config` needs, or a LoRA folder.
     """
 
     def __init__(self, config: TrtllmConfig, package: Package, vocab_size: int) -> None:
@@ -68,12 +68,12 @@ class RequestMapping:
     def arguments(self, spec: RequestSpec, tokens: NDArray[np.int32]) -> dict[str, Any]:
         """Keyword arguments for `generate_async`.
 
-        `tokens` int32 [n]: all that is known of the request, its prompt and whatever output it has
-        from before a preemption or an earlier life. Raises ValueError naming the field for what
-        the engine would refuse or ignore.
+        `tokens` int32 [n]: all known tokens of the request, its prompt and any output from before a
+        preemption or a replay. Raises ValueError naming the field for what the engine would refuse
+        or ignore.
         """
         self._check_tokens(tokens)
-        # What was generated before is prompt to the engine and output to us.
+        # Earlier output is prompt to the engine and output to us.
         num_generated = len(tokens) - spec.num_original_prompt_tokens
         arguments: dict[str, Any] = {
             "inputs": tokens.tolist(),
@@ -92,9 +92,9 @@ class RequestMapping:
         return arguments
 
     def _check_tokens(self, tokens: NDArray[np.int32]) -> None:
-        """The engine answers an empty list with an assertion and a foreign id with a failure."""
+        """The engine answers an empty list with an assertion and an unknown id with a failure."""
         if not len(tokens):
-            raise ValueError("prompt_ids: must hold at least one token")
+            raise ValueError("prompt_ids: must have at least one token")
         foreign = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
         if len(foreign):
             raise ValueError(
@@ -105,18 +105,18 @@ class RequestMapping:
     def _sampling_params(self, spec: RequestSpec, num_generated: int) -> SamplingParams:
         max_tokens = spec.max_tokens - num_generated
         if max_tokens < 1:
-            # One request with none once killed the engine (NVIDIA issue #7692).
+            # A request without any once ended the engine (NVIDIA issue #7692).
             raise ValueError("max_tokens: must leave at least one token to generate")
         min_tokens = max(0, spec.num_barred_tokens - num_generated)
         if min_tokens:
             self._require(Feature.MIN_TOKENS, "min_tokens")
         options: dict[str, Any] = {
             "n": 1,
-            # The engine clips it to what fits, without an error; ours is checked to fit.
+            # The engine silently lowers it to what fits; ours is checked to fit.
             "max_tokens": max_tokens,
             "seed": spec.sampling.seed,
             # With detokenising the engine would search the text for stop strings and keep running
-            # after a hit. Both are the front's work.
+            # after a hit. The front does both.
             "detokenize": False,
             "add_special_tokens": False,
         }
@@ -135,7 +135,7 @@ class RequestMapping:
         return params
 
     def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
-        """All three are always told: the engine takes their absence for greedy."""
+        """All three are always set: the engine takes their absence for greedy."""
         sampling = spec.sampling
         options: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -148,7 +148,7 @@ class RequestMapping:
         return options
 
     def _top_p(self, top_p: float) -> float:
-        """Next to 1, later versions draw an index beyond the vocabulary (NVIDIA issue #19485)."""
+        """Next to 1, later versions sample an index beyond the vocabulary (NVIDIA issue #19485)."""
         return 1.0 if self._package.is_later and top_p >= _FULL_TOP_P else top_p
 
     def _penalties(self, spec: RequestSpec) -> dict[str, Any]:
@@ -161,8 +161,8 @@ class RequestMapping:
         options: dict[str, Any] = {name: value for name, value, off in neutral if value != off}
         for name in options:
             self._require(Feature.PENALTIES, f"sampling.{name}")
-        # The engine counts the prompt's tokens for presence and frequency unless it is told where
-        # the output begins (NVIDIA PR #8127).
+        # The engine counts the prompt's tokens for presence and frequency unless it gets the start
+        # of the output (NVIDIA PR #8127).
         if options.keys() - {"repetition_penalty"}:
             name = "prompt_ignore_length"
             if name in self._sampling_arguments:
@@ -181,7 +181,7 @@ class RequestMapping:
     def _embedding_bias(self, biases: tuple[tuple[int, float], ...]) -> Any:
         """float32 [vocab_size], the engine's only form of a logit bias."""
         self._require(Feature.LOGIT_BIAS, "sampling.logit_bias")
-        # The engine brings torch along; who asks for no bias does without.
+        # The engine brings torch along; a request without bias does not need it.
         import torch
 
         dense = np.zeros(self._vocab_size, dtype=np.float32)
@@ -198,15 +198,15 @@ class RequestMapping:
         feature, field = _GUIDES[constraint.kind]
         self._require(feature, "constraint")
         if any("\0" in text for text in constraint.texts):
-            # Read as a C string by xgrammar, which would hold the output to what stands before it.
-            raise ValueError("constraint: must not hold the character U+0000")
+            # xgrammar reads it as a C string, and would enforce only the part before it.
+            raise ValueError("constraint: must not contain the character U+0000")
         guide: GuidedDecodingParams = self._package.guided_decoding_params(
             **{field: guide_text(constraint)}
         )
         return guide
 
     def _cache_salt(self, spec: RequestSpec) -> str:
-        """Who may share blocks with whom. The second form is no hex, and never comes again."""
+        """Which requests share blocks. The second form is not hex, and is unique."""
         if spec.hash_salt:
             return spec.hash_salt.hex()
         return f"alone-{spec.key}-{next(self._loners)}"
@@ -238,7 +238,9 @@ class RequestMapping:
 
 
 def _check_arguments(config: TrtllmConfig, package: Package) -> None:
-    """Line 1.2 has them all; a later one that lost one must not cost a tenant its secrets."""
+    """Line 1.2 has them all; a later one without them must not expose one tenant's prompts to
+    another.
+    """
     needed = {"inputs", "sampling_params", "streaming"}
     if config.kv_cache_config.enable_block_reuse:
         # Without a salt tenants would find each other's prompts in the cache.
@@ -259,11 +261,11 @@ def _check_arguments(config: TrtllmConfig, package: Package) -> None:
 def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
     """The end of the output, by token ids alone.
 
-    `end_id` is always given: left out, the engine would ask a tokenizer for it. It is the last of
-    ours, because the front puts a model's end-of-sequence ids after the request's own. While
-    `min_tokens` is ahead (`is_barred`) that is also all the engine is told: it bars its `end_id`
-    by itself, but would stop at the others too early. The scheduler looks at every token anyway,
-    and ends the request at any of them when the time has come.
+    `end_id` is always given: without it, the engine would ask a tokenizer. It is the last of ours,
+    because the front puts a model's end-of-sequence ids after the request's own. While `min_tokens`
+    is not reached (`is_barred`) that is the only id the engine gets: it bars its `end_id` itself,
+    but would stop at the others too early. The scheduler checks every token anyway, and ends the
+    request at any of them after that.
     """
     options: dict[str, Any] = {
         "end_id": stop_ids[-1] if stop_ids else _NO_END_ID,
@@ -278,13 +280,13 @@ def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
 
 
 def _check_constrained(spec: RequestSpec, num_generated: int, min_tokens: int) -> None:
-    """Refuse what the engine's grammar matcher would get wrong."""
+    """Refuse what the engine's grammar matcher would handle wrongly."""
     if num_generated:
         raise NotResumable(
-            f"constraint: the engine would begin the form anew after {num_generated} tokens"
+            f"constraint: the engine would restart the constraint after {num_generated} tokens"
         )
     if not spec.stop_ids:
         raise ValueError("stop_ids: a constrained output ends with an end-of-sequence token")
     if min_tokens:
-        # A form that is complete leaves the end as the only token, and this would bar it.
-        raise ValueError("min_tokens: cannot be had together with a constraint")
+        # A complete constraint leaves the end as the only token, and this would bar it.
+        raise ValueError("min_tokens: cannot be combined with a constraint")

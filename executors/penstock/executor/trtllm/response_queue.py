@@ -1,7 +1,7 @@
-"""What the engine said, on its way from the loop's thread to the scheduler's.
+"""Passes the engine's responses from the loop's thread to the scheduler's.
 
-Owns the hand-over: one lock, one wake-up per turn of the loop however many streams had something,
-and the one piece of bad news that ends everything. Does not read what it carries.
+One lock, one wake-up per iteration of the loop for all streams, and the error that ends the engine.
+Does not interpret responses.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
 
 _NUM_TURNS_BEHIND = 3
-"""Turns of the loop that news of an iteration may need more than its statistics: the engine wakes
-the streams, they wake their tasks, and those put.
+"""Iterations of the loop by which responses may lag behind an iteration's statistics: the engine
+wakes the streams, they wake their tasks, and those put.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """News of one engine request: new tokens, and how it ended when `is_last`.
+    """A response for one engine request: new tokens, and how it ended when `is_last`.
 
-    Not frozen: there is one per request and step, and freezing trebles what it costs to make. Once
-    it is handed over nobody changes it.
+    Not frozen: there is one per request and step, and freezing trebles its cost. It is not modified
+    after `put`.
 
-    `logprobs`: one entry per token where they were asked for. `num_cached`: prompt tokens the
-    engine found in its cache, -1 when that was told before. `failure`: why it failed alone;
+    `logprobs`: one entry per token where they were requested. `num_cached`: prompt tokens the
+    engine found in its cache, -1 when that was reported before. `failure`: why it failed alone;
     `is_refusal` when that is the request's own fault, `is_of_constraint` when its constraint's.
     `is_own`: our side's result and not the engine's.
     """
@@ -49,10 +49,9 @@ class Response:
 
 
 class ResponseQueue:
-    """`put`, `note` and `die` belong to the loop's thread, the others to the scheduler's.
+    """Call `put`, `note` and `die` on the loop's thread, the others on the scheduler's.
 
-    Statistics come after all the news that they already count, so whoever has taken those may
-    compare.
+    Statistics come after all the responses that they count, so the two can be compared.
     """
 
     def __init__(self) -> None:
@@ -65,12 +64,12 @@ class ResponseQueue:
         self._death: BaseException | None = None
         self._is_told = False
         self._is_closed = False
-        self.ready_fd, self._tell_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand over with everything else of this turn of the loop."""
+        """Pass on with everything else of this iteration of the loop."""
         if not self._pending:
-            # Runs after every stream that this turn woke has added its part.
+            # Runs after every stream that this iteration woke has added its part.
             loop.call_soon(self._flush)
         self._pending.append(response)
 
@@ -80,7 +79,7 @@ class ResponseQueue:
         loop: asyncio.AbstractEventLoop,
         num_turns: int = _NUM_TURNS_BEHIND,
     ) -> None:
-        """Hand over behind everything that the engine said before; wakes nobody."""
+        """Pass on after all earlier responses; wakes no thread."""
         if num_turns:
             loop.call_soon(self.note, stats, loop, num_turns - 1)
             return
@@ -91,7 +90,7 @@ class ResponseQueue:
         """The engine is gone; the first reason is kept."""
         with self._lock:
             self._death = self._death or error
-            self._tell()
+            self._wake()
 
     def take(self) -> list[Response]:
         """Everything since the last call. Raises ExecutorDied when the engine is gone."""
@@ -109,17 +108,17 @@ class ResponseQueue:
             return news
 
     def take_stats(self) -> EngineStats | None:
-        """What was noted by the last `take`, once."""
+        """The statistics noted before the last `take`, once."""
         stats, self._taken_stats = self._taken_stats, None
         return stats
 
     def close(self) -> None:
-        """Take nothing more. Idempotent."""
+        """Take no more. Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
                 os.close(self.ready_fd)
-                os.close(self._tell_fd)
+                os.close(self._wake_fd)
 
     def _flush(self) -> None:
         with self._lock:
@@ -127,9 +126,9 @@ class ResponseQueue:
             if self._pending:
                 self._ready += self._pending
                 self._pending.clear()
-                self._tell()
+                self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if not (self._is_told or self._is_closed):
             self._is_told = True
-            os.write(self._tell_fd, b"\0")
+            os.write(self._wake_fd, b"\0")

@@ -1,7 +1,7 @@
-"""From what arrived to a `StepResult`.
+"""Converts responses to a `StepResult`.
 
-Owns the translation: several responses of one request become one row, ends the scheduler can see in
-the tokens are told anyway (its own finding wins), and ends nobody asked for are failures.
+Several responses of one request become one row; ends that the scheduler can see in the tokens are
+reported anyway (its own finding takes precedence), and unexpected ends are failures.
 """
 
 import logging
@@ -22,7 +22,7 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def result_of(news: Iterable[Response]) -> StepResult:
-    """The step that these responses make; those without a slot any more are left out."""
+    """The step of these responses; those without a slot are left out."""
     rows: dict[int, list[Response]] = {}
     failures: list[SlotFailure] = []
     ends: list[SlotEnd] = []
@@ -69,9 +69,10 @@ def result_of(news: Iterable[Response]) -> StepResult:
 def _failure_of(response: Response) -> SlotFailure | None:
     detail = response.failure
     if detail and not response.is_own:
-        # Its words may quote what the client wrote: written only where logs may hold such.
+        # The engine's text may quote what the client wrote: logged only where logs may contain such
+        # text.
         log.debug(
-            "the engine's words of a request",
+            "the engine's error text of a request",
             extra={
                 "request_id": response.submitted.spec.request_id,
                 "trace_id": response.submitted.spec.trace_id.hex(),
@@ -80,7 +81,7 @@ def _failure_of(response: Response) -> SlotFailure | None:
         )
         detail = "the engine refused it" if response.is_refusal else "the engine failed it"
     if response.is_last and not detail and response.finish_reason not in _FINISH_REASONS:
-        detail = f"the engine ended it: {response.finish_reason or 'no reason told'}"
+        detail = f"the engine ended it: {response.finish_reason or 'no reason'}"
     if not detail and response.submitted.num_logprobs >= 0:
         detail = _logprob_fault(response)
     if not detail:
@@ -94,13 +95,13 @@ def _failure_of(response: Response) -> SlotFailure | None:
 
 
 def _logprob_fault(response: Response) -> str:
-    """What keeps the logprobs of a response from being told; empty when nothing does."""
+    """Why the logprobs of a response cannot be reported; empty when they can."""
     logprobs = response.logprobs
     if logprobs is None or len(logprobs) != len(response.tokens):
         if not response.tokens:
             return ""
         count = 0 if logprobs is None else len(logprobs)
-        return f"the engine told {count} log probabilities for {len(response.tokens)} tokens"
+        return f"the engine returned {count} log probabilities for {len(response.tokens)} tokens"
     for token, entry in zip(response.tokens, logprobs, strict=True):
         if token not in entry:
             return "the engine left out the log probability of a token it chose"
@@ -110,7 +111,7 @@ def _logprob_fault(response: Response) -> str:
 
 
 def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> TokenLogprobs | None:
-    """Aligned with `tokens`; None when nobody asked. Rows of those who did not ask hold zeros."""
+    """Aligned with `tokens`; None when no request wants them. Rows of the others are zeros."""
     parts = [part for row in rows for part in row]
     widths = [part.submitted.num_logprobs for part in parts]
     width = max(widths, default=-1)

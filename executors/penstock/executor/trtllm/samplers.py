@@ -1,7 +1,7 @@
-"""What the engine's samplers keep of what a request asks, and so what this executor offers.
+"""Which options the engine's samplers honour, and so which features this executor offers.
 
-Owns the one table of it. A sampler of TensorRT-LLM takes every parameter and ignores without a
-word the ones it lacks, so what is not known to be honoured is not offered, and refused in front.
+Owns that table. A sampler of TensorRT-LLM accepts every parameter and silently ignores those it
+lacks, so options that are not known to be honoured are not offered, and the front refuses them.
 """
 
 from collections.abc import Mapping
@@ -28,18 +28,18 @@ HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
     # log probabilities. Deprecated, gone in 1.4.
     SamplerType.TRTLLM: frozenset(SamplerPromise),
 }
-"""What each sampler honours in line 1.2, of what samplers are known to ignore."""
+"""The options that each sampler honours in line 1.2, of those that samplers are known to ignore."""
 
 GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
     # Reads GBNF, the dialect of the contract.
     GuidedDecodingBackend.XGRAMMAR: frozenset(
         {Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE}
     ),
-    # Its grammars are written in a dialect of Lark, where EBNF is an error or means another thing,
-    # and its regular expressions in Rust's: nothing here finds the dead ends of either.
+    # Its grammars use a dialect of Lark, where EBNF is an error or has another meaning, and its
+    # regular expressions Rust's: their dead ends cannot be found here.
     GuidedDecodingBackend.LLGUIDANCE: frozenset({Feature.JSON_SCHEMA, Feature.CHOICE}),
 }
-"""The forms that each guided decoding backend can hold an output to."""
+"""The constraints that each guided decoding backend can enforce."""
 
 _PROMISED: Final[Mapping[SamplerPromise, Feature]] = {
     SamplerPromise.PENALTIES: Feature.PENALTIES,
@@ -50,10 +50,11 @@ _PROMISED: Final[Mapping[SamplerPromise, Feature]] = {
 
 
 def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[SamplerPromise]:
-    """What the engine's sampler really does, by the table, by detection or by the operator's word.
+    """The options that the engine's sampler honours, by the table, by detection or by the
+    operator's setting.
 
-    With speculative decoding the word alone counts: whether the accepted tokens were drawn under a
-    request's options depends on how they were guessed.
+    With speculative decoding only the setting counts: whether the accepted tokens were sampled
+    under a request's options depends on how they were drafted.
     """
     asserted = frozenset(config.sampler_honours)
     if config.speculative_config is not None:
@@ -66,7 +67,7 @@ def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[Sample
 def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Feature]:
     """The features of this executor under `config`.
 
-    Never PROMPT_LOGPROBS: the PyTorch backend derives them from logits that do not tell the
+    Never PROMPT_LOGPROBS: the PyTorch backend derives them from logits that do not include the
     prompt's own tokens.
     """
     honoured = honoured_options(config, package)
@@ -74,7 +75,7 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
     if not _draws_inside_model(config.speculative_config):
         features |= {Feature.LOGPROBS, Feature.LOGIT_BIAS}
     if package.runs_engines or config.sampler_type is SamplerType.TRTLLM:
-        # Streams with them, aborted, end the process of the first (NVIDIA issue #10810). The second
+        # Aborted streams with them end the process of the first (NVIDIA issue #10810). The second
         # returns the chosen token alone, and always as the most likely one.
         features.discard(Feature.LOGPROBS)
     if config.guided_decoding_backend is not None:
@@ -87,7 +88,9 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
 
 
 def _draws_inside_model(settings: SpeculativeSettings | None) -> bool:
-    """Whether tokens are drawn in the model's own pass, where no sampler adds bias or logprobs."""
+    """Whether tokens are sampled inside the model's forward, where no sampler adds bias or
+    logprobs.
+    """
     if settings is None:
         return False
     if settings.decoding_type is DecodingType.EAGLE:

@@ -1,12 +1,13 @@
-"""The recorded facts about TensorRT-LLM against the source of one version, by syntax alone.
+"""Compares the recorded facts about TensorRT-LLM with the source of one version, by syntax alone.
 
-Owns the reading of the fact tables (`facts/`: line 1.2, and what release candidates and 1.3 have
-otherwise) and of Python source. Imports nothing of the package, so that it runs over a checkout or
-an installed package without a GPU:
+Owns the reading of the fact tables (`facts/`: line 1.2, and the differences of release candidates
+and 1.3) and of Python source. Imports nothing of the package, so that it runs over a checkout or an
+installed package without a GPU:
 
     python -m penstock.executor.trtllm.source_check --source DIR
 
-DIR holds `tensorrt_llm/`. The exit code is 1 when an entry that was read in source is not so there.
+DIR contains `tensorrt_llm/`. The exit code is 1 when an entry that was verified in source differs
+there.
 """
 
 import argparse
@@ -46,10 +47,10 @@ _FILES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "RequestError": ("executor/utils.py",),
 }
-"""Where a class is defined; all others are settings."""
+"""The module of a class; all others are settings."""
 _SETTINGS: Final = ("llmapi/llm_args.py",)
 _OTHER_FOLDERS: Final = ("llmapi", "executor", ".")
-"""Where a class is looked for that is not there."""
+"""Other places to search for a class."""
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "LLM": ("_TorchLLM", "BaseLLM", "LLM"),
     "RequestOutput": (
@@ -59,9 +60,9 @@ _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "GenerationResultBase",
     ),
 }
-"""The classes that make up one of the table; each also has what its bases in its file have."""
+"""The classes that make up one of the table; each also has the members of its bases in its file."""
 _INHERITED: Final = {"model_fields"}
-"""What classes have of other packages."""
+"""Members that classes inherit from other packages."""
 _NATIVE: Final = ("binding", "enum")
 """Kinds that Python source does not show."""
 
@@ -72,7 +73,7 @@ _REQUIRED: Final = "required"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that is otherwise in the source; `is_verified` when it had been read somewhere."""
+    """One entry that differs in the source; `is_verified` when it had been read in some source."""
 
     where: str
     what: str
@@ -84,7 +85,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """What a source tree has otherwise than the table, and classes that were not found in it."""
+    """The differences of a source tree from the table, and classes that were not found in it."""
 
     generation: str
     differences: tuple[Difference, ...]
@@ -92,7 +93,7 @@ class SourceReport:
 
     @property
     def is_as_recorded(self) -> bool:
-        """Whether everything that had been read in some source is so in this one."""
+        """Whether everything that was verified in some source is the same in this one."""
         return not any(each.is_verified for each in self.differences)
 
     @property
@@ -109,7 +110,7 @@ class SourceReport:
 
 
 def load_facts(generation: str = LINE) -> dict[str, Any]:
-    """The table of a generation: that of line 1.2, with the other's entries in place of its own."""
+    """The table of a generation: that of line 1.2, overridden by the other's entries."""
     table = _table(LINE)
     if generation == LINE:
         return table
@@ -133,7 +134,7 @@ def generation_of(version: str) -> str:
 
 
 def check_source(folder: Path, generation: str = "") -> SourceReport:
-    """Hold the package's source in `folder` (.../tensorrt_llm) against the table.
+    """Compare the package's source in `folder` (.../tensorrt_llm) with the table.
 
     `generation` "": that of the version that the source names.
     """
@@ -155,7 +156,9 @@ def check_source(folder: Path, generation: str = "") -> SourceReport:
 
 
 def check_installed() -> SourceReport | None:
-    """The same of the installed package, which is found and not imported; None without one."""
+    """As `check_source`, for the installed package, which is located and not imported; None without
+    one.
+    """
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or spec.origin is None:
         return None
@@ -184,7 +187,9 @@ def _merge(entry: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 class _Found:
-    """A class in source: what it and its bases in the same file define. Defaults are literals."""
+    """A class in source: the members of it and of its bases in the same file. Defaults are
+    literals.
+    """
 
     def __init__(self) -> None:
         self.fields: dict[str, object] = {}
@@ -192,7 +197,7 @@ class _Found:
         self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
 
     def add(self, node: ast.ClassDef) -> None:
-        """What `node` defines; what is there already, of a class below it, wins."""
+        """The members of `node`; those of a derived class take precedence."""
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 self.names.add(item.target.id)
@@ -213,7 +218,7 @@ class _Found:
 
 
 class _Tree:
-    """Classes of a source tree, parsed as they are asked for."""
+    """Classes of a source tree, parsed on demand."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -247,7 +252,7 @@ class _Tree:
             return
         found.add(node)
         for base in node.bases:
-            # By its bare name: of another module's class, nothing is found.
+            # By its bare name: a class of another module is not found.
             if (base_name := ast.unparse(base).rpartition(".")[2]) != name:
                 self._add(found, file, base_name)
 
@@ -348,7 +353,7 @@ def _is_same(recorded: object, real: object) -> bool:
 
 
 def main() -> int:
-    """Print what differs; the exit code."""
+    """Print the differences; returns the exit code."""
     parser = argparse.ArgumentParser(prog="source_check", description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="folder that has tensorrt_llm/")
     parser.add_argument("--generation", choices=_GENERATIONS, default="", help="default: its own")

@@ -1,10 +1,10 @@
 """The engine's own statistics: its limits after the start, its blocks while it runs.
 
 Owns the reading of iteration statistics, which has had three forms. Before NVIDIA PR #9980 the
-engine pushes them to an iterator that belongs to the loop and ends after a silence. Since then they
+engine pushes them to an iterator that belongs to the loop and ends after a pause. Since then they
 are fetched by RPC: first on the thread of the iterator's caller, one batch at a time, later without
-blocking it. `get_stats` is the same in both, so they are read by it on a thread of its own, and a
-slow engine cannot hold up the loop.
+blocking it. `get_stats` is the same in both, so it is called on a separate thread, and a slow
+engine cannot block the loop.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _SILENCE_S: Final = 1.0
 """How long one read waits for an iteration. Never 0: the engine's queue raises then."""
 _LIMIT_S: Final = 10.0
-"""How long the thread of a read may need; a longer one is waited for, and reported."""
+"""How long a read may take on its thread; a longer one is waited for, and reported."""
 _INTERVAL_S: Final = 0.2
 """Between two fetches: each returns all iterations since the last."""
 
@@ -74,14 +74,14 @@ class StatsPoller:
         self._stopping = asyncio.Event()
 
     def on_submit(self) -> None:
-        """A request went in: there will be iterations."""
+        """A request was submitted: there will be iterations."""
         self._submitted.set()
 
     def stop(self) -> None:
         """Announce that a cancellation follows.
 
-        It may not be enough by itself: until Python 3.12 `asyncio.wait_for`, on which the engine's
-        iterator waits, forgets one that comes together with what it waits for.
+        The cancellation may not suffice: until Python 3.12 `asyncio.wait_for`, on which the
+        engine's iterator waits, loses one that arrives together with the awaited result.
         """
         self._stopping.set()
 
@@ -98,7 +98,7 @@ class StatsPoller:
                 pass
 
     async def _iterate(self) -> int:
-        """Read the engine's iterator to its end; how many iterations there were."""
+        """Read the engine's iterator to its end; returns how many iterations there were."""
         loop = asyncio.get_running_loop()
         count, began_s = 0, loop.time()
         stats = self._llm.get_stats_async(_SILENCE_S)
@@ -107,7 +107,7 @@ class StatsPoller:
             count += 1
             if self._stopping.is_set():
                 return 0
-        # A silence ended it. Without this only the next submission would revive it.
+        # A pause ended it. Without this only the next submission would restart it.
         revive = getattr(stats, "mark_undone", None)
         if revive is not None:
             revive()
@@ -116,7 +116,7 @@ class StatsPoller:
         return count
 
     async def _fetch(self) -> int:
-        """One batch, on a thread; how many iterations were in it."""
+        """One batch, on a thread; returns how many iterations were in it."""
         fetching = asyncio.ensure_future(
             in_worker(lambda: self._llm.get_stats(_SILENCE_S), "trtllm statistics")
         )
@@ -135,6 +135,6 @@ class StatsPoller:
 
 
 def _is_fetched(llm: Llm) -> bool:
-    """Whether `get_stats` is an RPC of its own. There is no public way to see it."""
+    """Whether `get_stats` is an RPC. There is no public way to detect it."""
     executor: Any = getattr(llm, "_executor", None)
     return getattr(executor, "rpc_client", None) is not None

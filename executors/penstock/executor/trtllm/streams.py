@@ -1,9 +1,9 @@
 """The loop's side: submits to the engine, follows every request, aborts.
 
-Owns the tasks, one per request inside the engine, and the rules of a foreign API that fails in its
-own ways: deltas are cut from cumulative ids; an exception out of an iteration is the last that this
-request returns, and the end of the engine only if the engine is not healthy any more; an aborted
-request may never answer, so nothing waits for that longer than a grace. Everything here runs on the
+Owns the tasks, one per request inside the engine, and the workarounds for the engine's API: new
+tokens are cut from cumulative ids; an exception out of an iteration is the last response of this
+request, and the end of the engine only if the engine is not healthy any more; an aborted request
+may never answer, so that is waited for no longer than a grace period. Everything here runs on the
 one event loop that also built the engine.
 """
 
@@ -29,7 +29,7 @@ ConstraintFault = Callable[[Constraint, str], Awaitable[str]]
 
 
 def is_healthy(llm: Llm) -> bool:
-    """What the engine reports of itself; there is no public way to ask."""
+    """The engine's own health check; there is no public method."""
     return llm._check_health()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
@@ -53,10 +53,10 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class Streams:
-    """Requests inside one engine. `make_arguments` gives what `generate_async` takes, or raises
-    ValueError; `constraint_fault` why the engine must not get a constraint, None for no check;
-    `request_error` is the engine's exception for a single request. `abort_grace_s`: how long an
-    aborted request may stay silent. `num_given_up` counts those that did.
+    """Requests inside one engine. `make_arguments` returns the arguments of `generate_async`, or
+    raises ValueError; `constraint_fault` why the engine must not get a constraint, None for no
+    check; `request_error` is the engine's exception for a single request. `abort_grace_s`: how long
+    an aborted request may go without a response. `num_given_up` counts those that did.
     """
 
     llm: Llm
@@ -78,7 +78,7 @@ class Streams:
     def carry_out(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
-        """One step's commands: aborts first, they make room."""
+        """One step's commands: aborts first, since they free resources."""
         try:
             for submitted in aborts:
                 self._abort(submitted)
@@ -88,7 +88,7 @@ class Streams:
             self.responses.die(error)
 
     async def close(self) -> None:
-        """Abort whatever is left and leave it."""
+        """Abort all remaining requests and return."""
         for stream in self._streams.values():
             if stream.task is not None:
                 stream.task.cancel()
@@ -117,7 +117,7 @@ class Streams:
         stream.task = self.loop.create_task(following)
 
     def _hand_over(self, stream: _Stream, arguments: dict[str, Any]) -> Response | None:
-        """Submit to the engine; the response where it does not take the request.
+        """Submit to the engine; returns the response if it does not accept the request.
 
         Raises what is the engine's own fault.
         """
@@ -139,14 +139,14 @@ class Streams:
             return
         stream.abort()
         if stream.result is None:
-            # Its constraint is checked or waits for that: it will not go in.
+            # Its constraint is being checked or waits for that: it will not be submitted.
             if stream.task is not None:
                 stream.task.cancel()
         else:
             stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
 
     def _give_up(self, stream: _Stream) -> None:
-        # It waited in the engine's own queue, most likely: such an abort is never answered.
+        # It most likely waited in the engine's own queue: such an abort is never answered.
         self.num_given_up += 1
         if stream.task is not None:
             stream.task.cancel()
@@ -154,10 +154,12 @@ class Streams:
     async def _follow_checked(
         self, stream: _Stream, arguments: dict[str, Any], fault_of: ConstraintFault
     ) -> None:
-        """Submit once the constraint has been found good, and follow."""
+        """Submit once the constraint has passed its check, and follow."""
         submitted = stream.submitted
         assert submitted.spec.constraint is not None
-        last: Response | None = _refused(submitted, "aborted before it went in", is_refusal=False)
+        last: Response | None = _refused(
+            submitted, "aborted before it was submitted", is_refusal=False
+        )
         try:
             fault = await fault_of(submitted.spec.constraint, submitted.spec.tenant)
             if fault:
@@ -200,7 +202,7 @@ class Streams:
         quoted = _quotable(stream)
         if is_fatal(text, quoted):
             self.responses.die(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
-        # Once it has answered, the engine had nothing against the request.
+        # It has answered before, so the request was acceptable.
         is_early = not stream.has_answered
         return Response(
             stream.submitted,
@@ -211,7 +213,7 @@ class Streams:
         )
 
     def _is_alive_after(self, error: Exception) -> bool:
-        """Assertions over one request's result come out of its iteration as the end does."""
+        """Assertions over one request's result are raised by its iteration, as the end is."""
         try:
             is_alive = is_healthy(self.llm) and not is_fatal(str(error))
         except Exception:
@@ -220,14 +222,14 @@ class Streams:
         return is_alive
 
     async def _read(self, stream: _Stream) -> Response:
-        """Pass tokens on until the end; the last response."""
+        """Pass tokens on until the end; returns the last response."""
         submitted = stream.submitted
         wants_logprobs = submitted.num_logprobs >= 0
         num_sent = 0
         assert stream.result is not None
         async for output in stream.result:
             sequence = output.outputs[0]
-            # The last item may hold fewer ids than were sent: a stop that was cut off again.
+            # The last item may have fewer ids than were sent: a stop that was removed again.
             response = Response(submitted, sequence.token_ids[num_sent:])
             if wants_logprobs:
                 response.logprobs = _cut(sequence, num_sent, response.tokens)
@@ -251,7 +253,7 @@ class Streams:
 def _refused(
     submitted: SubmittedRequest, failure: str, *, is_refusal: bool, is_of_constraint: bool = False
 ) -> Response:
-    """The one response of a request that never went in."""
+    """The only response of a request that was not submitted."""
     return Response(
         submitted,
         is_last=True,
@@ -263,7 +265,7 @@ def _refused(
 
 
 def _quotable(stream: _Stream) -> str:
-    """What an error's text may quote of the request."""
+    """The part of the request that an error's text may quote."""
     constraint = stream.submitted.spec.constraint
     return "" if constraint is None else "\n".join(constraint.texts)
 
@@ -274,7 +276,7 @@ def _first_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ChosenLogprob:
-    """Where the engine returns plain numbers, of the chosen token alone: rank 0 is not known."""
+    """Where the engine returns plain numbers, of the chosen token alone: rank 0 means unknown."""
 
     logprob: float
     rank: int | None = 0
@@ -283,7 +285,7 @@ class _ChosenLogprob:
 def _cut(
     sequence: CompletionOutput, start: int, tokens: Sequence[int]
 ) -> Sequence[Mapping[int, Logprob]]:
-    """The log probabilities of `tokens`, which begin at `start`."""
+    """The log probabilities of `tokens`, which start at `start`."""
     found: Sequence[Mapping[int, Logprob] | float] = sequence.logprobs or ()
     return [
         entry if isinstance(entry, Mapping) else {token: _ChosenLogprob(entry)}

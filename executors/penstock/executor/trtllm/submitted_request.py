@@ -1,7 +1,4 @@
-"""One request handed to the engine, seen from both threads.
-
-Owns the record that the scheduler's side and the loop's side share: each field has one writer.
-"""
+"""One request submitted to the engine, shared by both threads: each field has one writer."""
 
 from dataclasses import dataclass, field
 
@@ -15,9 +12,9 @@ from penstock.scheduler.request import RequestSpec
 class SubmittedRequest:
     """A request that was admitted, until the engine has released it.
 
-    Fixed: `spec`, `tokens` int32 [n] (all that was known at admission), `num_blocks` (the most it
-    may come to hold), `num_cached` (prompt tokens the page mirror expects to be reused).
-    The scheduler's thread writes `slot`, -1 once it was given back.
+    Fixed: `spec`, `tokens` int32 [n] (all known at admission), `num_blocks` (the most it may come
+    to hold), `num_cached` (prompt tokens that the page mirror expects to be reused). The
+    scheduler's thread writes `slot`, -1 once it was released.
     """
 
     spec: RequestSpec

@@ -1,8 +1,9 @@
 """Detects an engine that died silently, a request it lost, and one that fails every request.
 
 Owns the time since the engine's last response, to all and to each request. Only the engine's own
-responses count, never what our side reports for it (an abort that was given up, a request refused
-before it was submitted): otherwise a service whose clients give up soon would never detect it.
+responses count, never those of our side (an abort that was given up, a request refused before it
+was submitted): otherwise it would never detect a dead engine in a service whose clients give up
+soon.
 """
 
 from collections.abc import Iterable
@@ -32,7 +33,7 @@ class Watchdog:
         self._num_failures_in_row = 0
 
     def watch(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
-        """The engine has these from now on."""
+        """These requests were submitted."""
         self._count_silence(now_s)
         self._silent_since_s.update((submitted, now_s) for submitted in requests)
 
@@ -42,13 +43,13 @@ class Watchdog:
         self._silent_since_s.pop(submitted, None)
 
     def on_responses(self, responses: Iterable[Response], now_s: float) -> None:
-        """What arrived."""
+        """The responses that arrived."""
         for response in responses:
             if response.is_last:
                 self._silent_since_s.pop(response.submitted, None)
             if response.is_own:
                 if response.is_of_constraint and not self._silent_since_s:
-                    # Its constraint was checked in front of the engine, which owes nothing now.
+                    # Its constraint was checked before submission; the engine owes no response now.
                     self._silence_s = 0.0
                 continue
             self._silence_s = 0.0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from penstock.server.front.front import Front
     from penstock.server.link.board import BoardView
-    from penstock.server.rpc.foreign import ForeignService
-    from penstock.server.rpc.gate import Gate
+    from penstock.server.rpc.access_control import AccessControl
+    from penstock.server.rpc.gateway_service import GatewayService
 
 _GENERATED: Final = "smg_grpc_proto"
 
@@ -24,7 +24,9 @@ def check_installed() -> None:
         )
 
 
-def make_service(front: "Front", gate: "Gate", board: "BoardView | None") -> "ForeignService":
+def make_service(
+    front: "Front", gate: "AccessControl", board: "BoardView | None"
+) -> "GatewayService":
     """The service over one front. `board`: where the engine shows its load, None for nowhere."""
     from penstock.gateway.smg.service import VllmEngineService
 

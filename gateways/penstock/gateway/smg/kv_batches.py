@@ -11,7 +11,7 @@ import numpy as np
 from smg_grpc_proto.generated import common_pb2 as common
 
 from penstock.scheduler.cache_book import CacheChange, CachedBlock
-from penstock.server.link.cache_frames import CacheNews
+from penstock.server.link.cache_frames import CacheUpdate
 
 _HASH_BYTES: Final = 8
 
@@ -30,7 +30,7 @@ class KvBatches:
         self._next_event(batch).cleared.SetInParent()
         return batch
 
-    def batch_of(self, news: CacheNews) -> common.KvEventBatch:
+    def batch_of(self, news: CacheUpdate) -> common.KvEventBatch:
         """One batch. A snapshot's first part begins by clearing what was told before."""
         batch = self._next_batch()
         part = news.part

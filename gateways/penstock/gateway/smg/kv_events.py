@@ -13,14 +13,14 @@ from typing import Final
 from smg_grpc_proto.generated import common_pb2 as common
 
 from penstock.gateway.smg.kv_batches import KvBatches
-from penstock.server.front.dispatch import STALLED
 from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
+from penstock.server.front.event_router import STALLED
 from penstock.server.front.front import Front
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import shared_salt
-from penstock.server.link.cache_desk import CachePort
-from penstock.server.link.cache_frames import CacheNews
-from penstock.server.rpc.gate import Gate, require
+from penstock.server.link.cache_frames import CacheUpdate
+from penstock.server.link.cache_subscriber import CachePort
+from penstock.server.rpc.access_control import AccessControl, require
 from penstock.server.rpc.handlers import Context
 from penstock.server.rpc.parsing import parse
 from penstock.server.security.rights import Caller, Right
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class KvEvents:
     """The streams of one front. `wall_clock`: seconds since 1970."""
 
-    def __init__(self, front: Front, gate: Gate, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, front: Front, gate: AccessControl, wall_clock: Callable[[], float]) -> None:
         self._front = front
         self._gate = gate
         self._wall_clock = wall_clock
@@ -57,7 +57,7 @@ class KvEvents:
         hello = front.hello
         if hello is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
-        is_known = hello.tells_cache and front.config.is_prefix_caching
+        is_known = hello.publishes_cache and front.config.is_prefix_caching
         if not is_known or not isinstance(port, CachePort):
             raise refuse_feature("kv_events")
         if message.start_sequence_number:
@@ -84,13 +84,13 @@ class _Stream:
     """The events of one subscriber. `max_backlog`: changes that it may leave unread."""
 
     def __init__(self, front: Front, batches: KvBatches, max_backlog: int) -> None:
-        self.ready: SharedWriter[CacheNews | None] = SharedWriter()
+        self.ready: SharedWriter[CacheUpdate | None] = SharedWriter()
         self._front = front
         self._batches = batches
         self._max_backlog = max(max_backlog, _MIN_BACKLOG)
         self._backlog = 0
 
-    def hear(self, news: CacheNews | None) -> None:
+    def hear(self, news: CacheUpdate | None) -> None:
         """See `CacheListener`."""
         if self.ready.is_cut:
             return
@@ -125,5 +125,5 @@ class _Stream:
         raise refuse(ErrorReason.DRAINING)
 
 
-def _size_of(news: CacheNews | None) -> int:
+def _size_of(news: CacheUpdate | None) -> int:
     return 1 if news is None else 1 + len(news.changes)

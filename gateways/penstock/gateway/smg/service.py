@@ -36,9 +36,9 @@ from penstock.server.front.errors import (
 from penstock.server.front.front import Front
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.link.ports import EngineHello
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.call_opening import begin_call, open_request
 from penstock.server.rpc.delivery import deliver
-from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import check_request_id
 from penstock.server.rpc.mapping_in.violations import Violations
@@ -68,7 +68,7 @@ class VllmEngineService:
     def __init__(
         self,
         front: Front,
-        gate: Gate,
+        gate: AccessControl,
         show: LoadShow | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:

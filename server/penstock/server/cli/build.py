@@ -1,7 +1,7 @@
-"""`penstock build`: engines ahead of time, where a model needs one.
+"""`penstock build`: builds TensorRT engines ahead of time, where a model needs one.
 
-Owns the flags and what is shown: progress and the builder's own output on stderr, the path to serve
-as the last line of stdout. How it is built is the executor's affair.
+Owns the flags and the output: progress and the builder's own output on stderr, the path to serve as
+the last line of stdout. The executor does the build.
 """
 
 import argparse
@@ -35,14 +35,14 @@ _NUMBERS = {
     "max-seq-len": "prompt and output, in tokens",
     "max-input-len": "prompt, in tokens",
     "max-beam-width": "beams",
-    "workers": "ranks that are built at once",
-    "tensor-parallel-size": "held against the checkpoint, which decides it",
-    "pipeline-parallel-size": "held against the checkpoint, which decides it",
+    "workers": "ranks that are built in parallel",
+    "tensor-parallel-size": "compared with the checkpoint, which determines it",
+    "pipeline-parallel-size": "compared with the checkpoint, which determines it",
 }
 
 
 class _Terminated(BaseException):
-    """SIGTERM came. Not an Exception: nobody on the way handles it by chance."""
+    """SIGTERM was received. Not an Exception, so that no handler catches it by accident."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -67,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
     for flag, help_text in _NUMBERS.items():
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=help_text)
     parser.add_argument(
-        "--kv-cache-type", metavar="TYPE", help="kind of KV cache, in the builder's words"
+        "--kv-cache-type", metavar="TYPE", help="kind of KV cache, as the builder names it"
     )
     parser.add_argument(
         "--option",
@@ -107,7 +107,7 @@ def _build(args: argparse.Namespace) -> int:
     from penstock.executor.trtllm.engine_build import (
         BadBuild,
         BuildFailed,
-        Progress,
+        BuildReporter,
         build_engine,
     )
     from penstock.executor.trtllm.engine_cache import (
@@ -123,15 +123,15 @@ def _build(args: argparse.Namespace) -> int:
             args.model.expanduser().resolve(),
             _settings_of(args),
             EngineCache(folder.expanduser().resolve()),
-            Progress(say=_say, show=_show),
+            BuildReporter(log=_log_line, show=_show),
             max_wait_s=args.wait_s,
         )
     except (BadBuild, BuilderUnusable, CacheUnusable) as error:
         raise UsageError(str(error)) from error
     except (BuildFailed, CacheBusy) as error:
-        _say(str(error))
+        _log_line(str(error))
         return ExitCode.FAILED
-    _say(built.explanation)
+    _log_line(built.explanation)
     print(built.path, flush=True)
     return ExitCode.OK
 
@@ -149,7 +149,7 @@ def _settings_of(args: argparse.Namespace) -> "BuildSettings":
     return BuildSettings(kv_cache_type=args.kv_cache_type, options=options, **numbers)
 
 
-def _say(line: str) -> None:
+def _log_line(line: str) -> None:
     print(f"penstock build: {line}", file=sys.stderr, flush=True)
 
 

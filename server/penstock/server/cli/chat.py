@@ -1,7 +1,7 @@
-"""`penstock chat`: a dialogue, one line of stdin for each turn.
+"""`penstock chat`: a chat, one line of stdin for each turn.
 
-Owns the dialogue's history. Works at a terminal and in a pipe: in a pipe there is no prompt sign,
-and the first failure ends it.
+Owns the history. Works at a terminal and in a pipe: in a pipe there is no prompt sign, and the
+first failure ends it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 QUIT = "/quit"
 RESET = "/reset"
-_COMMANDS = f"{RESET} forgets the dialogue, {QUIT} leaves"
+_COMMANDS = f"{RESET} clears the chat, {QUIT} leaves"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -72,30 +72,30 @@ def _chat(args: argparse.Namespace) -> int:
                 except (KeyboardInterrupt, PenstockError) as error:
                     if not is_terminal:
                         raise
-                    told = _failure_line(error, has_history=history != opening)
-                    print(told, file=sys.stderr, flush=True)
+                    line = _failure_line(error, has_history=history != opening)
+                    print(line, file=sys.stderr, flush=True)
                 else:
                     history += [turn, ChatMessage("assistant", answer)]
     return ExitCode.OK
 
 
 def _failure_line(error: "KeyboardInterrupt | PenstockError", *, has_history: bool) -> str:
-    """What went wrong, and the way out of a dialogue that has filled the model's context."""
+    """The failure, and what to do when the chat has filled the model's context."""
     from penstock.client import PromptTooLong
 
     if isinstance(error, KeyboardInterrupt):
         return "cancelled"
     line = f"penstock chat: {describe_error(error)}"
     if has_history and isinstance(error, PromptTooLong):
-        line += f"; {RESET} forgets the dialogue"
+        line += f"; {RESET} clears the chat"
     return line
 
 
 def _read_line(is_terminal: bool) -> str | None:
-    """The next turn without its white space around; None at the end."""
+    """The next turn without surrounding white space; None at the end."""
     if is_terminal:
         with suppress(ImportError):
-            importlib.import_module("readline")  # which gives `input` line editing
+            importlib.import_module("readline")  # which enables line editing in `input`
         try:
             line = input("> ")
         except EOFError:
@@ -110,7 +110,7 @@ def _read_line(is_terminal: bool) -> str | None:
 
 
 def _answer(client: "SyncClient", messages: "list[ChatMessage]", args: argparse.Namespace) -> str:
-    """Stream the answer to stdout; its whole text."""
+    """Stream the answer to stdout; returns its text."""
     from penstock.client import Finished, Tokens
 
     try:

@@ -1,7 +1,6 @@
-"""Where commands hang themselves in. A command is a module with `add_parser` and `run`.
+"""How commands are added to the command line. A command is a module with `add_parser` and `run`.
 
-Owns the face of argparse's collection of commands, for which argparse has no public name, and how
-bad usage is reported.
+Owns the interface to argparse's subparsers, which have no public type, and the report of bad usage.
 """
 
 import argparse
@@ -11,20 +10,21 @@ from typing import Any, NoReturn, Protocol
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports bad usage in one line, which the usage of a command with 84 options would hide.
+    """Reports bad usage in one line, without the usage, which is long for a command with 84
+    options.
 
     `fill` adds the options of a command when it is the one that was called, or whose help is shown:
-    so what declares them is imported by that command alone.
+    only that command imports the modules that declare them.
     """
 
     fill: "Callable[[Parser], None] | None" = None
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        # The beginning of a flag is no flag: it may be the beginning of another one tomorrow.
+        # No abbreviations: a prefix of a flag may become ambiguous in a later release.
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def filled(self) -> "Parser":
-        """Itself, with all options."""
+        """The parser, with all options."""
         fill, self.fill = self.fill, None
         if fill is not None:
             fill(self)
@@ -65,7 +65,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 
 class Subparsers(Protocol):
-    """What `ArgumentParser.add_subparsers` returns, as far as commands use it."""
+    """The part of the result of `ArgumentParser.add_subparsers` that commands use."""
 
     def add_parser(self, name: str, **settings: Any) -> Parser:
         """Add a command; `settings` are those of ArgumentParser, and `help`."""

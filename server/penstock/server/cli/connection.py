@@ -1,7 +1,6 @@
-"""How commands reach a service, and how they tell what went wrong.
+"""How commands connect to a service, and how they report failures.
 
-Owns the `--address` option and the one place where failures become a line on stderr and an exit
-code.
+Owns the `--address` option and the conversion of failures to a line on stderr and an exit code.
 """
 
 import argparse
@@ -43,11 +42,11 @@ _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
 
 
 class UsageError(Exception):
-    """An argument does not fit; the message names it."""
+    """An argument is invalid; the message names it."""
 
 
 def default_address(environment: Mapping[str, str]) -> str:
-    """Where a service is when nobody says: where `serve` in the same environment would listen."""
+    """The default address: where `serve` in the same environment would listen."""
     port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
     if port.startswith("tcp://"):
         # Kubernetes sets it so for a service that is called penstock.
@@ -56,17 +55,17 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
-    """Where a service's OperationsService is when nobody says: one port above the service's."""
+    """The default address of the OperationsService: one port above the service's."""
     port = environment.get(OPERATIONS_PORT_VARIABLE, "")
     if not _is_number(port):
-        # Not set, or "off" for a service that has none, or what Kubernetes makes of it: tcp://...
+        # Not set, or "off" for a service without one, or the URL that Kubernetes sets: tcp://...
         main_port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
         port = str(int(main_port if _is_number(main_port) else DEFAULT_PORT) + 1)
     return environment.get(OPERATIONS_VARIABLE, f"127.0.0.1:{port}")
 
 
 def _is_number(text: str) -> bool:
-    # Other alphabets have digits that `int` takes and no port is written in.
+    # `int` accepts digits of other alphabets.
     return text.isascii() and text.isdecimal()
 
 
@@ -120,11 +119,11 @@ def _positive(text: str, wanted: str) -> float:
 
 def run_reporting(command: str, action: Callable[[], int]) -> int:
     """Run the action; a failure becomes one line on stderr and an exit code, never a traceback."""
-    # gRPC's core writes to stderr by itself, e.g. when a server hangs up; that is our line's place.
+    # gRPC's core writes to stderr itself, e.g. when a server disconnects; that is for our line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     out: object = sys.stdout
     if isinstance(out, io.TextIOWrapper):
-        # What a terminal cannot show becomes a question mark; it does not end the request.
+        # Characters that a terminal cannot show become question marks instead of an error.
         out.reconfigure(errors="replace")
     try:
         code = action()
@@ -135,7 +134,7 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
 
 
 def _report(command: str, error: BaseException) -> int:
-    """Tell why a command ended; its exit code."""
+    """Report why a command failed; returns its exit code."""
     from penstock.client import PenstockError
     from penstock.server.settings.sources import BadSetting
 
@@ -155,16 +154,16 @@ def _report(command: str, error: BaseException) -> int:
             _discard_output()
             line, code = f"input or output failed: {error}", ExitCode.INPUT_OUTPUT
         case MemoryError() | OverflowError() | RecursionError():
-            line = f"more was asked for than this machine can hold or count: {_told(error)}"
+            line = f"the request exceeds this machine's limits: {_type_and_place(error)}"
             code = ExitCode.USAGE
         case _:
-            line = f"a fault of penstock, please report it: {_told(error)}"
+            line = f"internal error, please report it: {_type_and_place(error)}"
             code = ExitCode.BUG
     return _fail(command, line, code)
 
 
-def _told(error: BaseException) -> str:
-    """Kind, message and place of an exception, in one line."""
+def _type_and_place(error: BaseException) -> str:
+    """Type, message and place of an exception, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
@@ -183,7 +182,7 @@ def describe_error(error: "PenstockError") -> str:
 
 
 def exit_code_of(error: "PenstockError") -> ExitCode:
-    """The exit code that tells this failure."""
+    """The exit code of a failure."""
     from penstock.client import DeadlineExceeded, Unavailable
 
     if isinstance(error, Unavailable):
@@ -194,14 +193,14 @@ def exit_code_of(error: "PenstockError") -> ExitCode:
 
 
 def _discard_output() -> None:
-    """Python would complain again when it flushes stdout at exit: give it somewhere to write."""
+    """Python would fail again when it flushes stdout at exit: redirect it."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def _fail(command: str, line: str, code: ExitCode) -> int:
-    # Where stderr cannot be written either, the exit code is all that is left to tell it.
+    # Where stderr cannot be written either, only the exit code is left.
     with contextlib.suppress(OSError):
         print(f"penstock {command}: {line}", file=sys.stderr, flush=True)
     return code

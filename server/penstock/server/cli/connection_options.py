@@ -1,6 +1,6 @@
-"""How commands connect beyond the address: TLS, whose certificates, which token.
+"""Connection options besides the address: TLS, certificates, token.
 
-Owns these options, their variables, and what clients are made with.
+Owns these options, their variables, and the arguments for clients.
 """
 
 import argparse
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.client.call_settings import Pairs
 
 _FILES: Final[Mapping[str, str]] = {
-    "token-file": "file that holds a bearer token, read before each call",
-    "ca": "PEM file with the authorities that the service's certificate is checked by; means TLS",
+    "token-file": "file with a bearer token, read before each call",
+    "ca": "PEM file with the authorities for the service's certificate; implies TLS",
     "cert": "PEM file with a certificate chain to show, where TLS is mutual",
     "key": "PEM file with its key",
 }
@@ -42,26 +42,26 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         "--tls",
         action="store_true",
         default=os.environ.get(variable_of("tls"), "").lower() in ("1", "on", "true"),
-        help="encrypted, with the authorities that this system believes",
+        help="use TLS, with the authorities that this system trusts",
     )
     for flag, help_text in _FILES.items():
         _add(group, flag, Path, "FILE", help_text)
-    name_help = "what the service's certificate is for, where that is not the host of the address"
+    name_help = "the name in the service's certificate, if it is not the host of the address"
     _add(group, _SERVER_NAME, str, "NAME", name_help)
 
 
 def refuse_connection_options(args: argparse.Namespace, reason: str) -> None:
-    """Raise UsageError for an option of these that has no meaning; variables may be there."""
+    """Raise UsageError for one of these options, unless it comes from a variable."""
     for name in (*_NAMES, "tls"):
         is_given = bool(getattr(args, name.replace("-", "_")))
         if is_given and not os.environ.get(variable_of(name)):
-            raise UsageError(f"--{name} means nothing with {reason}")
+            raise UsageError(f"--{name} cannot be combined with {reason}")
 
 
 def client_options(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments for any client: `token` and `tls`. The name is for its `ChannelConfig`.
 
-    Raises UsageError for files that do not go together, or cannot be read.
+    Raises UsageError for files that do not belong together, or cannot be read.
     """
     options = sender_options(args)
     tls, token_file = options["tls"], options["token_file"]
@@ -70,12 +70,12 @@ def client_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sender_options(args: argparse.Namespace) -> dict[str, Any]:
-    """`tls`, `server_name` and `token_file`, as senders of load take them. Raises UsageError."""
+    """`tls`, `server_name` and `token_file` for load generators. Raises UsageError."""
     from penstock.client import TlsConfig
 
     is_tls = args.tls or any((args.ca, args.cert, args.key))
     if args.server_name is not None and not is_tls:
-        raise UsageError("--server-name means nothing without --tls or --ca")
+        raise UsageError("--server-name requires --tls or --ca")
     try:
         tls = TlsConfig(ca=args.ca, cert=args.cert, key=args.key) if is_tls else None
     except ValueError as error:
@@ -89,7 +89,7 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def connect(args: argparse.Namespace) -> "SyncClient":
-    """A client of the service that the arguments name. Raises UsageError for what is off."""
+    """A client of the service that the arguments name. Raises UsageError for invalid arguments."""
     from penstock.client import ChannelConfig, SyncClient
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
@@ -102,7 +102,9 @@ def connect(args: argparse.Namespace) -> "SyncClient":
 def bare_channel(
     address: str, options: Mapping[str, Any], server_name: str | None
 ) -> "Callable[[], tuple[grpc.aio.Channel, Pairs]]":
-    """Opens a channel as a client with `client_options` would, and says what a call brings."""
+    """Opens a channel as a client with `client_options` would; returns it and the metadata of a
+    call.
+    """
     import grpc.aio
 
     from penstock.client.channel import ChannelConfig, grpc_target
@@ -110,18 +112,18 @@ def bare_channel(
 
     def opened() -> "tuple[grpc.aio.Channel, Pairs]":
         target, token = grpc_target(address), options.get("token")
-        told = ChannelConfig(server_name=server_name).options(target)
+        channel_options = ChannelConfig(server_name=server_name).options(target)
         credentials = channel_credentials(options.get("tls", False), None)
         metadata = () if token is None else (authorization(token),)
         if credentials is None:
-            return grpc.aio.insecure_channel(target, options=told), metadata
-        return grpc.aio.secure_channel(target, credentials, options=told), metadata
+            return grpc.aio.insecure_channel(target, options=channel_options), metadata
+        return grpc.aio.secure_channel(target, credentials, options=channel_options), metadata
 
     return opened
 
 
 class _Options(Protocol):
-    """Where options are added: a group of them, whose class argparse keeps to itself."""
+    """A group of options, whose class is private to argparse."""
 
     def add_argument(self, *names: str, **how: Any) -> object:
         """As argparse's."""
@@ -130,12 +132,12 @@ class _Options(Protocol):
 
 def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, text: str) -> None:
     variable = variable_of(flag)
-    told = os.environ.get(variable)
+    given = os.environ.get(variable)
     group.add_argument(
         f"--{flag}",
         type=kind,
         metavar=metavar,
-        default=None if not told else kind(told),
+        default=None if not given else kind(given),
         help=f"{text} (default: ${variable})",
     )
 

@@ -1,6 +1,6 @@
-"""`penstock generate`: one request, its text as it comes, then one line of figures.
+"""`penstock generate`: one request, its text as it is generated, then one summary line.
 
-Owns the command. The text goes to stdout, the line to stderr, so that a pipe gets the text alone.
+The text goes to stdout, the summary to stderr, so that a pipe gets the text alone.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def _print_json(events: "Iterator[Event]") -> None:
 
 
 def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
-    """Several outputs come mixed, so they are shown one after the other at the end."""
+    """Several outputs arrive interleaved, so they are printed one after the other at the end."""
     from penstock.client import Finished, Tokens
 
     texts: dict[int, str] = {}
@@ -86,7 +86,7 @@ def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
                 if has_many:
                     texts[event.output_index] = texts.get(event.output_index, "") + event.text
                 else:
-                    # Noted before it is shown: Ctrl-C may come right after.
+                    # Recorded before it is printed: Ctrl-C may come right after.
                     text_open = not event.text.endswith("\n")
                     write_text(event.text)
     finally:

@@ -1,6 +1,6 @@
-"""The options that `generate` and `chat` share, and their way into a request.
+"""The options that `generate` and `chat` share.
 
-Owns the flags. Ranges are the server's to judge: it names the field that is off.
+Owns the flags. The server checks ranges and names the invalid field.
 """
 
 import argparse
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; every one without a value leaves the choice to the server."""
+    """Add the flags; without a value the server's default applies."""
     add_address_option(parser)
     add_connection_options(parser)
     parser.add_argument("--model", help="name of the model (default: the server's)")
@@ -41,7 +41,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(args: argparse.Namespace) -> "GenerationOptions":
-    """The options as the client takes them."""
+    """The options for the client."""
     from penstock.client import Adapter
 
     return {

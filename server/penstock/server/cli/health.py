@@ -14,7 +14,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `health` to the command line."""
     parser = subparsers.add_parser(
         "health",
-        help="tell whether a service is serving",
+        help="check whether a service is serving",
         description="Ask grpc.health.v1 once and print the answer; exit 0 only for SERVING.",
         epilog=EXIT_CODES_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,6 +1,6 @@
-"""What is installed and what it runs on: versions of packages, kernel, GPUs, driver.
+"""The installation: versions of packages, kernel, GPUs, driver.
 
-Owns the list of what matters. Imports none of it, and knows no host name.
+Owns the list of relevant packages. Imports none of them, and reads no host name.
 """
 
 import os
@@ -23,7 +23,7 @@ class Installation:
 
 
 def look_around() -> Installation:
-    """What is here. Asks nvidia-smi, which may take a second."""
+    """Collect it. Runs nvidia-smi, which may take a second."""
     gpus = found_gpus()
     kernel = os.uname()
     return Installation(

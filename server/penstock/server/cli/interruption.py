@@ -1,7 +1,6 @@
-"""How commands that own a service are interrupted: once, and in order.
+"""Interruption of commands that own a service: once, and in order.
 
-Owns the signal handlers of such a command. What is to be put away is the work's own affair: it is
-cancelled and cleans up.
+Owns the signal handlers of such a command. The work is cancelled and cleans up itself.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ async def until_signal(work: Coroutine[Any, Any, int], interrupted_line: str) ->
 
     def interrupt(number: signal.Signals) -> None:
         nonlocal interrupted_by
-        # Once is enough, and a second one must not interrupt the stopping of the service.
+        # Only once: a second signal must not interrupt the shutdown of the service.
         if not interrupted_by:
             interrupted_by = number
             task.cancel()

@@ -1,4 +1,4 @@
-"""`penstock models`: what the service can run, and within which limits."""
+"""`penstock models`: the served models and their limits."""
 
 import argparse
 from typing import TYPE_CHECKING

@@ -1,7 +1,4 @@
-"""How results are written: text for people, one line of figures, JSON for programs.
-
-Owns the wording. Does not call anybody.
-"""
+"""Output formats: text for people, a summary line, JSON for programs."""
 
 import dataclasses
 import enum
@@ -18,29 +15,31 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """The text without control characters but newline and tab: a model must not move the cursor."""
+    """The text without control characters except newline and tab: a model must not move the
+    cursor.
+    """
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def write_text(text: str) -> None:
-    """Show a piece of output now. Into a pipe or a file it goes as it is."""
+    """Write a piece of output now, unchanged into a pipe or a file."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def event_json(event: "Event") -> str:
-    """One event as one line of JSON; its kind is under "event", enums go by name."""
+    """One event as one line of JSON; its kind is under "event", enums by name."""
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     return json.dumps({"event": kind, **plain(event)})
 
 
 def value_json(value: Any, **instead: Any) -> str:
-    """A frozen value as one line of JSON; `instead`: fields that are shown in another form."""
+    """A value as one line of JSON; `instead`: fields that are shown in another form."""
     return json.dumps({**plain(value), **instead})
 
 
 def summary_line(finished: "Finished") -> str:
-    """Queue time, TTFT, speed, why it ended and what it used."""
+    """Queue time, TTFT, speed, finish reasons and usage."""
     timings, usage = finished.timings, finished.usage
     parts = (
         f"queue {milliseconds(timings.queue_s)}",
@@ -54,13 +53,13 @@ def summary_line(finished: "Finished") -> str:
 
 
 def finish_reasons(finished: "Finished") -> str:
-    """Why the outputs ended, each reason once: "length x15, stop_string"."""
+    """Finish reasons of the outputs, each once: "length x15, stop_string"."""
     counts = Counter(end.finish_reason.name.lower() for end in finished.outputs)
     return ", ".join(name if num == 1 else f"{name} x{num}" for name, num in counts.items())
 
 
 def milliseconds(value_s: float | None) -> str:
-    """A duration in words; "-" for none."""
+    """A duration with its unit; "-" for none."""
     return "-" if value_s is None else f"{value_s * 1e3:.1f} ms"
 
 
@@ -70,7 +69,7 @@ def rate(value: float | None) -> str:
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """A frozen value as JSON knows it, enums by name."""
+    """A value as plain JSON types, enums by name."""
     return dataclasses.asdict(value, dict_factory=_by_name)
 
 

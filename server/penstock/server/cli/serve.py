@@ -1,7 +1,7 @@
-"""`penstock serve`: run a service on this machine until it is stopped.
+"""`penstock serve`: runs a service on this machine until it is stopped.
 
-Owns the command, and the settings that follow from other settings, from the model or from the
-device. Imports what is heavy only in `run`.
+Owns the command, and the settings that depend on other settings, on the model or on the device.
+Imports heavy modules only in `run`.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         sources = merge_settings(vars(args), os.environ)
-        # Reported before anything can fail: a misspelt variable is often why it does.
+        # Reported before anything can fail: a misspelt variable is often the cause.
         configure_logging(
             "supervisor",
             sources.get("log_level", "info"),
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
-    """Arguments over environment over the file. Raises BadSetting naming the source's word."""
+    """Arguments over environment over the file. Raises BadSetting naming the source's spelling."""
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import gather
 
@@ -101,9 +101,9 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables with our prefix that are no setting: misspelt, most likely.
+    """Variables with our prefix that are no settings: misspelt, most likely.
 
-    Not those of the other commands, nor what Kubernetes makes up for services called penstock,
+    Not those of the other commands, nor those that Kubernetes sets for services called penstock,
     penstock-metrics or penstock-operations.
     """
     known = {ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *CONNECTION_VARIABLES, *_variables()}
@@ -126,7 +126,7 @@ def _variables() -> list[str]:
 
 
 def build_config(sources: "Sources") -> "ServerConfig":
-    """The service's settings. Raises BadSetting naming what is off."""
+    """The service's settings. Raises BadSetting naming the invalid one."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
     from penstock.server.cli.serve_checks import check_facade, check_security
@@ -145,12 +145,12 @@ def build_config(sources: "Sources") -> "ServerConfig":
 
 
 def _derived(sources: "Sources") -> dict[str, Any]:
-    """Fields of the configuration that are not simply what was given, by their paths."""
+    """Fields of the configuration that depend on others, by their paths."""
     from penstock.executor.config import ExecutorKind
     from penstock.executor.models import resolve_model
+    from penstock.server.cli.serve_checks import check_scheduling
     from penstock.server.cli.serve_executor import executor_settings, trtllm_settings
     from penstock.server.cli.serve_observer import observer_settings
-    from penstock.server.cli.serve_scheduling import check_scheduling
 
     model_path = resolve_model(sources.get("model", _DEFAULT_MODEL))
     tokenizer_path = _tokenizer_path(sources)
@@ -183,16 +183,16 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
 
 
 def _files(sources: "Sources") -> dict[str, Any]:
-    """Folders, made if need be, so that one that cannot be written to is reported now; files."""
+    """Folders, created if need be, so that one that cannot be written to is reported now; files."""
     if "record" not in sources:
-        sources.refuse(["record_max_mib"], f"means nothing without {sources.spell('record')}")
+        sources.refuse(["record_max_mib"], f"requires {sources.spell('record')}")
     paths: dict[str, Any] = {}
     for name, field in (("record", "record_path"), ("flight_folder", "observer.flight.folder")):
         if name in sources:
             paths[field] = _writable_folder(sources, name)
     for name in ("policy_file", "tls_cert", "tls_key", "tls_client_ca"):
         if name in sources:
-            # Not resolved: what Kubernetes mounts is a symlink, and its target is what changes.
+            # Not resolved: Kubernetes mounts symlinks, and their targets change.
             paths[f"security.{name}"] = sources.get(name).expanduser().absolute()
     return paths
 

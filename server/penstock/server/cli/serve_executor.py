@@ -1,7 +1,7 @@
-"""The executor's part in the settings of `penstock serve`: what model and device decide.
+"""The executor settings of `penstock serve` that depend on model and device.
 
-Owns slots and token budget where none are given, and which settings have a name of their own in the
-section of TensorRT-LLM. What the keys of that section mean, their dataclasses document.
+Owns the defaults of slots and token budget, and which settings have a key of their own in the
+section of TensorRT-LLM. The dataclasses of that section document its keys.
 """
 
 import logging
@@ -32,13 +32,13 @@ _KEYS = {
     "kv_cache_dtype": "kv_cache_config.dtype",
     "pipeline_depth": "disable_overlap_scheduler",
 }
-"""Settings of the other executors, and the key that stands for each."""
+"""Settings of the other executors, and the key that replaces each."""
 _OWN_PACE = "the engine plans its own steps"
 _OWN_CACHE = "the engine evicts its own blocks, and knows retention but no sessions"
 _MEANINGLESS = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
-    "threads": "nothing is computed on the CPU",
-    "quantization": "the checkpoint is quantised before it is served, or not at all",
+    "threads": "it does not use the CPU",
+    "quantization": "it serves checkpoints as they are quantised",
     **dict.fromkeys(
         ("target_itl_ms", "max_prefill_share", "foresee_deadlines", "min_deadline_chance"),
         _OWN_PACE,
@@ -52,15 +52,15 @@ _MEANINGLESS = {
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Of the executors that the scheduler batches for. Raises ValueError naming a setting."""
+    """Of executors with our own batching. Raises ValueError naming a setting."""
     kind, device = sources.get("executor", ExecutorKind.TORCH), sources.get("device", "cpu")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
-    sources.refuse(["trtllm_config"], f"means nothing to the {kind} executor")
+    sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
     derived: dict[str, Any] = {}
     if kind is not ExecutorKind.SIMULATED:
-        sources.refuse(["simulated_config"], f"means nothing to the {kind} executor")
+        sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:
-        # A service is there to be looked at: its steps take their time.
+        # The service shows realistic timings: its steps take time.
         derived["executor.simulated"] = SimulatedConfig(pace=SimulatedPace.REAL_TIME)
     if kind is ExecutorKind.TORCH and device.startswith("cuda"):
         usual = device_defaults(device)
@@ -70,7 +70,7 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
             budget = max(usual.max_num_batched_tokens, num_seqs)
         derived["executor.max_num_seqs"] = num_seqs
     else:
-        sources.refuse(["kv_memory_fraction"], "means nothing without a GPU: set --kv-cache-mib")
+        sources.refuse(["kv_memory_fraction"], "requires a GPU; without one set --kv-cache-mib")
     if budget is not None:
         derived["executor.max_num_batched_tokens"] = budget
         derived["scheduler.max_num_batched_tokens"] = budget
@@ -80,15 +80,15 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Of the section of TensorRT-LLM, held against the flags and the model. Raises ValueError.
+    """Of the section of TensorRT-LLM, checked against the flags and the model. Raises ValueError.
 
-    Our scheduler admits for the engine's: they follow one policy, the one set there.
+    Our scheduler must predict the engine's admissions: both use one policy, the one set there.
     """
     for name, key in _KEYS.items():
         sources.refuse([name], f"is set for the trtllm executor by {key} in --trtllm-config")
     for name, reason in _MEANINGLESS.items():
-        sources.refuse([name], f"means nothing to the trtllm executor: {reason}")
-    sources.refuse(["simulated_config"], "means nothing to the trtllm executor")
+        sources.refuse([name], f"has no effect with the trtllm executor: {reason}")
+    sources.refuse(["simulated_config"], "has no effect with the trtllm executor")
     config: TrtllmConfig = sources.get("trtllm_config", TrtllmConfig())
     caching, reuse = sources.get("prefix_caching"), config.kv_cache_config.enable_block_reuse
     if caching is not None and caching is not reuse:

@@ -1,7 +1,7 @@
-"""What of a service may be looked at, as `penstock serve` settles it: its ports, and its traces.
+"""The observer settings of `penstock serve`: its ports and its traces.
 
-Owns where the ports are that nobody sets, and which variables of OpenTelemetry switch tracing on.
-What those say beyond that is for its SDK.
+Owns the default ports, and which OpenTelemetry variables switch tracing on. Its SDK reads the rest
+of them.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from penstock.server.settings.sources import Sources
 
 _STEPS = {"operations_port": 1, "metrics_port": 2}
-"""How far behind the service's port these are, unless a setting says otherwise."""
+"""Offset from the service's port, unless a setting says otherwise."""
 _MAX_PORT = 65535
 _EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 _OPT_IN_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
@@ -22,17 +22,17 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
         port = sources.get("port", 50051)
-        # Behind the last port there is none.
+        # There is none after the last port.
         behind = port + step if 0 < port <= _MAX_PORT - step else 0
         ports[name] = sources.get(name) if name in sources else behind
     if not any(port is not None for port in ports.values()):
-        sources.refuse(["operations_host"], "means nothing without a port")
+        sources.refuse(["operations_host"], "requires a port")
     if ports["metrics_port"] is None:
-        sources.refuse(["metrics_tenants"], "means nothing without --metrics-port")
+        sources.refuse(["metrics_tenants"], "requires --metrics-port")
     if "tenant_metadata_key" not in sources and "policy_file" not in sources:
         sources.refuse(
             ["metrics_tenants"],
-            "needs --tenant-metadata-key or --policy-file: without one all are one tenant",
+            "requires --tenant-metadata-key or --policy-file: without one there is only one tenant",
         )
     is_next = any(
         word.strip() in ("rpc", "rpc/dup")
@@ -46,13 +46,13 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
 
 
 def _has_traces(sources: Sources) -> bool:
-    """Whether an operator has asked for traces, by a setting or by OpenTelemetry's variables."""
+    """Whether an operator has enabled traces, by a setting or by OpenTelemetry's variables."""
     environment = sources.environment
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get(_EXPORTER_VARIABLE, "").strip().lower()
     if exporter == "none":
-        sources.refuse(["otlp_endpoint"], f"means nothing while {_EXPORTER_VARIABLE} is none")
+        sources.refuse(["otlp_endpoint"], f"has no effect while {_EXPORTER_VARIABLE} is none")
     is_on = exporter != "none" and (
         bool(exporter)
         or "otlp_endpoint" in sources
@@ -63,8 +63,7 @@ def _has_traces(sources: Sources) -> bool:
     else:
         sources.refuse(
             ["trace_slow_ttft_s", "trace_slow_s", "trace_content"],
-            "means nothing without traces: --otlp-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT says"
-            " where they go",
+            "requires traces: --otlp-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT says where they go",
         )
     return is_on
 

@@ -1,6 +1,6 @@
-"""`penstock top`: a live view of a service, on its operations port.
+"""`penstock top`: a live view of a service, from its operations port.
 
-Owns the command, its keys and the rhythm of its looks. What is shown is `top_view.py`'s.
+Owns the command, its keys and its refresh. `top_view.py` draws it.
 """
 
 import argparse
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
 
 DEFAULT_INTERVAL_S = 1.0
 LOOK_DEADLINE_S = 2.0
-"""How long a look may take before the service counts as silent; keys wait for it."""
+"""Time limit of a query, after which the service counts as unresponsive; keys wait for it."""
 _NO_WIDTH = 10_000
-"""Columns of paper, which ends nowhere."""
+"""Unlimited width, for paper."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add `top` to the command line."""
     parser = subparsers.add_parser(
         "top",
-        help="watch a service: requests, tokens, latency, the KV pool",
-        description="Show what a service does, again and again. Keys: q quits, s sorts. Needs the"
-        " package rich.",
+        help="monitor a service: requests, tokens, latency, the KV pool",
+        description="Monitor a service. Keys: q quits, s sorts. Needs the package rich.",
         epilog=EXIT_CODES_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,12 +56,10 @@ def add_parser(subparsers: Subparsers) -> None:
         type=seconds,
         default=DEFAULT_INTERVAL_S,
         metavar="SECONDS",
-        help=f"time between two looks (default: {DEFAULT_INTERVAL_S:g})",
+        help=f"refresh interval (default: {DEFAULT_INTERVAL_S:g})",
     )
     parser.add_argument("--sort", choices=tuple(SORT_KEYS), default="age", help="default: age")
-    parser.add_argument(
-        "--once", action="store_true", help="one look, written to stdout, and an end"
-    )
+    parser.add_argument("--once", action="store_true", help="print one frame to stdout and exit")
     parser.add_argument("--json", action="store_true", help="with --once: as one line of JSON")
     parser.set_defaults(run=run)
 
@@ -74,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _top(args: argparse.Namespace) -> int:
     if args.json and not args.once:
-        raise UsageError("--json goes with --once")
+        raise UsageError("--json requires --once")
     if not args.once and not sys.stdout.isatty():
         raise UsageError("stdout is no terminal: --once writes one frame anywhere")
     console = None if args.json else _console()
     board = Board(args.address, sort_key=args.sort)
     with _connect(args) as client:
         if args.once:
-            _look(client, board)
+            _query(client, board)
             if console is None:
                 print(_json(board))
             else:
@@ -95,7 +92,7 @@ def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
     from penstock.client import NO_RETRY, ChannelConfig, SyncOperationsClient
 
     try:
-        # It looks again anyway: a look is not to wait for a service that is away.
+        # It polls anyway: a query must not wait for a service that is away.
         channel = ChannelConfig(
             max_reconnect_backoff_s=DEFAULT_INTERVAL_S, server_name=args.server_name
         )
@@ -119,8 +116,8 @@ def _console() -> "Console":
     return Console(width=int(width) if width.isdecimal() and int(width) else _NO_WIDTH)
 
 
-def _look(client: "SyncOperationsClient", board: Board) -> None:
-    """Ask once; raises PenstockError."""
+def _query(client: "SyncOperationsClient", board: Board) -> None:
+    """Query once; raises PenstockError."""
     stats = client.get_stats(deadline_s=LOOK_DEADLINE_S)
     requests = client.list_requests(max_requests=MAX_REQUESTS, deadline_s=LOOK_DEADLINE_S)
     board.take(stats, requests)
@@ -139,10 +136,10 @@ def _watch(
         while True:
             begun_s = time.monotonic()
             try:
-                _look(client, board)
+                _query(client, board)
             except PenstockError as error:
                 board.miss(describe_error(error))
-            # Keys are heard until it is time for the next look.
+            # Keys are read until the next refresh.
             while True:
                 size = console.size
                 frame = frame_of(board, width=size.width, height=size.height)
@@ -172,7 +169,7 @@ def _json(board: Board) -> str:
 
 @contextlib.contextmanager
 def _keys(terminal: TextIO) -> Generator[bool]:
-    """Hear single keys; False where there is nobody to type."""
+    """Read single keys; False without a terminal."""
     if not terminal.isatty():
         yield False
         return
@@ -190,5 +187,5 @@ def _key(timeout_s: float, can_type: bool) -> str:
     ready, _, _ = select.select(sources, [], [], timeout_s)
     if not ready:
         return ""
-    # Past Python's buffer, which select does not see. Nobody types any more: as if q was typed.
+    # Past Python's buffer, which select does not see. At the end of input: as if q was typed.
     return os.read(sys.stdin.fileno(), 1).decode("utf-8", "replace") or "q"

@@ -1,7 +1,6 @@
-"""What `penstock top` remembers from one look to the next, and in which order it shows requests.
+"""The state of `penstock top`: recent figures, the last answer, the order of requests.
 
-Owns the recent course of a few figures, the last answer and what went wrong since. Asks nobody and
-draws nothing.
+Sends no queries and draws nothing.
 """
 
 import math
@@ -14,9 +13,9 @@ if TYPE_CHECKING:
     from penstock.client import LiveRequest, ServerStats
 
 MAX_COURSE = 120
-"""Looks that are remembered."""
+"""How many values a history keeps."""
 MAX_REQUESTS = 1000
-"""Requests that are asked for: the oldest."""
+"""How many requests are queried: the oldest."""
 
 SORT_KEYS: "dict[str, Callable[[LiveRequest], Any]]" = {
     "age": lambda request: request.arrival_s,
@@ -28,12 +27,12 @@ SORT_KEYS: "dict[str, Callable[[LiveRequest], Any]]" = {
     "tenant": lambda request: request.tenant,
     "phase": lambda request: request.phase,
 }
-"""By what requests can be sorted; oldest first where that says nothing."""
+"""Sort keys of requests; ties by age."""
 
 
 @dataclass(slots=True)
 class Board:
-    """The state of the view. `problem`: why the last look failed; empty when it did not."""
+    """The state of the view. `problem`: why the last query failed; empty when it did not."""
 
     address: str
     sort_key: str = "age"
@@ -44,24 +43,24 @@ class Board:
     tokens_per_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_COURSE))
 
     def take(self, stats: "ServerStats", requests: "Sequence[LiveRequest]") -> None:
-        """An answer came."""
+        """Add an answer."""
         self.stats, self.requests, self.problem = stats, tuple(requests), ""
         steps_s = [model.mean_step_s for model in stats.models if model.mean_step_s is not None]
         self.step_s.append(max(steps_s, default=0.0))
         self.tokens_per_s.append(sum(model.decode_tokens_per_s for model in stats.models))
 
     def miss(self, problem: str) -> None:
-        """No answer came; the last one stays in sight."""
+        """A query failed; the last answer stays visible."""
         self.problem = problem
 
     def sort_by_next(self) -> None:
-        """Turn to the next order."""
+        """Switch to the next sort key."""
         keys = list(SORT_KEYS)
         self.sort_key = keys[(keys.index(self.sort_key) + 1) % len(keys)]
 
     @property
     def num_requests(self) -> int:
-        """How many there are: more than are known here where there are more than are asked for."""
+        """The number of requests; may be more than were queried."""
         num_known = len(self.requests)
         if self.stats is None or num_known < MAX_REQUESTS:
             return num_known

@@ -1,7 +1,4 @@
-"""Figures of `penstock top` in few characters: durations, counts, courses, pieces of a whole.
-
-Owns their wording. Knows nothing of services or terminals.
-"""
+"""Compact figures for `penstock top`: durations, counts, sparklines, shares."""
 
 from collections.abc import Sequence
 
@@ -24,7 +21,7 @@ def duration(value_s: float | None) -> str:
 
 
 def span(value_s: float) -> str:
-    """A stretch of time from seconds to days, in its two largest units."""
+    """A time from seconds to days, in its two largest units."""
     whole = int(value_s)
     if whole < 60:
         return f"{value_s:.1f} s"
@@ -36,12 +33,12 @@ def span(value_s: float) -> str:
 
 
 def count(value: float) -> str:
-    """A number with its thousands apart."""
+    """A number with separated thousands."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as bars from zero to their maximum; a single one is no course."""
+    """The last `width` values as bars from zero to their maximum; empty for a single one."""
     shown = list(values)[-width:] if width > 0 and len(values) > 1 else []
     top = max(shown, default=0.0)
     if top <= 0:
@@ -51,7 +48,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
-    """How many of `num_cells` each part of a whole gets; they add up, and none is off by one.
+    """How many of `num_cells` each share gets; they add up, and none is off by one.
 
     Where there are fewer things than cells, each has one cell.
     """

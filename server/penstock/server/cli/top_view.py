@@ -1,7 +1,6 @@
-"""How `penstock top` looks: one frame of it, for rich.
+"""The layout of `penstock top`: one frame of it, for rich.
 
-Owns the drawing. Needs the package `rich`, which the command line does without elsewhere: imported
-when there is something to draw.
+Needs the package `rich`, which is imported only to draw.
 """
 
 import time
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_POOL_LINES = 4
 MAX_OWNERS = 6
-"""Tenants that are told apart in the picture of the KV pool."""
+"""Tenants that are shown separately in the KV pool."""
 _OWNER_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _USED, _CACHED, _FREE = "█", "▒", "·"
 _STATE_STYLES = {
@@ -32,7 +31,7 @@ _STATE_STYLES = {
     ModelState.DRAINING: "bold magenta",
 }
 _NUM_TABLE_EXTRAS = 2
-"""Lines of the table of requests that are no requests."""
+"""Lines of the table of requests that are not requests."""
 _COLUMNS = (
     ("REQUEST", False, 36),
     ("TENANT", False, 16),
@@ -46,17 +45,17 @@ _COLUMNS = (
     ("UNREAD", True, 8),
     ("LEFT", True, 8),
 )
-"""Name, whether it holds numbers, and most characters. LEFT: until the deadline."""
+"""Name, whether it is numeric, and maximum width. LEFT: until the deadline."""
 _WIDE = 110
 _WIDTH_OF_PAPER = 120
-"""For what would fill any width."""
+"""For elements that would fill any width."""
 _NUM_NARROW_COLUMNS = 8
 
 
 def frame_of(board: Board, *, width: int | None, height: int | None = None) -> RenderableType:
-    """One frame. `height` None: as long as it takes, for paper rather than a screen with keys.
+    """One frame. `height` None: as long as needed, for paper instead of a screen with keys.
 
-    `width` None: as wide as it takes, nothing is cut.
+    `width` None: as wide as needed, nothing is truncated.
     """
     if board.stats is None:
         return Text(f"{board.address}: {board.problem or 'no answer yet'}", style="bold red")
@@ -189,10 +188,10 @@ def _pool_lines(board: Board, model: "ModelStats", width: int) -> list[Renderabl
 def _owners(
     requests: "tuple[LiveRequest, ...]", model: str, num_used_blocks: int
 ) -> dict[str, int]:
-    """Used blocks by tenant, the largest first; what nobody in sight holds is "other".
+    """Used blocks by tenant, the largest first; "other" for requests that were not queried.
 
     Outputs that share a block count it each, and lists are older than sums, so shares are scaled
-    where they exceed what is used.
+    where they exceed the total.
     """
     held: Counter[str] = Counter()
     for request in requests:
@@ -255,7 +254,7 @@ def _request_cells(request: "LiveRequest") -> list[Text]:
         count(request.num_backlog_tokens),
         "-" if request.time_to_deadline_s is None else span(max(0.0, request.time_to_deadline_s)),
     )
-    # As Text, because rich would read brackets in an id as markup.
+    # As Text, because rich would interpret brackets in an id as markup.
     return [Text(cell) for cell in cells]
 
 

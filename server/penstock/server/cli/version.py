@@ -1,4 +1,4 @@
-"""`penstock version`: what is installed, without importing any of it."""
+"""`penstock version`: versions of installed packages, without importing them."""
 
 import argparse
 import platform

@@ -1,1 +1,1 @@
-"""The front without its wire: live requests, their streams, the engine's news for them."""
+"""A front without its transport: live requests, their streams, the engine's events."""

@@ -1,19 +1,23 @@
-"""The accounts of one front's requests, and the way their records leave it.
+"""The accounts of a front's requests, and the delivery of their records.
 
-Owns that each request has exactly one record, and that to make it neither fails the request nor
-costs anything where nobody wants it. Single event loop.
+Owns that each request has exactly one record, and that making it neither fails the request nor
+costs anything when records are off. Single event loop.
 """
 
 import logging
 import traceback
+from collections.abc import Callable
+from typing import Final
 
 from penstock.scheduler.events import Failed, Finished
-from penstock.server.front.last_words import PATIENCE_S, LastWords
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.observe.trace_context import NOT_TRACED, RemoteParent, TraceIds
 
 _log = logging.getLogger(__name__)
+MAX_WAITING: Final = 1024
+"""Records that may wait for their engine's end event; beyond this the oldest is written without."""
+MAX_WAIT_S: Final = 1.0
 
 
 class Accounts:
@@ -36,7 +40,7 @@ class Accounts:
         self._recorder = recorder
         self._front_id = front_id
         self._ids = TraceIds()
-        self._last_words = LastWords(self._tell)
+        self._pending = PendingRecords(self._record)
 
     @property
     def are_kept(self) -> bool:
@@ -46,7 +50,7 @@ class Accounts:
     def open(
         self, method: str, *, arrival_s: float, peer: str = "", parent: RemoteParent | None = None
     ) -> RequestAccount:
-        """A request has arrived; `parent`: of its trace, if its caller named one."""
+        """A request has arrived; `parent`: of its trace, if its caller sent one."""
         trace = self._ids.begin(parent) if self.is_tracing else NOT_TRACED
         return RequestAccount(method, peer, arrival_s, trace)
 
@@ -58,24 +62,24 @@ class Accounts:
             return
         account.seal(outcome, now_s)
         live = account.live
-        if is_engine_up and live is not None and not live.has_last_word and live.specs:
-            self._last_words.hold(live.specs[0].key, account)
+        if is_engine_up and live is not None and not live.has_engine_end and live.specs:
+            self._pending.hold(live.specs[0].key, account)
         else:
-            self._tell(account)
+            self._record(account)
 
-    def hear_late_end(self, end: Finished | Failed) -> None:
-        """The engine's word on a request that was released."""
-        self._last_words.hear(end)
+    def on_late_end(self, end: Finished | Failed) -> None:
+        """The end event of a request that was released."""
+        self._pending.on_end(end)
 
     def sweep(self, now_s: float) -> None:
-        """To be called about once a second: no record waits much longer."""
-        self._last_words.give_up(now_s - PATIENCE_S)
+        """Call about once a second: limits how long a record waits."""
+        self._pending.flush(now_s - MAX_WAIT_S)
 
     def settle(self) -> None:
-        """The engine has nothing more to say: what waits for its word is told without."""
-        self._last_words.give_up(float("inf"))
+        """The engine is lost: write the records that wait for its events."""
+        self._pending.flush(float("inf"))
 
-    def _tell(self, account: RequestAccount) -> None:
+    def _record(self, account: RequestAccount) -> None:
         recorder = self._recorder
         if recorder is None:
             return
@@ -94,3 +98,37 @@ class Accounts:
             # Frames only: the text of an exception may quote a prompt.
             frames = "".join(traceback.format_tb(error.__traceback__))
             _log.error("a record could not be made: %s\n%s", type(error).__name__, frames)
+
+
+class PendingRecords:
+    """Accounts that are sealed but wait for the engine's end event, by the key of their first
+    output. Each is passed to `record` once.
+    """
+
+    def __init__(self, record: Callable[[RequestAccount], None]) -> None:
+        self._record = record
+        self._waiting: dict[int, RequestAccount] = {}
+
+    def hold(self, key: int, account: RequestAccount) -> None:
+        """Record `account` once `key` has ended in the engine."""
+        self._waiting[key] = account
+        if len(self._waiting) > MAX_WAITING:
+            self._record(self._waiting.pop(next(iter(self._waiting))))
+
+    def on_end(self, end: Finished | Failed) -> None:
+        """The end event of a request that was released."""
+        account = self._waiting.pop(end.key, None)
+        if account is None:
+            return
+        if account.live is not None:
+            account.live.phases.explain(wait=end.wait, stay=end.stay)
+        self._record(account)
+
+    def flush(self, oldest_s: float) -> None:
+        """Record everything that was sealed before `oldest_s`."""
+        while self._waiting:
+            key, account = next(iter(self._waiting.items()))
+            if account.end_s >= oldest_s:
+                return
+            del self._waiting[key]
+            self._record(account)

@@ -1,9 +1,8 @@
-"""Requests whose streams the engine keeps: how one comes to this front, and how it is let go of.
+"""Attaches kept streams of the engine to this front, and detaches them.
 
-Owns the way from an engine's answer to a request that lives here: it is started as it was at first,
-and what has come of it meanwhile is taken in like any other news. A reader that gives up does not
-stop that: a request that has come here must not be lost on its way. Does not know gRPC: how a
-request is read from its bytes is given.
+Owns the path from an engine's answer to a live request: it is started as it was at first, then its
+history is applied like other events. A client that disconnects does not stop that, so that an
+attached request is not lost. Does not know gRPC: the parser of a request is passed in.
 """
 
 import asyncio
@@ -23,48 +22,48 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
 from penstock.server.front.received import refuse_sequence
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EngineUnavailable
-from penstock.server.link.resume_frames import Attached, Keepsake, Lack
+from penstock.server.link.resume_frames import Attached, AttachFailure, ResumeSpec
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.link.step_frames import part_of
 from penstock.server.tenants import PriorityCeilings, engine_request_id
 
 SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
-_LOOK_AGAIN_S: Final = 0.05
-"""Whoever waits for an engine to have a request looks so often."""
-_TOKENS_IN_A_TURN: Final = 256
-"""So many tokens of a history are taken in before others have their turn: about a millisecond."""
+_POLL_INTERVAL_S: Final = 0.05
+"""Polling interval while waiting for an engine to have a request."""
+_TOKENS_PER_TURN: Final = 256
+"""How many tokens of a history are applied per iteration of the event loop: about a millisecond."""
 
 ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
-"""Reads a request as it was sent, under an id, for a tenant. Raises RequestError."""
+"""Parses a serialised request, under an id, for a tenant. Raises RequestError."""
 
 
 @dataclass(slots=True, eq=False)
-class _Arrival:
-    """A request on its way here: what has come of it, and under which engine."""
+class _Attachment:
+    """A request that is being attached: its events so far, and their engine."""
 
     request: LiveRequest
-    keepsake: Keepsake
+    resume_spec: ResumeSpec
     keys: tuple[int, ...]
-    news: deque[StepEvents]
+    events: deque[StepEvents]
     hello: EngineHello | None
 
 
 class Attachments:
-    """Brings streams to one front."""
+    """Attaches streams to one front."""
 
     def __init__(self, front: Front, read: ReadGeneration) -> None:
         self._front = front
         self._read = read
-        self._arrivals: set[_Arrival] = set()
+        self._attachments: set[_Attachment] = set()
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
         """The request of a tenant, with all of its stream; the caller releases it.
 
-        While there is no engine to ask, waits for one as long as requests wait for one.
+        While there is no engine, waits for one as long as requests do.
 
-        Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be had or said now.
+        Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be attached or found now.
         """
         due_s = self._front.clock() + self._front.config.max_replay_wait_s
         task = asyncio.create_task(self._attach(request_id, tenant, ceilings, due_s), name="attach")
@@ -76,18 +75,20 @@ class Attachments:
             task.add_done_callback(self._park)
             raise
 
-    def let_go(self, name: str, keys: tuple[int, ...]) -> None:
-        """Another has this request, by the engine's name for it, of these `keys`, or nobody."""
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Another front took this request over, or it was dropped. `name`: the engine's; `keys`: of
+        its outputs.
+        """
         front = self._front
         front.results.forget(name, keys)
         for request in {output.request for key in keys if (output := front.table.output(key))}:
-            front.let_go(request, SUPERSEDED)
-        for arrival in tuple(self._arrivals):
-            if arrival.keys == keys:
-                front.let_go(arrival.request, SUPERSEDED)
+            front.detach(request, SUPERSEDED)
+        for attachment in tuple(self._attachments):
+            if attachment.keys == keys:
+                front.detach(attachment.request, SUPERSEDED)
 
     def _park(self, task: asyncio.Task[LiveRequest]) -> None:
-        """Nobody has waited for it."""
+        """Its caller has disconnected."""
         if not task.cancelled() and task.exception() is None:
             self._front.release(task.result())
 
@@ -98,33 +99,36 @@ class Attachments:
         name = engine_request_id(tenant, request_id)
         while True:
             port = await self._port(request_id, tenant, due_s)
-            answers: list[_Arrival | RequestError | Lack] = []
+            answers: list[_Attachment | RequestError | AttachFailure] = []
 
-            def arrive(
+            def on_attached(
                 answer: Attached,
-                answers: list[_Arrival | RequestError | Lack] = answers,
+                answers: list[_Attachment | RequestError | AttachFailure] = answers,
                 port: ResumePort = port,
             ) -> None:
-                answers.append(self._arrive(answer, tenant, ceilings, port))
+                answers.append(self._on_attached(answer, tenant, ceilings, port))
 
-            with contextlib.suppress(EngineUnavailable):  # it went while it was asked
-                await port.attach_stream(name, arrive)
+            with contextlib.suppress(EngineUnavailable):  # it was lost meanwhile
+                await port.attach_stream(name, on_attached)
             match answers:
-                case [_Arrival() as arrival]:
-                    return await self._start(arrival)
+                case [_Attachment() as attachment]:
+                    return await self._start(attachment)
                 case [RequestError() as error]:
                     raise error
-                case [Lack.NOT_THERE]:
+                case [AttachFailure.NOT_FOUND]:
                     raise refuse(ErrorReason.REQUEST_NOT_FOUND)
-                case [Lack.LOST]:
+                case [AttachFailure.LOST]:
                     raise refuse_sequence()
                 case _ if front.clock() >= due_s:
-                    raise refuse(ErrorReason.ENGINE_DOWN, "who has the request cannot be said now")
+                    raise refuse(
+                        ErrorReason.ENGINE_DOWN,
+                        "not settled after an engine restart; try again",
+                    )
                 case _:
-                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _port(self, request_id: str, tenant: str, due_s: float) -> ResumePort:
-        """The way to an engine that has what this front has. Raises RequestError."""
+        """The port to an engine that has this front's requests. Raises RequestError."""
         front = self._front
         while True:
             port = front.port
@@ -140,36 +144,36 @@ class Attachments:
                 raise refuse(ErrorReason.ENGINE_DOWN)
             if isinstance(port, ResumePort) and not front.is_engine_up:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                    async with asyncio.timeout(_POLL_INTERVAL_S):
                         await port.wait_up()
             else:
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
             await asyncio.sleep(0)
 
-    def _arrive(
+    def _on_attached(
         self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: ResumePort
-    ) -> "_Arrival | RequestError | Lack":
-        """The engine has given a stream to this front: from now on all its news come here."""
-        front, keepsake = self._front, answer.keepsake
-        if keepsake is None:
-            return answer.lack
-        name = engine_request_id(tenant, keepsake.request_id)
-        self.let_go(name, answer.keys)
+    ) -> "_Attachment | RequestError | AttachFailure":
+        """The engine attached a stream to this front: all its later events come here."""
+        front, resume_spec = self._front, answer.resume_spec
+        if resume_spec is None:
+            return answer.failure
+        name = engine_request_id(tenant, resume_spec.request_id)
+        self.on_detached(name, answer.keys)
         try:
-            generation = self._read(keepsake.message, keepsake.request_id, tenant, ceilings)
-            request = LiveRequest(keepsake.request_id, generation, keepsake.arrival_s)
+            generation = self._read(resume_spec.message, resume_spec.request_id, tenant, ceilings)
+            request = LiveRequest(resume_spec.request_id, generation, resume_spec.arrival_s)
             front.table.add(request)
         except RequestError as error:
             port.detach((name,))
             return error
-        news = front.arriving[request] = deque(frame.value() for frame in answer.history)
-        arrival = _Arrival(request, keepsake, answer.keys, news, front.hello)
-        self._arrivals.add(arrival)
-        return arrival
+        events = front.attaching[request] = deque(frame.value() for frame in answer.history)
+        attachment = _Attachment(request, resume_spec, answer.keys, events, front.hello)
+        self._attachments.add(attachment)
+        return attachment
 
-    async def _start(self, arrival: _Arrival) -> LiveRequest:
-        """Bring it to where it is: its prompt, its outputs, and what came of them."""
-        front, request, keepsake = self._front, arrival.request, arrival.keepsake
+    async def _start(self, attachment: _Attachment) -> LiveRequest:
+        """Start it: its prompt, its outputs, and their history."""
+        front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
         try:
             limits = front.known_limits()
@@ -179,10 +183,12 @@ class Attachments:
                 generation,
                 prompt,
                 limits=limits,
-                times=CallTimes(arrival_s=keepsake.arrival_s, call_deadline_s=keepsake.deadline_s),
+                times=CallTimes(
+                    arrival_s=resume_spec.arrival_s, call_deadline_s=resume_spec.deadline_s
+                ),
                 request_id=request.request_id,
-                keys=arrival.keys,
-                seed=keepsake.seed,
+                keys=attachment.keys,
+                seed=resume_spec.seed,
                 eos_ids=front.text.files.eos_ids,
             )
             request.start(
@@ -190,45 +196,46 @@ class Attachments:
                 output_texts(generation, front.text, submission.specs[0].stop_ids),
                 model=front.model,
                 prompt_text=prompt_text,
-                now_s=keepsake.arrival_s,
+                now_s=resume_spec.arrival_s,
                 has_content=front.accounts.has_content,
             )
-            await self._catch_up(arrival)
+            await self._catch_up(attachment)
         except BaseException:
             front.release(request)
-            front.arriving.pop(request, None)
+            front.attaching.pop(request, None)
             raise
         finally:
-            self._arrivals.discard(arrival)
-        front.take_up(request, arrival.hello is front.hello and front.is_engine_up)
+            self._attachments.discard(attachment)
+        front.finish_attach(request, attachment.hello is front.hello and front.is_engine_up)
         return request
 
-    async def _catch_up(self, arrival: _Arrival) -> None:
-        """Take in what has come of it, and what comes meanwhile, a part in each turn of the loop.
+    async def _catch_up(self, attachment: _Attachment) -> None:
+        """Apply the history, and the events that arrive meanwhile, a part per iteration of the
+        loop.
 
         Raises RequestError.
         """
-        request = arrival.request
+        request = attachment.request
         request.is_catching_up = True
-        keys = set(arrival.keys)
+        keys = set(attachment.keys)
         num_tokens = 0
-        while arrival.news:
-            events = arrival.news.popleft()
-            rows = np.flatnonzero(np.isin(events.keys, arrival.keys))
+        while attachment.events:
+            events = attachment.events.popleft()
+            rows = np.flatnonzero(np.isin(events.keys, attachment.keys))
             for part in _parts_of(part_of(events, keys.__contains__, rows)):
-                self._front.take_in(request, part)
-                num_tokens += 1 + len(part.tokens)  # what is not a token costs about as much
-                if num_tokens >= _TOKENS_IN_A_TURN:
+                self._front.apply_history(request, part)
+                num_tokens += 1 + len(part.tokens)  # other events cost about as much as a token
+                if num_tokens >= _TOKENS_PER_TURN:
                     num_tokens = 0
                     await asyncio.sleep(0)
                     _raise_if_over(request)
 
 
 def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
-    """The same news, at most `_TOKENS_IN_A_TURN` tokens in one."""
+    """The same events, at most `_TOKENS_PER_TURN` tokens in each part."""
     logprobs = events.logprobs
-    while len(events.tokens) > _TOKENS_IN_A_TURN:
-        now, later = slice(_TOKENS_IN_A_TURN), slice(_TOKENS_IN_A_TURN, None)
+    while len(events.tokens) > _TOKENS_PER_TURN:
+        now, later = slice(_TOKENS_PER_TURN), slice(_TOKENS_PER_TURN, None)
         yield replace(
             events,
             keys=events.keys[now],
@@ -249,6 +256,6 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 
 def _raise_if_over(request: LiveRequest) -> None:
-    """Somebody else has asked for it meanwhile, or it was given up."""
+    """Another front has attached it meanwhile, or it was cancelled."""
     if request.stream.refusal is not None:
         raise RequestError(request.stream.refusal)

@@ -1,10 +1,10 @@
-"""Which tokens of a stream are held back until a message of them is worth its price.
+"""Holds tokens of a stream back until a message has as many as its client asked for.
 
-Owns the counts, the times and the one timer. Does not know streams or writers: it is told of every
-piece and asked what may go. Outputs are held apart, because a message carries tokens of one only.
+Owns the counts, the times and the one timer. Does not know streams or writers. Outputs are held
+separately, because a message carries tokens of one only.
 
-Single event loop. At most one timer at a time, and never one that is set for each token: a timer
-whose tokens have gone already finds the next ones and is set again for those.
+Single event loop. At most one timer at a time, which is not reset for each token: when its tokens
+were sent already, it is set again for the next ones.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ class Timer(Protocol):
     """What `Timers.call_at` returns."""
 
     def cancel(self) -> None:
-        """The callback is not wanted any more."""
+        """Cancel the callback."""
         ...
 
 
 class Timers(Protocol):
-    """An event loop, as far as it is needed here. Times are seconds on its clock."""
+    """The part of an event loop that is used here. Times are seconds on its clock."""
 
     def time(self) -> float:
         """The time now."""
@@ -35,7 +35,7 @@ class Timers(Protocol):
 
 
 class ChunkHold:
-    """What one stream holds back. `on_due` is called when a delay has passed."""
+    """The tokens that one stream holds back. `on_due` is called when a delay has passed."""
 
     __slots__ = (
         "_is_all_due",
@@ -62,11 +62,11 @@ class ChunkHold:
 
     @property
     def is_due(self) -> bool:
-        """Whether something may go, as far as there is something."""
+        """Whether there are tokens to send."""
         return self._is_all_due or len(self._send_at) < len(self._num_held)
 
     def add(self, event: StreamEvent) -> None:
-        """One more event: whatever is no token, and an output's first token, never wait."""
+        """Add an event. Events other than tokens, and an output's first token, are due at once."""
         if not isinstance(event, TokensPiece):
             self._is_all_due = True
             return
@@ -84,7 +84,7 @@ class ChunkHold:
             self._send_at.pop(index, None)
 
     def release(self) -> None:
-        """Everything there may go now."""
+        """Everything so far is due."""
         self._is_all_due = True
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class ChunkHold:
             self._timer = None
 
     def settle(self) -> bool:
-        """After some news: whether something may go. Sees to it that the rest goes in time."""
+        """After a batch of events: whether any are due. Sets the timer for the rest."""
         if self._is_all_due:
             return True
         if self._timer is None and self._send_at:
@@ -103,7 +103,7 @@ class ChunkHold:
         return self.is_due
 
     def split(self, events: list[StreamEvent]) -> tuple[list[StreamEvent], list[StreamEvent]]:
-        """What of the backlog may go, and what waits; the order within an output is kept."""
+        """Split the backlog into what is due and what waits; keeps the order within an output."""
         if self._is_all_due:
             return events, []
         if not self.is_due:
@@ -111,13 +111,13 @@ class ChunkHold:
         due: list[StreamEvent] = []
         held: list[StreamEvent] = []
         for event in events:
-            # Anything but a piece would have made all due.
+            # Any other event would have made everything due.
             is_held = isinstance(event, TokensPiece) and event.output_index in self._send_at
             (held if is_held else due).append(event)
         return due, held
 
     def forget_due(self) -> None:
-        """What was due has been taken, all of it."""
+        """All that was due has been taken."""
         if self._is_all_due:
             self._is_all_due = self._is_stopped
             self._num_held.clear()

@@ -11,17 +11,17 @@ _METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontConfig:
-    """Bounds and defaults of one front. Raises SettingError naming the field that is off.
+    """Bounds and defaults of one front. Raises SettingError naming the invalid field.
 
-    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. Delivery:
-    `max_message_bytes_hint` is what a coalesced message is split at,
-    `max_shared_message_bytes_hint` one that carries the events of many requests or that its client
-    wants large; `max_chunk_tokens` is the most tokens a client may let a message wait for.
-    `acceptance_delay_s`: how long at most the first message waits for the engine's word, so that a
-    refusal comes before it and clients may retry. `retry_after_s`: what RetryInfo says where the
-    engine has no estimate. `is_prefix_caching` off keeps requests from sharing blocks, except the
-    outputs of one request. With `shares_prefixes_across_tenants` the time to a first token tells
-    one tenant what another has sent.
+    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. Delivery: a
+    coalesced message is split at `max_message_bytes_hint`, or at `max_shared_message_bytes_hint`
+    when it carries the events of many requests or its client wants large messages;
+    `max_chunk_tokens` is the most tokens that a client may let a message wait for.
+    `acceptance_delay_s`: how long at most the first message waits for the engine's first event, so
+    that a refusal comes before it and clients may retry. `retry_after_s`: the value of RetryInfo
+    when the engine has no estimate. Without `is_prefix_caching`, requests do not share blocks,
+    except the outputs of one request. With `shares_prefixes_across_tenants`, a tenant can infer
+    from the time to first token what another has sent.
 
     `max_text_bytes_per_tenant`: a single text that is longer is taken when its tenant has no other.
     `tenant_metadata_key`: empty to tell no tenants apart. What the engine keeps for Resume is
@@ -31,7 +31,9 @@ class FrontConfig:
     """
 
     front_id: int = setting(1, at_least=1, below=2**31)
-    model_aliases: tuple[str, ...] = setting((), "model", "other names it answers to", shown="none")
+    model_aliases: tuple[str, ...] = setting(
+        (), "model", "further model names that clients may use", shown="none"
+    )
     is_prefix_caching: bool = setting(
         True, "cache", "whether requests share the blocks of equal prefixes", name="prefix_caching"
     )
@@ -44,20 +46,20 @@ class FrontConfig:
     tenant_metadata_key: str = setting(
         "",
         "tenants",
-        "metadata key that names the tenant of a call; only behind a proxy that sets it and"
-        " removes it from what clients send",
+        "metadata key with the tenant of a call; only behind a proxy that sets it and removes it"
+        " from clients' calls",
         metavar="KEY",
-        shown="none: everybody is one tenant",
+        shown="none: one tenant",
     )
     has_content: bool = False
 
     default_max_tokens: int = setting(
-        256, "requests", "output tokens of a request that gives no max_tokens", at_least=1
+        256, "requests", "max_tokens of a request without it", at_least=1
     )
     max_output_tokens: int | None = setting(
         None,
         "requests",
-        "most output tokens that a request may ask for",
+        "largest max_tokens",
         at_least=1,
         shown="what the model's length allows",
     )
@@ -65,7 +67,7 @@ class FrontConfig:
     max_text_bytes_per_tenant: int = setting(
         8 << 20,
         "requests",
-        "text that one tenant may have waiting to be tokenised at one front, in bytes",
+        "bytes of one tenant's text that may wait to be tokenised at one front",
         at_least=1,
     )
     max_chat_messages: int = setting(512, at_least=1)
@@ -73,7 +75,7 @@ class FrontConfig:
     max_stop_string_chars: int = setting(64, at_least=1)
     max_stop_string_bytes: int = setting(256, at_least=1)
     max_stop_token_ids: int = setting(16, at_least=1, at_most=16)
-    """At most 16: the batch holds no more."""
+    """At most 16: the size of the batch's arrays."""
     max_num_outputs: int = setting(16, at_least=1)
     max_logprobs: int = setting(20, at_least=1)
     max_logit_bias: int = setting(300, at_least=1)
@@ -81,20 +83,23 @@ class FrontConfig:
 
     max_live_requests: int = setting(4096, at_least=1)
     max_backlog_tokens: int = setting(
-        4096, "delivery", "output that a client may leave unread before it is cut", at_least=1
+        4096, "delivery", "unread output tokens before a client is disconnected", at_least=1
     )
     max_reader_stall_s: float = setting(
-        30.0, "delivery", "seconds that one write may be blocked before its reader is cut", above=0
+        30.0,
+        "delivery",
+        "seconds that one write may block before its reader is disconnected",
+        above=0,
     )
     max_message_bytes_hint: int = setting(1024, at_least=1)
     max_shared_message_bytes_hint: int = setting(65536, at_least=1)
     max_chunk_tokens: int = setting(256, at_least=1)
 
     default_deadline_s: float = setting(
-        600.0, "deadlines", "deadline of a call that brings none, seconds", above=0
+        600.0, "deadlines", "deadline of a call without one, seconds", above=0
     )
     max_deadline_s: float = setting(
-        3600.0, "deadlines", "longest deadline that is honoured, seconds", at_least=0
+        3600.0, "deadlines", "longest deadline; longer ones are lowered to it, seconds", at_least=0
     )
     acceptance_delay_s: float = setting(0.05, at_least=0)
     retry_after_s: float = setting(1.0, at_least=0)
@@ -104,17 +109,17 @@ class FrontConfig:
     max_replays: int = setting(
         4,
         "survival",
-        "engines that a request may lose and go on with the next, 0 for none",
+        "how often a request is replayed after an engine's death, 0 for never",
         at_least=0,
     )
     max_replay_wait_s: float = setting(
-        60.0, "survival", "seconds that a request waits for the next engine", at_least=0
+        60.0, "survival", "seconds that a request waits for another engine", at_least=0
     )
 
     max_resume_grace_s: float = setting(
         60.0,
         "survival",
-        "seconds that a request may be kept for Resume, 0 to not offer it",
+        "longest time that a request is kept for Resume, seconds; 0 turns Resume off",
         at_least=0,
     )
     max_resume_bytes: int = setting(
@@ -125,7 +130,7 @@ class FrontConfig:
         at_least=1,
     )
     max_parked_requests: int = setting(
-        1024, "survival", "such requests that the engine keeps while nobody reads them", at_least=1
+        1024, "survival", "such requests without a reader that the engine keeps", at_least=1
     )
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Prompt and output as text, for services whose operators asked to see them in traces.
+"""Prompt and output texts for traces, when the operator has enabled them.
 
-Owns how much of a text is kept. Nothing here runs unless `FrontConfig.has_content`.
+Owns how much of a text is kept. Not used unless `FrontConfig.has_content`.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ _TOKEN_IDS = "[token ids]"
 
 
 def captured_prompt(generation: Generation) -> str:
-    """The beginning of the prompt, as its client sent it."""
+    """The start of the prompt, as its client sent it."""
     match generation.prompt:
         case TextInput(text=text):
             return cut(text)
@@ -23,7 +23,7 @@ def captured_prompt(generation: Generation) -> str:
 
 
 class CapturedText:
-    """The beginning of one output, as it was sent."""
+    """The start of one output, as it was sent."""
 
     __slots__ = ("_num_bytes", "_texts")
 
@@ -32,19 +32,19 @@ class CapturedText:
         self._num_bytes = 0
 
     def add(self, text: str) -> None:
-        """What comes next."""
+        """Append the next text."""
         if text and self._num_bytes < MAX_CONTENT_BYTES:
             self._texts.append(text)
             self._num_bytes += len(text.encode())
 
     @property
     def text(self) -> str:
-        """What there is."""
+        """The text so far."""
         return cut("".join(self._texts))
 
 
 def cut(text: str) -> str:
     """At most MAX_CONTENT_BYTES of `text`, in whole characters."""
-    # No character has less than one byte: most of a long text is not even looked at.
+    # A character has at least one byte, so most of a long text need not be encoded.
     data = text[:MAX_CONTENT_BYTES].encode()
     return data[:MAX_CONTENT_BYTES].decode(errors="ignore")

@@ -1,8 +1,7 @@
-"""Why a call fails, in the words of the contract.
+"""Why a call fails: the contract's reasons, and the exception that carries them.
 
-Owns the reasons and the one exception that carries them from any depth of the front to the gRPC
-edge, which alone knows status codes (`penstock.server.rpc.statuses`). Nothing in it may hold prompt
-or output text: it is shown to strangers.
+Only the gRPC layer knows status codes (`penstock.server.rpc.statuses`). A refusal must not contain
+prompt or output text: clients see it.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from penstock.server.error_reason import ErrorReason as ErrorReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """One field that is off: its proto path, such as `stopping.stop_strings[2]`, and the rule."""
+    """One invalid field: its proto path, such as `stopping.stop_strings[2]`, and the rule."""
 
     path: str
     description: str
@@ -21,7 +20,7 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaViolation:
-    """Whose limit is used up, and which it is: as google.rpc.QuotaFailure has them."""
+    """The tenant and the limit that is exceeded, as in google.rpc.QuotaFailure."""
 
     subject: str
     description: str
@@ -32,12 +31,11 @@ NO_METADATA: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Everything a caller may know about a failed call.
+    """What the caller learns about a failed call.
 
-    `message`: for people; empty takes the standard sentence of `reason`. `metadata`: the keys
-    that the contract lists for `reason`. `retry_after_s`: when it is worth trying again, None to
-    say what the front says of all, if `reason` is one that passes, infinite for never. `quota`: of
-    QUOTA_EXCEEDED.
+    `message`: for people; empty for the standard message of `reason`. `metadata`: the keys that the
+    contract lists for `reason`. `retry_after_s`: when to retry; None for the front's default where
+    `reason` is retryable, infinite for never. `quota`: of QUOTA_EXCEEDED.
     """
 
     reason: ErrorReason
@@ -69,13 +67,15 @@ def refuse(reason: ErrorReason, message: str = "", **metadata: str) -> RequestEr
 def refuse_field(
     path: str, description: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT, **metadata: str
 ) -> RequestError:
-    """The error to raise when one field is off."""
+    """The error to raise for one invalid field."""
     violation = FieldViolation(path=path, description=description)
     return RequestError(Refusal(reason=reason, metadata=metadata, violations=(violation,)))
 
 
 def refuse_feature(feature: str, path: str = "") -> RequestError:
-    """The error to raise for what is not there: a field of ModelFeatures, asked for at `path`."""
+    """The error to raise for an unsupported feature: a field of ModelFeatures, requested at
+    `path`.
+    """
     metadata = {"feature": feature, "field": path} if path else {"feature": feature}
     return RequestError(
         Refusal(

@@ -1,7 +1,6 @@
-"""What a stream tells its reader, in domain values.
+"""The events of a stream, as domain values.
 
-Owns the pieces that lie in a stream's backlog. How they are grouped into messages and numbered is
-the edge's business.
+Owns the pieces in a stream's backlog. The gRPC layer groups them into messages and numbers them.
 """
 
 from collections.abc import Sequence
@@ -32,9 +31,9 @@ class TokenRecord(NamedTuple):
 
 
 class IdRecords(Sequence[TokenRecord]):
-    """Records of tokens of which nothing but the id is told; each is made when it is looked at.
+    """Records of tokens that have only an id; each is made when it is read.
 
-    A prompt has a hundred thousand of them, which nobody looks at one by one.
+    A prompt has up to a hundred thousand of them.
     """
 
     __slots__ = ("ids",)
@@ -76,10 +75,10 @@ class PromptPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The engine holds the request. `estimated_queue_s`: how long it will wait, None if unknown.
+    """The engine has queued the request. `estimated_queue_s`: its queue time, None if unknown.
 
-    `num_dropped_messages`: what a window left out of the conversation. `trace_id`: in
-    hexadecimal, empty where the request is not traced.
+    `num_dropped_messages`: chat messages that a window left out. `trace_id`: in hexadecimal, empty
+    for an untraced request.
     """
 
     request_id: str
@@ -93,10 +92,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The request changed its state, or has found its place in the queue.
+    """The request changed its state, or has a position in the queue.
 
-    `queue_s` is the time spent waiting so far. `queue_position`: how many go before it, and
-    `estimated_queue_s`: how long it will still wait; None where that is not known.
+    `queue_s` is the time spent waiting so far. `queue_position`: requests ahead of it, and
+    `estimated_queue_s`: the remaining queue time; None where that is not known.
     """
 
     state: RequestState
@@ -109,7 +108,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEnd:
-    """How one output ended. At most one of `stop_string` and `stop_token_id` is set."""
+    """The end of one output. At most one of `stop_string` and `stop_token_id` is set."""
 
     output_index: int
     reason: FinishReason
@@ -140,7 +139,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """All outputs ended well."""
+    """All outputs have finished."""
 
     outputs: tuple[OutputEnd, ...]
     usage: Usage

@@ -1,7 +1,4 @@
-"""How a failure that the engine reports is told to the client.
-
-Owns the one mapping from the scheduler's reasons to the contract's.
-"""
+"""Maps failures that the engine reports to the contract's reasons."""
 
 import math
 from typing import TypeGuard
@@ -56,7 +53,7 @@ _QUOTA_NAMES: dict[QuotaKind, str] = {
 def refusal_for(
     end: Failed, generation: Generation, *, phases: PhaseClock, deadline_kind: str, tenant: str
 ) -> Refusal:
-    """What the client is told when the engine ends a request of `tenant` with `end`."""
+    """The refusal for a request of `tenant` that the engine ended with `end`."""
     reason = _REASONS[end.reason]
     metadata: dict[str, str] = {}
     if reason in _OF_TIME:
@@ -65,12 +62,12 @@ def refusal_for(
             "phase": phases.phase.value,
             "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
-    # Rounded apart: an estimate that misses its deadline by less than a millisecond shows it.
-    if _is_told(end.deadline_s):
+    # Rounded separately: an estimate that misses its deadline by less than a millisecond shows it.
+    if _is_known(end.deadline_s):
         metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))
-    if _is_told(end.estimate_s):
+    if _is_known(end.estimate_s):
         estimate_ms = math.ceil(end.estimate_s * 1e3)
-        if _is_told(end.deadline_s) and end.estimate_s > end.deadline_s:
+        if _is_known(end.deadline_s) and end.estimate_s > end.deadline_s:
             estimate_ms = max(estimate_ms, _whole_ms(end.deadline_s) + 1)
         metadata["estimate_ms"] = str(estimate_ms)
     if end.chance is not None:
@@ -85,7 +82,7 @@ def refusal_for(
 
 
 def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ...]:
-    """The field that is off, where it is one."""
+    """The invalid field, for reasons that concern one."""
     match end.reason:
         case FailureReason.PROMPT_TOO_LONG:
             path, description = generation.prompt_path, "exceeds the context"
@@ -104,7 +101,7 @@ def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ..
 
 
 def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:
-    """Which limit of whom is used up, by the name it has in the settings."""
+    """The limit that is exceeded, by the name of its setting."""
     return QuotaViolation(
         subject=quota_subject(tenant),
         description=f"{_QUOTA_NAMES[breach.kind]} is {breach.limit}",
@@ -119,8 +116,8 @@ def quota_subject(tenant: str) -> str:
 def _whole_ms(duration_s: float) -> int:
     """Milliseconds, rounded down.
 
-    What a client gave in whole ones comes back as it was: on the engine's clock it has passed
-    through a sum and a difference, and may have lost its last digits.
+    A client's whole number comes back unchanged, although on the engine's clock it was part of a
+    sum and a difference, and may have lost its last digits.
     """
     nearest = round(duration_s * 1e3)
     if abs(duration_s * 1e3 - nearest) < _CLOCK_ERROR_MS:
@@ -128,6 +125,6 @@ def _whole_ms(duration_s: float) -> int:
     return math.floor(duration_s * 1e3)
 
 
-def _is_told(duration_s: float | None) -> TypeGuard[float]:
-    """Neither unknown nor endless."""
+def _is_known(duration_s: float | None) -> TypeGuard[float]:
+    """Neither unknown nor infinite."""
     return duration_s is not None and math.isfinite(duration_s)

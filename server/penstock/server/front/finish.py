@@ -1,7 +1,4 @@
-"""The last event of a stream that ended well.
-
-Owns its accounts: usage and timings. Pure.
-"""
+"""The last event of a finished stream: usage and timings. Pure."""
 
 from typing import Protocol
 
@@ -11,7 +8,7 @@ from penstock.server.front.phases import Phase, PhaseClock
 
 
 class Ended(Protocol):
-    """A request whose outputs have all ended. `first_token_s`: NO_TIME where there was none."""
+    """A request whose outputs have all ended. `first_token_s`: NO_TIME without a token."""
 
     ends: tuple[OutputEnd, ...]
     phases: PhaseClock
@@ -31,7 +28,7 @@ class Ended(Protocol):
 
 
 def finished_event(request: Ended, now_s: float) -> Finished:
-    """What is told of `request`, seen at `now_s`."""
+    """The event for `request`."""
     ends, phases = request.ends, request.phases
     arrival_s, first_token_s = request.arrival_s, request.first_token_s
     return Finished(

@@ -1,7 +1,7 @@
-"""One front without its wire: takes generations in, feeds their streams from the engine's news.
+"""A front without its transport: opens requests and feeds their streams from the engine's events.
 
-Owns the live requests and the conversation with the engine port. Does not know gRPC or protobuf.
-Everything runs on one event loop; what the engine calls (`on_*`) neither blocks nor raises.
+Owns the live requests and the calls of the engine port. Does not know gRPC or protobuf. Everything
+runs on one event loop; the engine's callbacks (`on_*`) neither block nor raise.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.accounts import Accounts
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.dispatch import EventDispatcher, FrontCounters
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
+from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import Generation
-from penstock.server.front.keepsakes import result_of, submit
+from penstock.server.front.kept_requests import result_of, submit
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
@@ -36,20 +36,20 @@ from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.text_quota import TextQuotas
 from penstock.server.front.views import view_of
-from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_recorder import RequestRecorder
-from penstock.server.tenants import NOBODY, engine_request_id
+from penstock.server.tenants import NO_TENANT, engine_request_id
 from penstock.server.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
 _SEED_BITS = 53
-"""A number of JSON or JavaScript holds no more."""
+"""The largest integer that JSON and JavaScript represent exactly."""
 
 
 class Front:
-    """The live requests of one front process and their way to the engine.
+    """The live requests of one front process and their path to the engine.
 
     `port`, `gate` and `prompts.quotas` may be set after construction, before the first request.
     `clock` is the engine's.
@@ -87,28 +87,28 @@ class Front:
             front_id=config.front_id,
             has_content=config.has_content,
         )
-        self._dispatcher = EventDispatcher(
+        self._dispatcher = EventRouter(
             self.table,
             self.counters,
             max_backlog_tokens=config.max_backlog_tokens,
             cancel=self._cancel_keys,
-            hear_late_end=self.accounts.hear_late_end,
+            on_late_end=self.accounts.on_late_end,
         )
         self.results = Results(config.max_resume_bytes)
-        self.arriving: dict[LiveRequest, deque[StepEvents]] = {}
-        """Requests that are brought here from the engine, and what has come of them so far."""
+        self.attaching: dict[LiveRequest, deque[StepEvents]] = {}
+        """Requests that are being attached, and their events so far."""
         self.replays = Replays(
             config, self.table, lambda: self.port, clock, note_sent=self._note_sent
         )
 
     @property
     def model(self) -> str:
-        """The name of the one model served here."""
+        """The name of the model."""
         return self.text.files.name
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Every name the model answers to, its own first."""
+        """Every name of the model, its own first."""
         return (self.model, *self.config.model_aliases)
 
     @property
@@ -118,31 +118,31 @@ class Front:
 
     @property
     def num_backlog_tokens(self) -> int:
-        """Output that readers have not taken."""
+        """Output tokens that readers have not taken."""
         return sum(request.stream.num_backlog_tokens for request in self.table)
 
     @property
     def num_parked(self) -> int:
-        """Requests that nobody reads."""
+        """Requests without a reader."""
         return sum(request.is_parked for request in self.table)
 
     @property
     def newest_place(self) -> Queued | None:
-        """What the engine that runs now said of the last request that it queued for this front."""
+        """The queue position of the last request that the current engine queued for this front."""
         return self._dispatcher.newest_place
 
     def live_views(self) -> Iterator[FrontView]:
-        """Every request that has not been released, as operators see it.
+        """Every live request, for operators.
 
-        Each is made when it is taken, for whoever wants thousands to let others run in between;
-        those that have left by then are passed over.
+        Each view is made when it is taken, so that others may run in between; requests released by
+        then are skipped.
         """
         for request in self.table:
             if self.table.get(request.request_id, request.tenant) is request:
                 yield view_of(request, self.config.front_id)
 
     def current_limits(self) -> Limits:
-        """The bounds in force; raises RequestError when the front takes nothing now."""
+        """The bounds in force; raises RequestError when the front accepts nothing now."""
         if self.is_draining:
             raise refuse(ErrorReason.DRAINING)
         if self.limits is None or not self.is_engine_up:
@@ -152,12 +152,12 @@ class Front:
     async def open(
         self, generation: Generation, times: CallTimes, account: RequestAccount | None = None
     ) -> LiveRequest:
-        """Take a generation in; the caller must `release` what it gets, whatever happens.
+        """Open a request; the caller must `release` it in any case.
 
-        `account`: of this request, if one is kept; whoever opened it closes it.
+        `account`: of this request, if one is kept; its opener closes it.
 
-        Raises RequestError for every refusal that needs no word of the engine; that word comes
-        over the stream.
+        Raises RequestError for every refusal that does not need the engine; others come over the
+        stream.
         """
         request = self.reserve(generation, times, account)
         try:
@@ -170,7 +170,7 @@ class Front:
     def reserve(
         self, generation: Generation, times: CallTimes, account: RequestAccount | None = None
     ) -> LiveRequest:
-        """The first half of `open`: the request has its place here, the engine knows nothing yet.
+        """The first half of `open`: the request is registered here, but not sent to the engine.
 
         Raises RequestError.
         """
@@ -181,7 +181,7 @@ class Front:
             )
         kept = generation.resumption
         if kept is not None and len(kept.message) > self.config.max_resume_bytes:
-            raise refuse(ErrorReason.QUEUE_FULL, "it is too much to be kept for Resume")
+            raise refuse(ErrorReason.QUEUE_FULL, "the request is too large to be kept for Resume")
         self.gate.check(
             self.hello,
             generation.sampling.num_outputs,
@@ -196,9 +196,9 @@ class Front:
         return request
 
     async def start(self, request: LiveRequest, times: CallTimes) -> None:
-        """The second half: tokenise, and give it to the engine. Raises RequestError.
+        """The second half: tokenise, and submit it to the engine. Raises RequestError.
 
-        One that was cancelled or lost meanwhile has its end in its stream already.
+        A request that was cancelled or lost meanwhile has its end in its stream already.
         """
         if request.stream.is_closed:
             return
@@ -207,20 +207,20 @@ class Front:
         await self._submit(request, times)
 
     def release(self, request: LiveRequest) -> None:
-        """The request leaves this front; the engine drops what still runs of it. Idempotent."""
+        """Remove the request from this front; the engine drops what still runs. Idempotent."""
         self.release_all((request,))
 
     def release_all(self, requests: Iterable[LiveRequest]) -> None:
-        """Release each, with one word to the engine for all of them.
+        """Release each, with one message to the engine for all of them.
 
-        What outlives its call is only parked: it stays as long as it runs.
+        A resumable request is only parked: it stays until it ends.
         """
         live_keys: list[int] = []
         unread: list[str] = []
         for request in requests:
             if request.is_released or request.is_parked:
                 continue
-            is_arriving = self.arriving.pop(request, None) is not None
+            is_arriving = self.attaching.pop(request, None) is not None
             if request.generation.resumption is not None and (request.outputs or is_arriving):
                 unread.append(engine_request_id(request.tenant, request.request_id))
                 if request.stream.is_closed:
@@ -237,26 +237,27 @@ class Front:
         if unread and isinstance(self.port, ResumePort):
             self.port.detach(tuple(unread))
 
-    def let_go(self, request: LiveRequest, refusal: Refusal) -> None:
-        """The request goes on elsewhere; who reads it here is told `refusal`."""
+    def detach(self, request: LiveRequest, refusal: Refusal) -> None:
+        """The request continues elsewhere; its reader here gets `refusal`."""
         request.fail(refusal, self.clock())
         self._remove(request)
 
-    def take_in(self, request: LiveRequest, events: StepEvents) -> None:
-        """News of a request of `arriving`, which was started: they come into its stream.
+    def apply_history(self, request: LiveRequest, events: StepEvents) -> None:
+        """Kept events of a started request of `attaching`: add them to its stream.
 
-        Only these: what an engine reports meanwhile comes after them, and does not find it yet.
+        Events that the engine sends meanwhile come later, and do not find the request yet.
         """
         self.table.add_outputs(request)
         self._dispatcher.dispatch(events, events.at_s, is_history=True)
         self.table.remove_outputs(request)
 
-    def take_up(self, request: LiveRequest, is_same_engine: bool) -> None:
-        """All that has come of a request of `arriving` is in its stream: it lives here now.
+    def finish_attach(self, request: LiveRequest, is_same_engine: bool) -> None:
+        """The stream of a request of `attaching` is complete: the request is live here now.
 
-        `is_same_engine`: more comes from the engine that has told this. Another has to be given it.
+        `is_same_engine`: the engine of its history is still connected. Otherwise it is submitted to
+        the next.
         """
-        del self.arriving[request]
+        del self.attaching[request]
         self.table.add_outputs(request)
         if request.stream.is_closed:
             return
@@ -267,17 +268,17 @@ class Front:
             self.replays.adopt(request, self.limits)
 
     def close_account(self, account: RequestAccount, outcome: Outcome) -> None:
-        """The request of `account` is over, and released. Only the first time counts."""
+        """Close the account of a released request. Idempotent."""
         now_s = self.clock()
         self.accounts.close(account, outcome, now_s, is_engine_up=self.is_engine_up)
 
-    async def cancel(self, request_id: str, tenant: str = NOBODY) -> RequestState:
-        """Cancel a live request of `tenant`, here or on another front; where it stood.
+    async def cancel(self, request_id: str, tenant: str = NO_TENANT) -> RequestState:
+        """Cancel a live request of `tenant`, here or on another front; returns its state.
 
-        Raises RequestError when nobody has it or no engine is there to ask.
+        Raises RequestError when it is not found or no engine is connected.
         """
         request = self.table.get(request_id, tenant)
-        if request is not None and request not in self.arriving:
+        if request is not None and request not in self.attaching:
             return self.cancel_here(request)
         if request is not None:
             # The engine has it, and only that knows where it stands; unless it goes first.
@@ -295,12 +296,12 @@ class Front:
         return known
 
     def cancel_here(self, request: LiveRequest) -> RequestState:
-        """Cancel a request that lives here; where it stood. It ends well, as CANCELLED."""
+        """Cancel a live request of this front; returns its state. It finishes as CANCELLED."""
         state = request.state
         if self.replays.cancel(request):
             return state
         if request.outputs:
-            # The engine may go before it has said that it did.
+            # The engine may be lost before it confirms.
             request.is_cancelled = True
             self._cancel_keys(request.live_keys, FinishReason.CANCELLED)
         else:
@@ -308,22 +309,22 @@ class Front:
         return state
 
     def begin_drain(self) -> None:
-        """Take nothing new from now on. Writers that serve nobody any more may go."""
+        """Accept nothing new from now on. Writers without requests may end."""
         self.is_draining = True
         for writer in self.shared_writers:
             writer.wake()
 
     def on_hello(self, hello: EngineHello) -> None:
-        """An engine is there (again). What still lives here belonged to an earlier one.
+        """An engine has connected. Requests that are live here belonged to an earlier one.
 
-        An epoch that is known: it was never gone, only the way to it.
+        With a known epoch only the connection had been lost.
         """
         self.on_lost()
         is_same_engine = self.hello is not None and self.hello.epoch == hello.epoch
         self.hello = hello
         self.ready_time_s = time.time()
         self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
-        # Its tokenizer may be another model's: what it draws must not end a stream.
+        # Its tokenizer may be another model's: a sampled id must not end a stream.
         self.text.detokenizer.cover(hello.executor.vocab_size)
         num_known = self.text.files.tokenizer.get_vocab_size(True)
         if num_known > self.limits.vocab_size:
@@ -337,27 +338,27 @@ class Front:
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
         if isinstance(self.port, ResumePort):
             for request in self.table:
-                self._keep_result(request)  # of those whose readers are not at their end
-            with contextlib.suppress(EngineUnavailable):  # the one after it gets them
+                self._keep_result(request)  # of those whose readers have not reached the end
+            with contextlib.suppress(EngineUnavailable):  # the next engine gets them
                 for result in self.results:
                     self.port.submit_kept((), result)
 
     def on_events(self, events: StepEvents) -> None:
-        """One step's news."""
-        for news in self.arriving.values():
-            news.append(events)
+        """The events of one step."""
+        for waiting in self.attaching.values():
+            waiting.append(events)
         self._dispatcher.dispatch(events, self.clock())
 
     def on_lost(self) -> None:
-        """The engine is gone, and every request waits for the next one."""
+        """The engine is lost, and every request waits for the next one."""
         self.accounts.settle()
         self._dispatcher.newest_place = None
-        # Of those on their way here not all is known yet: the next engine gets them once it is.
-        waits = [one for one in self.table if one not in self.arriving or not self.replays.are_on]
+        # Requests being attached are incomplete: the next engine gets them afterwards.
+        waits = [one for one in self.table if one not in self.attaching or not self.replays.are_on]
         self.replays.lose(waits)
 
     def on_given_up(self) -> None:
-        """No engine will come any more: whoever waits for one ends now."""
+        """No engine will start any more: requests that wait for one end now."""
         self.replays.give_up()
 
     def fail_all(self, refusal: Refusal) -> None:
@@ -367,9 +368,9 @@ class Front:
             request.fail(refusal, now_s)
 
     def leave_resumable(self, refusal: Refusal) -> None:
-        """This front is about to go: what may be resumed is left to the engine, and not ended.
+        """This front is about to stop: resumable requests are left to the engine.
 
-        Whoever reads it is told `refusal`.
+        Their readers get `refusal`.
         """
         left = [
             request
@@ -377,29 +378,18 @@ class Front:
             if request.generation.resumption is not None and request.is_at_engine
         ]
         for request in left:
-            self.let_go(request, refusal)
+            self.detach(request, refusal)
         if left and isinstance(self.port, ResumePort):
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
-        """Cut every reader that has blocked one write for longer than allowed."""
-        now_s = self.clock()
-        oldest_s = now_s - self.config.max_reader_stall_s
-        for request in self.table:
-            since_s = request.stream.blocked_since_s
-            if since_s < oldest_s and not request.stream.is_cut:
-                why = f"one write blocked for {now_s - since_s:.1f} s"
-                self._dispatcher.cut(request, why, now_s)
-        for writer in self.shared_writers:
-            since_s = writer.blocked_since_s
-            if since_s < oldest_s and not writer.is_cut:
-                self._dispatcher.cut_shared(
-                    writer, f"one write blocked for {now_s - since_s:.1f} s", now_s
-                )
-        self._dispatcher.tell_cuts(now_s)
+        """Disconnect every reader that has blocked one write for longer than allowed."""
+        self._dispatcher.cut_stalled(
+            self.shared_writers, self.config.max_reader_stall_s, self.clock()
+        )
 
     def known_limits(self) -> Limits:
-        """Of the engine; of the last one, if the next will do. Raises RequestError."""
+        """Of the engine; of the last one, while replays are on. Raises RequestError."""
         if self.limits is None or not (self.is_engine_up or self.replays.are_on):
             raise refuse(ErrorReason.ENGINE_DOWN)
         return self.limits
@@ -412,11 +402,11 @@ class Front:
         prompt, prompt_text = await self.prompts.tokenise(
             generation, began_with, is_replay=is_again
         )
-        if request.stream.is_closed:  # cancelled, or the engine was lost, while it was tokenised
+        if request.stream.is_closed:  # cancelled, or the engine was lost, meanwhile
             return
         limits = self.known_limits()
         if limits.block_size != began_with.block_size:
-            # Another engine has come, and the prompt was hashed for the one before.
+            # Another engine has connected, and the prompt was hashed for the one before.
             await self._submit(request, times, is_again=True)
             return
         num_outputs = generation.sampling.num_outputs
@@ -458,17 +448,17 @@ class Front:
         except EngineUnavailable:
             if not self.replays.are_on:
                 raise refuse(ErrorReason.ENGINE_DOWN) from None
-            # It went while the request was prepared: the next one gets it.
+            # It was lost while the request was prepared: the next one gets it.
             self.replays.suspend(request)
             return
         self._note_sent(request)
         self.counters.num_submitted += 1
-        # An engine that refuses says so with its next step; only then has a client something to
-        # retry, so the first message waits a little for that word.
-        request.opening.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+        # An engine that refuses reports it with its next step. A client can retry only before the
+        # first message, so that waits a little for the engine's first event.
+        request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
     def _remove(self, request: LiveRequest) -> None:
-        """It leaves this front, whatever becomes of it elsewhere. Idempotent."""
+        """Remove it from this front. Idempotent."""
         if request.is_released:
             return
         request.is_released = True
@@ -476,12 +466,12 @@ class Front:
         if request.is_at_engine:
             num_queued = request.num_queued
             self.gate.note_sent(-num_queued, -num_queued * request.num_prompt_tokens)
-        request.opening.stop_waiting()
+        request.head.stop_waiting()
         request.stream.close()
         self.table.remove(request)
 
     def _park(self, request: LiveRequest) -> None:
-        """Nobody reads it here: the engine keeps what comes of it; here it is for the next one."""
+        """It has no reader here: the engine keeps its events; here it waits for a replay."""
         request.is_parked = True
         stream = request.stream
 
@@ -500,7 +490,7 @@ class Front:
             self.results.add(result)
 
     def _note_sent(self, request: LiveRequest) -> None:
-        """The engine was given the request: its outputs wait there."""
+        """The request was submitted: its outputs wait in the engine's queue."""
         request.is_at_engine = True
         num_queued = request.num_queued
         self.gate.note_sent(num_queued, num_queued * request.num_prompt_tokens)

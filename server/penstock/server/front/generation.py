@@ -1,7 +1,7 @@
 """One validated generation, before its prompt is tokenised.
 
-Owns the front's own picture of a request. Every value here has passed the published bounds; what
-depends on the number of prompt tokens is checked when that is known (`submission.py`).
+Every value here is within the published bounds; `submission.py` checks what depends on the number
+of prompt tokens.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.request import SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint
-from penstock.server.tenants import NOBODY
+from penstock.server.tenants import NO_TENANT
 from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateData
 
 
@@ -39,7 +39,7 @@ class TokenInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
-    """A dialogue for the model's chat template; `window_tokens` bounds what is kept of it."""
+    """A chat for the model's chat template; `window_tokens` bounds what is kept of it."""
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
@@ -52,7 +52,7 @@ PromptInput = TextInput | TokenInput | ChatInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. `params.seed` is set later; `seed` None means: draw one."""
+    """How tokens are sampled. `params.seed` is set later; `seed` None: a random one."""
 
     params: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None
@@ -73,24 +73,24 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLimits:
-    """How many tokens of one output a message waits for, and how long its oldest one at most."""
+    """How many tokens of one output a message waits for, and for how long at most."""
 
     min_tokens: int = 1
     max_delay_s: float = 0.1
 
     @property
     def is_holding(self) -> bool:
-        """False where every token goes at once."""
+        """False when every token is sent at once."""
         return self.min_tokens > 1 and self.max_delay_s > 0
 
 
 WHOLE_BACKLOG: Final = ChunkLimits()
-"""A message carries what is there."""
+"""A message carries the whole backlog."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What the stream carries besides text, and how it is cut into messages.
+    """What the stream carries besides text, and how it is split into messages.
 
     `num_logprobs` as in `SamplingParams`: -1 for none.
     """
@@ -119,10 +119,10 @@ class Urgency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """That the request outlives its call, by `grace_s` from when nobody reads its stream.
+    """The request outlives its call, for `grace_s` after its stream lost its last reader.
 
-    `message`: the request as its client sent it, serialised, from which any front can make it
-    again. It holds the prompt: no log and no dump may show it.
+    `message`: the request as its client sent it, serialised, from which any front can recreate it.
+    It contains the prompt: never log or dump it.
     """
 
     grace_s: float
@@ -133,10 +133,10 @@ class Resumption:
 class Generation:
     """What a client asked for. `prompt_path` is the proto path of the prompt, for errors.
 
-    `adapter`: a name that the executor knows, empty for none. `tenant`: on whose behalf, and
-    `trace_id`: 16 bytes, or none where it is not traced; both come with the call, not from the
-    message. `session_id`: the tenant's name of the dialogue, empty for none. `resumption`: None
-    where the request ends with its call.
+    `adapter`: a name that the executor knows, empty for none. `tenant` and `trace_id` (16 bytes,
+    empty for an untraced request) come with the call, not from the message. `session_id`: the
+    tenant's name of the session, empty for none. `resumption`: None when the request ends with its
+    call.
     """
 
     prompt: PromptInput
@@ -150,7 +150,7 @@ class Generation:
     retention: CacheRetention | None = None
     constraint: Constraint | None = None
     adapter: str = ""
-    tenant: str = NOBODY
+    tenant: str = NO_TENANT
     session_id: str = ""
     trace_id: bytes = b""
     resumption: Resumption | None = None

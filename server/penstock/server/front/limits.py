@@ -1,4 +1,4 @@
-"""Every bound a request is checked against, put together from the settings and the engine's hello.
+"""All bounds of requests, from the settings and the engine's hello.
 
 Owns the arithmetic between them. Does not know how the bounds are published or checked.
 """
@@ -15,9 +15,9 @@ _CONSTRAINTS = frozenset({Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, F
 class Limits:
     """Bounds of one model on one engine, in tokens unless the name says otherwise.
 
-    `max_total_tokens` is the context, or what the whole KV cache holds if that is less.
-    `max_engine_prompt_tokens`: what the executor takes as a prompt, None for no bound of its own.
-    `adapters`: names of its weight sets.
+    `max_total_tokens` is the context length, or the size of the KV cache if that is less.
+    `max_engine_prompt_tokens`: the executor's own bound on prompts, None for none. `adapters`:
+    names of its adapters.
     """
 
     config: FrontConfig
@@ -33,7 +33,7 @@ class Limits:
     def of(config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None) -> "Limits":
         """The limits of an engine under these settings.
 
-        `vocab_size` of the tokenizer, when known: ids that no text stands for are not accepted.
+        `vocab_size` of the tokenizer, when known: ids without a text are refused.
         """
         return Limits(
             config=config,
@@ -48,7 +48,7 @@ class Limits:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether the blocks of a dialogue can be kept for its next turn."""
+        """Whether the blocks of a session can be kept for its next turn."""
         return Feature.CACHE_RETENTION in self.features
 
     @property
@@ -58,15 +58,16 @@ class Limits:
 
     @property
     def max_context_prompt_tokens(self) -> int:
-        """The longest prompt that the model and its executor take, whatever the cache holds.
+        """The longest prompt that the model and its executor accept, whatever the size of the
+        cache.
 
-        One less than the context: a prompt without room for output is of no use.
+        One less than the context: a prompt without room for output is useless.
         """
         return self._bounded_prompt(self.max_context_tokens - 1)
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt, with regard to the cache as well."""
+        """The longest prompt that also fits the cache."""
         return self._bounded_prompt(self.max_total_tokens - 1)
 
     @property
@@ -77,12 +78,12 @@ class Limits:
 
     @property
     def default_max_tokens(self) -> int:
-        """`max_tokens` where a request does not say."""
+        """`max_tokens` of a request that does not set it."""
         return min(self.config.default_max_tokens, self.max_output_tokens)
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Largest `min_chunk_tokens`: what all outputs hold back is within a stream's backlog."""
+        """Largest `min_chunk_tokens`: held tokens of all outputs fit into a stream's backlog."""
         config = self.config
         return max(
             1, min(config.max_chunk_tokens, config.max_backlog_tokens // config.max_num_outputs)
@@ -90,7 +91,7 @@ class Limits:
 
     @property
     def max_constraint_bytes(self) -> int:
-        """UTF-8 bytes of a constraint; 0 where none is offered."""
+        """UTF-8 bytes of a constraint; 0 where none is supported."""
         is_any = not self.features.isdisjoint(_CONSTRAINTS)
         return self.config.max_constraint_bytes if is_any else 0
 
@@ -104,7 +105,7 @@ class Limits:
 
 
 def _features_of(config: FrontConfig, info: ExecutorInfo) -> frozenset[Feature]:
-    """What the executor offers, and what the scheduler does for one whose blocks it keeps."""
+    """The executor's features, and those of the scheduler when it manages the blocks."""
     kept = frozenset({Feature.CACHE_RETENTION})
     if not config.is_prefix_caching:
         return info.features - kept

@@ -1,6 +1,6 @@
-"""One of the outputs of a request, as its front knows it.
+"""One output of a live request.
 
-Owns what one output has told so far. What its events mean is its request's business.
+Owns what was delivered of one output. Its request interprets the events.
 """
 
 from array import array
@@ -21,12 +21,12 @@ def _no_tokens() -> "array[int]":
 
 @dataclass(slots=True, eq=False)
 class LiveOutput(Generic[RequestT]):
-    """One of the outputs of a request: its text, and how it ended. `stream`: its request's.
+    """One output of a request: its text, and how it ended. `stream`: its request's.
 
-    `is_plain`: with its next token `on_token` would push the text and do nothing else. `captured`:
-    its text as it was sent, where that is to be told. `token_ids`: all that came of it, four bytes
-    each, from which another engine goes on. `num_repeating`: so many of those, the last ones, the
-    engine that runs now has still to tell again before it comes to new ones.
+    `is_plain`: for its next token `on_token` would only push the text. `captured`: its text for
+    traces. `token_ids`: all its tokens, four bytes each, from which another engine continues.
+    `num_repeating`: how many of the last of them the current engine will generate again before new
+    ones.
     """
 
     request: RequestT
@@ -44,7 +44,7 @@ class LiveOutput(Generic[RequestT]):
     num_repeating: int = 0
 
     def repeats(self, token_id: int) -> bool:
-        """Whether the next token is what it was before. Only while `num_repeating`."""
+        """Whether the next token equals the one before the replay. Only while `num_repeating`."""
         is_same = self.token_ids[-self.num_repeating] == token_id
         self.num_repeating -= 1
         return is_same

@@ -1,8 +1,8 @@
-"""One request from acceptance to its end: outputs merged into one stream, and the accounts.
+"""One request from acceptance to its end: outputs merged into one stream, and usage.
 
 Owns the meaning of the engine's events for one request. Does not know gRPC, the engine port, or
-other requests; the table finds it, the front feeds it. Nothing here blocks. Every method is called
-on the event loop; times are seconds on the engine's clock.
+other requests. Never blocks. Call every method on the event loop; times are seconds on the engine's
+clock.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from penstock.server.front.finish import finished_event
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_output import LiveOutput
 from penstock.server.front.logprob_rows import LogprobRows
-from penstock.server.front.opening import Opening, first_words
 from penstock.server.front.phases import Phase, PhaseClock
 from penstock.server.front.stream import TokenStream
+from penstock.server.front.stream_head import StreamHead, accepted_event
 from penstock.server.front.submission import Submission
 from penstock.server.text.text_stream import TextStream
 
@@ -58,7 +58,8 @@ class LiveRequest:
         "ends",
         "first_token_s",
         "generation",
-        "has_last_word",
+        "has_engine_end",
+        "head",
         "is_at_engine",
         "is_cancelled",
         "is_catching_up",
@@ -66,7 +67,6 @@ class LiveRequest:
         "is_released",
         "num_cached_tokens",
         "num_replays",
-        "opening",
         "outputs",
         "phases",
         "request_id",
@@ -78,13 +78,13 @@ class LiveRequest:
         self.generation = generation
         self.arrival_s = arrival_s
         self.stream = TokenStream(generation.output.chunks)
-        self.opening = Opening(self.stream)
+        self.head = StreamHead(self.stream)
         self.phases = PhaseClock(arrival_s)
         self.outputs: tuple[OwnOutput, ...] = ()
         self.ends: tuple[OutputEnd, ...] = ()
         self.num_cached_tokens = 0
         self.first_token_s = NO_TIME
-        self.has_last_word = False
+        self.has_engine_end = False
         self.is_at_engine = False
         self.is_cancelled = False
         self.is_catching_up = False
@@ -105,7 +105,7 @@ class LiveRequest:
         now_s: float,
         has_content: bool = False,
     ) -> None:
-        """The request goes to the engine now; `prompt_text` is what echo delivers."""
+        """The request is about to be submitted; echo delivers `prompt_text`."""
         self._submission = submission
         self.phases.submit(now_s)
         self.outputs = tuple(
@@ -115,38 +115,38 @@ class LiveRequest:
         if has_content:
             for output in self.outputs:
                 output.captured = CapturedText()
-        accepted, prompt = first_words(
+        accepted, prompt = accepted_event(
             self.request_id,
             submission,
             self.generation.output,
             model=model,
             prompt_text=prompt_text,
         )
-        self.opening.prepare(accepted, prompt)
+        self.head.prepare(accepted, prompt)
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant it belongs to."""
         return self.generation.tenant
 
     @property
     def trace_id(self) -> bytes:
-        """16 bytes, none where it is not traced."""
+        """16 bytes, empty for an untraced request."""
         return self.generation.trace_id
 
     @property
     def live_keys(self) -> tuple[int, ...]:
-        """Keys of the outputs that have not ended, as far as is known here."""
+        """Keys of the outputs that have not ended, as known here."""
         return tuple(output.key for output in self.outputs if output.is_live)
 
     @property
     def num_queued(self) -> int:
-        """Outputs that wait for a slot, as far as is known here."""
+        """Outputs that wait for a slot, as known here."""
         return sum([output.is_live and not output.is_running for output in self.outputs])
 
     @property
     def state(self) -> RequestState:
-        """Where the request stands."""
+        """The state of the request."""
         if not self.stream.is_closed:
             return self.phases.state
         return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
@@ -174,28 +174,29 @@ class LiveRequest:
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """What the engine was given at first; empty before `start`."""
+        """The first submission's specs; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
     @property
     def submission(self) -> Submission | None:
-        """The same with what goes for all of them."""
+        """The first submission."""
         return self._submission
 
     def on_queued(self, output: OwnOutput, change: Queued) -> None:
-        """The engine has taken the request: nothing is left to wait for before saying so."""
+        """The engine has queued the request: report its acceptance."""
         if output.index == 0:
-            self.opening.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
-        self.opening.accept()
+            self.head.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
+        self.head.accept()
 
-    def tell_place(self) -> None:
-        """After all of a step's news: see `Opening.tell_place`."""
-        self.opening.tell_place(self.state, self.phases.spent_s(Phase.QUEUE))
+    def report_queue_position(self) -> None:
+        """After all of a step's events: see `StreamHead.report_queue_position`."""
+        self.head.report_queue_position(self.state, self.phases.spent_s(Phase.QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
         """An output got a slot, for the first time or again."""
-        self.opening.accept()
-        # A replay finds what the request had told itself: that is not what its caller asked.
+        self.head.accept()
+        # A replay finds the request's own output in the cache; that is not what its caller asked
+        # about.
         if output.index == 0 and change.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         output.is_running = True
@@ -205,7 +206,7 @@ class LiveRequest:
             self._change_state(num_cached)
 
     def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
-        """An output gave its slot back and waits again."""
+        """An output lost its slot and waits again."""
         output.num_preemptions += 1
         output.is_running = False
         if output.index == 0:
@@ -214,7 +215,7 @@ class LiveRequest:
             self._change_state(0)
 
     def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
-        """The executor's own word about its cache, in place of what was foreseen."""
+        """The executor's report on its cache, in place of the prediction."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
@@ -222,8 +223,8 @@ class LiveRequest:
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
         """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""
-        self.opening.accept()
-        for piece in self.opening.prompt.rows(first_position, logprobs):
+        self.head.accept()
+        for piece in self.head.prompt.rows(first_position, logprobs):
             self.stream.push(piece)
 
     def on_token(
@@ -236,16 +237,19 @@ class LiveRequest:
         rows: LogprobRows,
         row: int,
     ) -> bool:
-        """One new token. True when the output ended by a stop string: the engine must be told."""
+        """One new token. True when the output ended by a stop string: the engine must be
+        notified.
+        """
         if not output.is_live:
             return False
         if output.num_repeating:
-            self._hear_again(output, token_id, at_s=at_s, now_s=now_s)
+            self._check_repeated(output, token_id, at_s=at_s, now_s=now_s)
             return False
         output.token_ids.append(token_id)
-        # This runs for every token with more than text: what happens once is asked for, not called.
-        if self.opening.is_due:
-            self.opening.accept()
+        # This runs for every token that is not plain text: checks are inlined where they rarely
+        # hold.
+        if self.head.is_due:
+            self.head.accept()
         if self.phases.phase is not Phase.DECODE:
             self.phases.token(at_s)
         if self.first_token_s == NO_TIME:
@@ -254,7 +258,7 @@ class LiveRequest:
         if self._wants_records:
             records = (rows.record(row, token_id, self.generation.output.num_logprobs),)
         elif output.text.is_plain and output.index == 0 and output.captured is None:
-            # All that happens once has happened, until the state changes.
+            # Nothing else is left to do for it, until the state changes.
             output.is_plain = True
             self.stream.push_text(output.text.push_one(token_id))
             return False
@@ -269,21 +273,21 @@ class LiveRequest:
 
     def on_finished(self, output: OwnOutput, end: EngineFinished, now_s: float) -> None:
         """The engine completed an output."""
-        self._hear_last_word(output, end)
+        self._note_engine_end(output, end)
         if not output.is_live:
             return
         if output.num_repeating and end.reason in _OWN_ENDS:
-            # It ended before it came to where it had been: this is another output.
+            # It ended before it reached its earlier length: this is a different output.
             self.fail(_ENGINE_DOWN, now_s)
             return
-        self.opening.accept()
+        self.head.accept()
         delta = output.text.finish()
         if delta.text:
             self.stream.push(TokensPiece(output.index, delta.text, delta.num_tokens, ()))
             if output.captured is not None:
                 output.captured.add(delta.text)
         reason = FinishReason.STOP if delta.stop is not None else end.reason
-        # The model's own end-of-sequence token is the normal end and is not named.
+        # The model's own end-of-sequence token is the normal end and is not reported.
         is_asked_for = end.stop_id in self.generation.stopping.stop_token_ids
         self._end_output(
             output,
@@ -296,7 +300,7 @@ class LiveRequest:
 
     def on_failed(self, output: OwnOutput, end: Failed) -> None:
         """The engine refused or failed an output: the request as a whole fails."""
-        self._hear_last_word(output, end)
+        self._note_engine_end(output, end)
         if not output.is_live:
             return
         output.is_live = output.is_plain = False
@@ -313,14 +317,14 @@ class LiveRequest:
         )
 
     def fail(self, refusal: Refusal, now_s: float) -> None:
-        """End in failure. Idempotent; wakes the writer."""
+        """End with an error. Idempotent; wakes the writer."""
         self.phases.stop(now_s)
         self.stream.fail(refusal)
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:
-        """The engine is gone: the request waits for another, which goes on where this one was."""
-        self.opening.accept()
+        """The engine is lost: the request waits for another, which continues where it was."""
+        self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:
             output.is_plain = output.is_running = False
@@ -329,13 +333,13 @@ class LiveRequest:
         self.stream.wake()
 
     def resubmit(self, submission: Submission, now_s: float) -> None:
-        """An engine gets it again; `submission`: as at first, but for the keys."""
+        """Another engine gets it; `submission`: the first one with new keys."""
         self._submission = submission
         self.num_replays += 1
         self.phases.resubmit(now_s)
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
-        """A Cancel came before the engine knew the request: end it as the engine would have."""
+        """Cancelled before it was submitted: end it as the engine would have."""
         self.phases.stop(now_s)
         self.ends = tuple(
             OutputEnd(output_index=index, reason=FinishReason.CANCELLED, num_completion_tokens=0)
@@ -354,14 +358,16 @@ class LiveRequest:
         self._finish(now_s)
         self.stream.wake()
 
-    def _hear_again(self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float) -> None:
+    def _check_repeated(
+        self, output: OwnOutput, token_id: int, *, at_s: float, now_s: float
+    ) -> None:
         self.phases.token(at_s)
         if not output.repeats(token_id):
-            # What follows would not go with what was told before.
+            # The continuation would not match what was delivered.
             self.fail(_ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
-        """The request runs or waits again: tell it, and let the next token say so to the clock."""
+        """The request runs or waits again: report it, and let the next token be timed."""
         for output in self.outputs:
             output.is_plain = False
         self.stream.push(
@@ -373,9 +379,9 @@ class LiveRequest:
             )
         )
 
-    def _hear_last_word(self, output: OwnOutput, end: EngineFinished | Failed) -> None:
+    def _note_engine_end(self, output: OwnOutput, end: EngineFinished | Failed) -> None:
         if output.index == 0:
-            self.has_last_word = True
+            self.has_engine_end = True
             self.phases.explain(wait=end.wait, stay=end.stay)
 
     def _end_output(

@@ -1,6 +1,6 @@
-"""Records of single tokens out of the arrays of a whole step.
+"""Records of single tokens from the arrays of a whole step.
 
-Owns the conversion: arrays become Python lists once per step, and only when somebody asked.
+Arrays become Python lists once per step, and only when they are needed.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class LogprobRows:
         self._top_logprobs: Sequence[Sequence[float]] = ()
 
     def record(self, row: int, token_id: int, num_logprobs: int) -> TokenRecord:
-        """The record of the token in `row`, with `num_logprobs` of the most likely ones.
+        """The record of the token in `row`, with `num_logprobs` alternatives.
 
-        `num_logprobs` -1 asks for the id alone. Raises ValueError when logprobs are asked for and
-        the step brought none: an engine that forgets them is at fault.
+        `num_logprobs` -1 asks for the id alone. Raises ValueError when logprobs are requested and
+        the step has none: a bug of the executor.
         """
         if num_logprobs < 0:
             return TokenRecord(token_id)

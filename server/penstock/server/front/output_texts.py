@@ -1,7 +1,7 @@
-"""The texts that the outputs of one request will become.
+"""The text streams of the outputs of a request.
 
-Owns what of a request decides how its tokens are read: stop strings, stop tokens, and what the
-output goes on.
+Owns which parts of a request affect detokenising: stop strings, stop tokens, and the prompt that
+the output continues.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from penstock.server.text.text_stream import TextStream
 def output_texts(
     generation: Generation, text: ModelText, stop_ids: Iterable[int]
 ) -> list[TextStream]:
-    """An empty one for each output. `stop_ids`: all that end one, the model's own among them."""
+    """A new one for each output. `stop_ids`: all stop token ids, the model's own included."""
     stopping = generation.stopping
     ending = frozenset(stop_ids)
     stops = StopStrings(stopping.stop_strings) if stopping.stop_strings else None

@@ -1,11 +1,11 @@
-"""Where a request's time goes: queue, prefill, decode.
+"""How a request spends its time: queue, prefill, decode.
 
-Owns the clockwork that turns admissions, preemptions and tokens into a state, three sums, and the
-list of what the request did and when (`segments.py` makes a record's segments of it). Takes every
-time as an argument, in seconds on the engine's clock, and knows no clock of its own.
+Turns admissions, preemptions and tokens into a state, three sums, and the list of marks from which
+`segments.py` makes the segments of a record. Takes every time as an argument, in seconds on the
+engine's clock, and has no clock of its own.
 
 With several outputs the request is as far as its foremost output: it waits only while none of its
-outputs runs. What the engine explains is told of its first output.
+outputs runs. The engine's details are those of its first output.
 """
 
 import enum
@@ -29,9 +29,9 @@ _KINDS = {Phase.QUEUE: QUEUE, Phase.PREFILL: PREFILL, Phase.DECODE: DECODE}
 class PhaseClock:
     """The sums of one request. Starts in the queue at `now_s`.
 
-    `marks`: every stretch of its life so far, oldest first; before it is submitted that is its
-    preparation, though to its client it waits. After `stop` nothing changes: an output may live on
-    in the engine for a moment, but nobody waits for it.
+    `marks`: every phase so far, oldest first; before it is submitted that is its preparation, which
+    counts as waiting for its client. After `stop` nothing changes: an output may run in the engine
+    for a moment longer.
     """
 
     __slots__ = ("_is_over", "_num_running", "_since_s", "_spent_s", "marks", "phase")
@@ -54,7 +54,7 @@ class PhaseClock:
         return self._spent_s[phase]
 
     def submit(self, now_s: float) -> None:
-        """The engine gets the request: only from now on does it wait there."""
+        """The request is submitted: from now on it waits in the engine's queue."""
         self._since_s = max(now_s, self._since_s)
         self.marks.append(Mark(QUEUE, self._since_s))
 
@@ -84,7 +84,7 @@ class PhaseClock:
         return True
 
     def lose(self, now_s: float, *, num_tokens: int) -> bool:
-        """The engine is gone, and what ran there. True when the request's state changed.
+        """The engine is lost. True when the request's state changed.
 
         `num_tokens`: of output, so far.
         """
@@ -99,22 +99,24 @@ class PhaseClock:
         return was_running
 
     def resubmit(self, now_s: float) -> None:
-        """Another engine gets the request: now it waits in a queue again."""
+        """Another engine gets the request: it waits in a queue again."""
         if not self._is_over:
             self._enter(Phase.QUEUE, now_s)
 
     def token(self, now_s: float) -> None:
-        """A token came: what was prefill is decode from now on."""
+        """A token came: prefill is over, decode has begun."""
         if self.phase is Phase.PREFILL and not self._is_over:
             self._enter(Phase.DECODE, now_s)
 
     def find_prefix(self, num_cached_tokens: int) -> None:
-        """What was found cached of the prompt that is computed now."""
+        """The cached tokens of the prompt that is computed now."""
         if self.marks[-1].kind == PREFILL:
             self.marks[-1].num_cached_tokens = num_cached_tokens
 
     def explain(self, *, wait: Wait | None = None, stay: Stay | None = None) -> None:
-        """The engine's word on the latest stay in its queue, and on the latest in its batch."""
+        """The engine's details on the latest wait in its queue, and on the latest residency in its
+        batch.
+        """
         if wait is not None:
             mark = self._latest(QUEUE)
             if mark is not None and mark.wait is None:
@@ -125,7 +127,7 @@ class PhaseClock:
                 mark.stay = stay
 
     def stop(self, now_s: float) -> None:
-        """The request ended; closes the running sum. What is left is to deliver its end."""
+        """The request ended; closes the running sum. What is left is delivery."""
         if self._is_over:
             return
         self._add(now_s)
@@ -141,7 +143,8 @@ class PhaseClock:
         self.marks.append(Mark(_KINDS[phase], self._since_s))
 
     def _add(self, now_s: float) -> None:
-        # The front stamps its own times and the engine stamps others: never let one run backwards.
+        # The front's clock readings and the engine's are compared: no phase may have a negative
+        # length.
         now_s = max(now_s, self._since_s)
         self._spent_s[self.phase] += now_s - self._since_s
         self._since_s = now_s

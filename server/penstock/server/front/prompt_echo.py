@@ -1,8 +1,7 @@
-"""What a stream tells about its prompt, as asked for by echo or prompt logprobs.
+"""The prompt in a stream, for echo and prompt logprobs.
 
-Owns which tokens have been told already (a prompt that is computed again tells some twice), and the
-parts in which a long prompt is told: whoever writes them takes one in a turn of the event loop.
-Does not know streams.
+Owns which tokens were delivered (a recomputed prompt repeats some), and the parts of a long prompt:
+a writer takes one per iteration of the event loop. Does not know streams.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,15 +17,15 @@ from penstock.server.front.logprob_rows import LogprobRows
 MAX_PART_CHARS: Final = 16 << 10
 MAX_PART_IDS: Final = 4096
 MAX_PART_LOGPROBS: Final = 1280
-"""Of one part, each some two milliseconds of writing; a row has its token's and the others'."""
+"""Per part, each some two milliseconds of writing; a row has its token's and the alternatives'."""
 _NO_IDS: Final = np.empty(0, dtype=np.int32)
 
 
 class PromptEcho:
     """The prompt of one request.
 
-    `ids`: its tokens, where they are wanted. `text`: what echo delivers. `num_logprobs`: how many
-    alternatives, -1 where logprobs are not wanted.
+    `ids`: its tokens, if requested. `text`: delivered by echo. `num_logprobs`: how many
+    alternatives, -1 without logprobs.
     """
 
     __slots__ = ("_ids", "_next_position", "_num_logprobs", "_text")
@@ -40,21 +39,21 @@ class PromptEcho:
         self._next_position = 1
 
     @property
-    def is_told(self) -> bool:
-        """Whether the engine has nothing more to say of it."""
+    def is_delivered(self) -> bool:
+        """Whether everything has been delivered."""
         return self._num_logprobs < 0 or self._next_position >= len(self._ids)
 
-    def opening(self) -> Iterator[PromptPiece]:
-        """What can be told before anything is computed."""
+    def head(self) -> Iterator[PromptPiece]:
+        """The part that needs no computation."""
         for start in range(0, len(self._text), MAX_PART_CHARS):
             yield PromptPiece(text=self._text[start : start + MAX_PART_CHARS])
-        # The first token follows nothing, so the engine has no word about it.
+        # The first token has no predecessor, so it has no log probability.
         ids = self._ids if self._num_logprobs < 0 else self._ids[:1]
         for start in range(0, len(ids), MAX_PART_IDS):
             yield PromptPiece(records=IdRecords(ids[start : start + MAX_PART_IDS]))
 
     def rows(self, first_position: int, logprobs: TokenLogprobs) -> Iterator[PromptPiece]:
-        """What rows for the tokens from `first_position` on tell that was not told before."""
+        """The new part of rows for the tokens from `first_position` on."""
         end = min(first_position + len(logprobs.chosen), len(self._ids))
         num_rows = max(1, MAX_PART_LOGPROBS // (1 + self._num_logprobs))
         for start in range(max(self._next_position, first_position), end, num_rows):
@@ -65,7 +64,7 @@ class PromptEcho:
 
 
 class _RowRecords(Sequence[TokenRecord]):
-    """Records of tokens with their logprobs; they are made when they are looked at."""
+    """Records of tokens with their logprobs; made when they are read."""
 
     __slots__ = ("_ids", "_logprobs", "_num_logprobs")
 

@@ -1,7 +1,7 @@
-"""A prompt in any of its forms becomes token ids, off the loop where that takes long.
+"""Tokenises prompts of every kind, off the event loop where that takes long.
 
-Owns the order of the checks: what can be refused by counting bytes is refused before a tokenizer
-sees it, and a text counts against its tenant's quotas before it is tokenised.
+Owns the order of the checks: what can be refused by counting bytes is refused before it is
+tokenised, and a text counts against its tenant's quotas first.
 """
 
 import secrets
@@ -44,7 +44,7 @@ T = TypeVar("T")
 class EncodedPrompt:
     """Token ids int32 [n] and the `text` they came from, empty for token ids.
 
-    `num_dropped_messages`: how many of a dialogue's oldest its window left out. `num_tokenised`: as
+    `num_dropped_messages`: the oldest chat messages that its window left out. `num_tokenised`: as
     in `EncodedChat`.
     """
 
@@ -55,10 +55,10 @@ class EncodedPrompt:
 
 
 class Prompts:
-    """Turns the prompts of one front into ids, and ids into text. `quotas`: whom what counts for.
+    """Converts the prompts of one front to ids, and ids to text. `quotas`: of tenants.
 
-    `is_replay`: what was let in before and comes once more counts for nobody, and is not refused
-    because much waits.
+    `is_replay`: a prompt that was admitted before; it is not counted again, and not refused because
+    many wait.
     """
 
     def __init__(self, text: ModelText, quotas: TextQuotas) -> None:
@@ -77,9 +77,9 @@ class Prompts:
     ) -> EncodedPrompt:
         """The prompt as token ids.
 
-        Raises RequestError when the text is too long to ever fit, cannot be used, has more than
-        `max_tokens`, counts for more than the tenant may use, or becomes tokens that the model
-        does not have (a tokenizer may know more of them than the model embeds).
+        Raises RequestError when the text is too long to ever fit, is invalid, has more than
+        `max_tokens`, exceeds the tenant's quotas, or contains tokens that the model does not have
+        (a tokenizer may have more of them than the model embeds).
         """
         if isinstance(prompt, TokenInput):
             return EncodedPrompt(ids=np.array(prompt.ids, dtype=np.int32))
@@ -92,7 +92,7 @@ class Prompts:
         num_tokens = least
         try:
             encoded = await self._encoded(prompt, limits, tenant, max_tokens, is_replay=is_replay)
-            # Of a dialogue that is cut to a window all was tokenised.
+            # A chat that is cut to a window was tokenised in full.
             num_tokens = max(least, len(encoded.ids), encoded.num_tokenised)
         except TooMuchText as error:
             self.quotas.take_back(tenant, least)
@@ -113,7 +113,7 @@ class Prompts:
     async def tokenise(
         self, generation: Generation, limits: Limits, *, is_replay: bool = False
     ) -> tuple[TokenisedPrompt, str]:
-        """The prompt as ids with block hashes, and the text it came from, where it is echoed.
+        """The prompt as ids with block hashes, and its text, where it is echoed.
 
         Raises RequestError.
         """
@@ -153,7 +153,7 @@ class Prompts:
     async def detokenise(
         self, ids: NDArray[np.integer[Any]], *, tenant: str, skip_special_tokens: bool
     ) -> str:
-        """The text of token ids that a tenant asks for by itself. Raises RequestError."""
+        """The text of token ids, for Detokenize. Raises RequestError."""
         self.quotas.charge(tenant, len(ids))
         try:
             return await self._decode(
@@ -166,7 +166,7 @@ class Prompts:
     async def on_thread(
         self, task: Callable[[], T], *, num_bytes: int, tenant: str, is_bounded: bool = False
     ) -> T:
-        """Do what takes long for a tenant, in turn with the texts of others.
+        """Run long work for a tenant on the pool, in turn with other texts.
 
         `is_bounded`: raises TooMuchText where it has too much waiting.
         """
@@ -230,7 +230,7 @@ class Prompts:
         )
 
     def _least(self, prompt: TextInput | ChatInput) -> int:
-        """The fewest tokens that its text can have."""
+        """A lower bound of the number of its tokens."""
         if isinstance(prompt, TextInput):
             num_bytes = num_utf8_bytes(prompt.text)
         else:
@@ -254,7 +254,7 @@ def _refuse_text(error: TextError, path: str) -> RequestError:
 
 
 def _check_embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> None:
-    """Raise RequestError where the tokenizer knows a token that the model has not."""
+    """Raise RequestError where the tokenizer has a token that the model has not."""
     highest = int(ids.max(initial=-1))
     if highest >= limits.vocab_size:
         raise refuse_field(

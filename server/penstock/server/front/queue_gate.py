@@ -1,13 +1,13 @@
-"""Rejects at once what the engine's queue has no room for, without asking the engine.
+"""Refuses requests that the engine's queue has no room for, without asking the engine.
 
-Owns the front's estimate of the queue: what the engine showed of it last, and what this front has
-sent or taken back since. The engine decides: it knows the queue of all fronts, and rejects what
-passes here. So an estimate that is a little off costs a rejection a step later, or one a step too
-early, never the bound.
+Owns the front's estimate of the queue: the state the engine published last, and what this front has
+sent or withdrawn since. The engine decides: it knows the requests of all fronts, and refuses what
+passes here wrongly. So an estimate that is slightly off only makes a refusal a step late or early,
+and never breaks the bound.
 
-At a full queue a request passes if it could displace another in the engine (the rules of
+With a full queue a request passes if it could displace another in the engine (the rules of
 `penstock.scheduler.queue_places`), judged by the requests of this front: its tenant has fewer of
-them waiting than another, or some of a lower class, or so few that only other fronts can tell.
+them waiting than another, or some of a lower class, or so few that only other fronts can know.
 """
 
 from collections import deque
@@ -21,22 +21,24 @@ from penstock.server.link.board import QueueState
 from penstock.server.link.ports import EngineHello
 
 _CLOSE = 8
-"""So few free places for each front are shared out: the others see the same ones."""
+"""When at most so many places per front are free, fronts share them: the others see the
+same ones.
+"""
 _NUM_UNSEEN_TURNS = 2
-"""What was sent during a turn is taken in by the next, and shown at that one's end."""
+"""What is sent during a step is read by the next one, and published at the end of that."""
 
 
-class EngineShow(Protocol):
-    """What an engine shows: see `penstock.server.link.board.BoardView`."""
+class EngineStatus(Protocol):
+    """The engine's published status: see `penstock.server.link.board.BoardView`."""
 
     @property
     def num_beats(self) -> int:
-        """Turns of its loop."""
+        """Iterations of its loop."""
         ...
 
     @property
     def queue(self) -> QueueState:
-        """The queue after its last turn."""
+        """The queue after its last step."""
         ...
 
 
@@ -49,7 +51,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Part:
-    """Requests of one tenant that wait, and the lowest of their priorities."""
+    """Waiting requests of one tenant, and the lowest of their priorities."""
 
     num_requests: int
     lowest: int
@@ -58,15 +60,15 @@ class _Part:
 class QueueGate:
     """The queue as estimated by this front.
 
-    `show` None, for engines that show nothing: then everything passes. `num_fronts` share one
-    engine: where few places are left, each takes its part of them, so that they do not all send a
-    request for the same one, which the engine would reject a step later. `waiting`: the live
-    requests of this front. `weight_of`: a tenant's weight.
+    `show` None, for engines without a board: everything passes. `num_fronts` share one engine: when
+    few places are left, each uses its share of them, so that they do not all send a request for the
+    same one, which the engine would refuse a step later. `waiting`: the live requests of this
+    front. `weight_of`: a tenant's weight.
     """
 
     def __init__(
         self,
-        show: EngineShow | None = None,
+        show: EngineStatus | None = None,
         num_fronts: int = 1,
         *,
         waiting: Iterable[LiveRequest] = (),
@@ -76,7 +78,7 @@ class QueueGate:
         self._num_fronts = num_fronts
         self._waiting = waiting
         self._weight_of = weight_of
-        # By tenant, as of that turn of the engine.
+        # By tenant, as of that iteration of the engine.
         self._parts: dict[str, _Part] = {}
         self._parts_turn = -1
         self._unseen: deque[_Sent] = deque()
@@ -93,11 +95,11 @@ class QueueGate:
         tenant: str = "",
         priority: int = 0,
     ) -> None:
-        """Raise RequestError (QUEUE_FULL) when so many more of a tenant and class do not fit.
+        """Raise RequestError (QUEUE_FULL) when so many requests of a tenant and class do not fit.
 
         INVALID_ARGUMENT for more outputs than the queue has places. `num_tokens`: of their prompts,
-        0 while that is not known. As in the engine, prompts that are more than the bound of tokens
-        by themselves pass while nothing waits.
+        0 while unknown. As in the engine, prompts that exceed the bound of tokens on their own pass
+        while nothing waits.
         """
         if self._show is None or hello is None:
             return
@@ -107,7 +109,7 @@ class QueueGate:
         self._forget_seen(self._show.num_beats)
         queue = self._show.queue
         if queue.epoch != hello.epoch:
-            return  # another engine's, or one's that has not taken a turn
+            return  # another engine's, or before an engine's first step
         num_waiting = queue.num_waiting + self._num_requests
         if num_waiting <= 0:
             return
@@ -121,7 +123,7 @@ class QueueGate:
         if self._may_displace(tenant, priority, num_requests, most):
             return
         self.num_refused += 1
-        # Not before the queue is through: whoever is refused here would find it full again.
+        # Not before the queue is processed: a caller refused here would find it full again.
         queue_s = queue.estimated_queue_s
         raise RequestError(Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=queue_s or None))
 
@@ -131,14 +133,14 @@ class QueueGate:
         """Whether the engine may have a request that gives way to so many of this tenant."""
         turn = 0 if self._show is None else self._show.num_beats
         if turn != self._parts_turn:
-            # Once a turn at most: a flood is rejected for less than its requests cost otherwise.
+            # Once per step at most: in a flood, a refusal must be cheaper than a request.
             self._parts_turn, self._parts = turn, _parts_of(self._waiting)
         own = self._parts.get(tenant)
         if own is not None and own.lowest < priority:
             return True
         num_own = num_requests + (0 if own is None else own.num_requests)
         part = num_own / self._weight_of(tenant)
-        # The largest part may wait at another front: then the engine decides about a small one.
+        # The largest share may wait at another front: then the engine decides about a small one.
         num_tenants = len(self._parts) + (own is None)
         num_fair = max_num_waiting // (2 * self._num_fronts * num_tenants)
         is_small = self._num_fronts > 1 and num_own <= num_fair
@@ -148,19 +150,19 @@ class QueueGate:
             if name != tenant
         )
         if may:
-            # Those that follow before the engine's next turn come on top of it.
+            # Requests sent before the engine's next step come on top of it.
             self._parts[tenant] = _Part(num_own, min(priority, own.lowest if own else priority))
         return may
 
     def _share_of(self, room: int, max_num_waiting: int) -> int:
-        # In a queue that is short itself, nobody could have the last places then.
+        # In a short queue, no front could use the last places then.
         close = _CLOSE * self._num_fronts
         return room // self._num_fronts if room < close <= max_num_waiting else room
 
     def note_sent(self, num_requests: int, num_tokens: int) -> None:
-        """So many more are on their way to the engine, which does not show them yet.
+        """So many more were sent to the engine, which has not published them yet.
 
-        Less than none: they were taken back, and it still shows them.
+        Negative: they were withdrawn, but are still published.
         """
         if self._show is None:
             return
@@ -171,7 +173,7 @@ class QueueGate:
         self._num_tokens += num_tokens
 
     def _forget_seen(self, turn: int) -> None:
-        """Leave out what the engine has taken in, or an engine that is gone."""
+        """Drop what the engine has published, or what a lost engine had."""
         unseen = self._unseen
         while unseen and not 0 <= turn - unseen[0].turn < _NUM_UNSEEN_TURNS:
             seen = unseen.popleft()

@@ -1,7 +1,7 @@
-"""What of a resumed stream its client has had, and is not told again.
+"""The part of a resumed stream that its client has received.
 
-Owns the judgement of what a client says it has received, and what is left out of a request's events
-for it. Does not know how they are sent.
+Owns the checks of a client's position, and the filter of a request's events. Does not know how they
+are sent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ from penstock.server.front.live_request import LiveRequest
 class Received:
     """`tokens`: how many of each output, by index.
 
-    `closed`: outputs whose last text, what is held back until there can be no more, was told with
-    their last token, if that was told.
+    `closed`: outputs whose last text, which is held back until the output ends, was delivered with
+    their last token, if that was delivered.
     """
 
     is_accepted: bool = False
@@ -28,7 +28,7 @@ class Received:
     closed: set[int] = field(default_factory=set[int])
 
     def rest_of(self, batch: Iterable[StreamEvent], live: LiveRequest) -> list[StreamEvent]:
-        """What of a request's `batch` is new. Every piece of it has one token at most."""
+        """The new part of a request's `batch`. Every piece of it has one token at most."""
         return [event for event in batch if self._is_new(event, live)]
 
     def _is_new(self, event: StreamEvent, live: LiveRequest) -> bool:
@@ -50,10 +50,11 @@ class Received:
 
 
 def received(generation: Generation, next_sequence: int, num_tokens: Sequence[int]) -> Received:
-    """What a client has had that got `num_tokens` of each output, and wants `next_sequence` next.
+    """The position of a client that got `num_tokens` of each output, and wants `next_sequence`
+    next.
 
-    Raises RequestError, SEQUENCE_UNAVAILABLE, where that does not fit together: more outputs or
-    tokens than there can be, and a prompt of which nobody knows how much was told.
+    Raises RequestError, SEQUENCE_UNAVAILABLE, for an inconsistent position: more outputs or tokens
+    than there can be, or a position inside the prompt.
     """
     most = generation.stopping.max_tokens
     fits = len(num_tokens) <= generation.sampling.num_outputs
@@ -69,11 +70,13 @@ def received(generation: Generation, next_sequence: int, num_tokens: Sequence[in
 
 
 def refuse_sequence() -> RequestError:
-    """The error to raise for a point from which a stream cannot go on; from its start it may."""
+    """The error to raise for a position from which a stream cannot continue; it may from
+    the start.
+    """
     return refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
 
 
 def _ended_by_itself(live: LiveRequest, index: int) -> bool:
-    """Whether an output ended with a token of its own, and not because it was cut off."""
+    """Whether an output ended with its own last token, and was not truncated."""
     end = live.outputs[index].end
     return end is not None and end.reason in (FinishReason.STOP, FinishReason.LENGTH)

@@ -1,8 +1,8 @@
-"""Requests whose engine is gone: they wait for the next one, which goes on where that one was.
+"""Replays: requests whose engine is lost wait for the next one, which continues them.
 
-Owns who waits and for how long, and what ends those whom nothing can help: while there is no
-engine, nobody else looks at their deadlines. Does not know how an engine is reached, nor what it
-is told of a request (`replay_specs.py`). Single event loop.
+Owns which requests wait and for how long, and how those end that cannot: without an engine, only
+this checks their deadlines. Does not know how an engine is reached, nor what is submitted
+(`replay_specs.py`). Single event loop.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal
-from penstock.server.front.keepsakes import submit, submit_result
+from penstock.server.front.kept_requests import submit, submit_result
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.replay_specs import replay_specs
@@ -28,16 +28,17 @@ _log = logging.getLogger(__name__)
 
 _ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 MAX_UNSENT_BYTES: Final = 1024 * 1024
-"""What may wait in the link before more is put there: an engine reads between two steps, and what
-thousands of requests bring along is more than the link takes."""
+"""How much may wait in the connection before more is added: an engine reads between two steps, and
+thousands of requests exceed its buffer.
+"""
 _MAX_AT_ONCE: Final = 32
 _PAUSE_S: Final = 0.002
 
 
 class Replays:
-    """The requests of one front that wait for an engine. `port`: to the engine there is.
+    """The requests of one front that wait for an engine. `port`: to the current engine.
 
-    `note_sent` is called with each request that an engine was given.
+    `note_sent` is called for each request that was submitted.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class Replays:
         self._clock = clock
         self._note_sent = note_sent
         self._waiting: dict[LiveRequest, int] = {}
-        # When time ends a wait: due, a number that tells waits apart, whose. Who has gone stays
-        # until it is due.
+        # Deadlines of waits: due time, a number that distinguishes waits, the request. Entries of
+        # requests that are gone stay until they are due.
         self._due: list[tuple[float, int, LiveRequest]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -70,15 +71,15 @@ class Replays:
 
     @property
     def are_on(self) -> bool:
-        """Whether a request outlives its engine at all."""
+        """Whether requests outlive their engine at all."""
         return self._config.max_replays > 0 and not self._is_given_up
 
     def lose(self, requests: Iterable[LiveRequest]) -> None:
-        """The engine is gone. `requests`: all that live, oldest first."""
+        """The engine is lost. `requests`: all live ones, oldest first."""
         self._stop_sending()
         num_before = len(self._waiting)
         for request in requests:
-            # What is still being prepared has no engine to lose.
+            # Requests still being prepared have not been submitted.
             if request.outputs or not self.are_on:
                 self.suspend(request)
         num_lost = len(self._waiting) - num_before
@@ -86,7 +87,7 @@ class Replays:
             _log.info("%d requests wait for the next engine", num_lost)
 
     def suspend(self, request: LiveRequest) -> None:
-        """Let one wait, or end it if it cannot; without effect on one that has ended or waits."""
+        """Let one wait, or end it if it cannot; no effect on one that has ended or waits."""
         if request.stream.is_closed or request in self._waiting:
             return
         now_s = self._clock()
@@ -104,17 +105,17 @@ class Replays:
                 self._set_timer()
 
     def resubmit(self, limits: Limits, *, is_same_engine: bool) -> None:
-        """An engine is there, with these limits: hand it those who wait, as fast as it takes them.
+        """An engine has connected: submit the waiting requests, as fast as it reads them.
 
-        `is_same_engine`: it was only the connection that was lost; news of what the engine was
-        told before may still come.
+        `is_same_engine`: only the connection was lost; events of what was submitted before may
+        still arrive.
         """
         self._limits = limits
         self._has_new_keys = is_same_engine
         self._send_some()
 
     def adopt(self, request: LiveRequest, limits: Limits | None) -> None:
-        """A request that came here from an engine that is gone goes on with the next."""
+        """Continue a request that was attached from a lost engine with the next one."""
         port = self._port()
         if port is None or limits is None or request.is_cancelled:
             self.suspend(request)
@@ -125,18 +126,20 @@ class Replays:
             self.suspend(request)
 
     def cancel(self, request: LiveRequest) -> bool:
-        """End a request that waits, as CANCELLED. False when it does not."""
+        """End a waiting request as CANCELLED. False when it does not wait."""
         if self._waiting.pop(request, None) is None:
             return False
         _end(request, FinishReason.CANCELLED, self._clock())
         return True
 
     def forget(self, request: LiveRequest) -> None:
-        """Nobody wants it any more. Idempotent."""
+        """The request was released. Idempotent."""
         self._waiting.pop(request, None)
 
     def give_up(self) -> None:
-        """No engine will come any more: whoever waits ends now, and nobody waits from now on."""
+        """No engine will start any more: end all waiting requests, and let none wait from
+        now on.
+        """
         self._is_given_up = True
         self._stop_sending()
         waiting, self._waiting = self._waiting, {}
@@ -164,14 +167,14 @@ class Replays:
             try:
                 self._send(request, limits, port)
             except EngineUnavailable:
-                return  # it is gone again, and that is told by and by
+                return  # it is lost again, which is reported separately
             self._waiting.pop(request, None)
         if self._waiting:
             pause_s = _PAUSE_S if port.num_unsent_bytes > MAX_UNSENT_BYTES else 0.0
             self._sender = asyncio.get_running_loop().call_later(pause_s, self._send_some)
 
     def _send(self, request: LiveRequest, limits: Limits, port: EnginePort) -> None:
-        """Hand over one that waits, if it still wants to go on."""
+        """Submit a waiting request, if it can still continue."""
         now_s = self._clock()
         _end_complete(request, now_s)
         submission = request.submission
@@ -189,7 +192,7 @@ class Replays:
         self._note_sent(request)
 
     def _set_timer(self) -> None:
-        """See to it that the first who is due is looked at in time."""
+        """Set the timer for the first deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -201,7 +204,7 @@ class Replays:
             self._timer = loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        """End everybody whose time is up."""
+        """End every request whose time is up."""
         now_s = self._clock()
         while self._due and self._due[0][0] <= now_s:
             _, number, request = heapq.heappop(self._due)
@@ -212,7 +215,7 @@ class Replays:
 
 
 def _next_due_s(request: LiveRequest) -> float:
-    """When time ends it, engine or not."""
+    """Its deadline, with or without an engine."""
     leader = request.specs[0]
     ttft_s = leader.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
     return min(leader.deadline_s, leader.time_limit_s, ttft_s)
@@ -245,7 +248,7 @@ def _end(request: LiveRequest, reason: FinishReason, now_s: float) -> None:
 
 
 def _end_complete(request: LiveRequest, now_s: float) -> None:
-    """End the outputs that lack nothing but the word of it, which went down with the engine."""
+    """End the outputs that are complete but for the end event, which was lost with the engine."""
     for output in _live_outputs(request):
         spec = request.specs[output.index]
         token_ids = output.token_ids

@@ -1,12 +1,11 @@
-"""What another engine is given of a request that lost its own.
+"""The specs with which a request is resubmitted to another engine.
 
-Owns the step from what the first engine was given, and the tokens that came of it, to the
-specs with which the next one goes on as if nothing had happened: those tokens are a part of the
-prompt, though they count as output. Pure.
+Owns the conversion of the first submission, and the tokens generated since, to specs with which the
+next engine continues: those tokens become part of the prompt, but count as output. Pure.
 
 Sampling is a function of seed and position, so the continuation is the one that the first engine
-would have made. Where the executor cannot go on in the middle of an output it generates that from
-the start, and what was told before is compared and not told again.
+would have generated. Where the executor cannot continue in the middle of an output it generates
+that from the start, and the tokens delivered before are compared and not delivered again.
 """
 
 from dataclasses import replace
@@ -24,7 +23,7 @@ from penstock.server.front.submission import Submission
 def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...]:
     """One spec for each output that has not ended, leader first, under the outputs' keys.
 
-    Sets what each output has to hear again. Every one of them must lack a token at least.
+    Sets how many tokens each output repeats. Every output must lack a token at least.
     """
     submission = request.submission
     if submission is None:
@@ -38,13 +37,13 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
         is_first_due = request.first_token_s == NO_TIME
         sampling = spec.sampling
         is_kept = request.generation.resumption is not None
-        # Of one that is kept the next engine has to keep it too.
-        if request.opening.prompt.is_told and not is_kept:
+        # The next engine has to keep the stream of a resumable request too.
+        if request.head.prompt.is_delivered and not is_kept:
             sampling = replace(sampling, num_prompt_logprobs=-1)
         spec = replace(
             spec,
             key=output.key,
-            # Whoever led may have ended.
+            # The leader may have ended.
             leader_key=specs[0].key if specs else 0,
             block_hashes=hashes,
             num_replays=request.num_replays + 1,
@@ -66,14 +65,14 @@ def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
 def _continued(
     spec: RequestSpec, output: OwnOutput, limits: Limits, *, is_kept: bool
 ) -> RequestSpec:
-    """`spec`, which begins the output, going on after what came of it."""
+    """`spec`, continued after the tokens of the output so far."""
     num_tokens = len(output.token_ids)
     output.num_repeating = 0
     if not num_tokens:
         return spec
     has_logprobs = spec.sampling.num_logprobs >= 0 and Feature.SEED in limits.features
     if _must_begin_anew(spec, num_tokens, limits) or (is_kept and has_logprobs):
-        # Log probabilities are not kept here: whoever resumes it wants them again.
+        # Log probabilities are not kept: a resuming client needs them again.
         output.num_repeating = num_tokens
         return spec
     prompt_ids = np.concatenate((spec.prompt_ids, np.array(output.token_ids, dtype=np.int32)))
@@ -86,9 +85,10 @@ def _continued(
 
 
 def _must_begin_anew(spec: RequestSpec, num_tokens: int, limits: Limits) -> bool:
-    """Whether no executor can take the output up in its middle.
+    """Whether no executor can continue the output in the middle.
 
-    A form is followed from its beginning, and an engine may take shorter prompts than its context.
+    A constraint is tracked from the start of the output, and an executor may limit prompts below
+    its context length.
     """
     most = limits.max_engine_prompt_tokens
     is_too_long = most is not None and spec.num_prompt_tokens + num_tokens > most

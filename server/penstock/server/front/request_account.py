@@ -1,9 +1,9 @@
-"""The account of one request, from its arrival to its record, whatever becomes of it.
+"""The account of one request, from its arrival to its record.
 
-Owns what is known before the front has taken a request and how it ended; all else is its
-`LiveRequest`'s. Whoever serves the request opens its account first and closes it last, and only the
-first closing counts, so there is exactly one record of each. Does not know gRPC: the code it is
-closed with comes from the edge.
+Owns what is known before the front has opened a request, and its outcome; the rest belongs to its
+`LiveRequest`. The server of a request opens its account first and closes it last, and only the
+first close counts, so each has exactly one record. Does not know gRPC: the status code is passed
+in.
 """
 
 import math
@@ -30,7 +30,7 @@ _NO_OPTIONS = RequestOptions()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended: a gRPC status code, and the name of the ErrorReason behind it if any."""
+    """The outcome of a request: a gRPC status code, and the name of its ErrorReason if any."""
 
     code: int
     reason: str = ""
@@ -38,13 +38,12 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class RequestAccount:
-    """What is known of one request besides what its `live` request knows.
+    """The data of a request besides those of its `live` request.
 
-    `call_timeout_s`: what its call's deadline was on arrival, infinite without one.
-    `ceilings`: the highest priorities of its tenant's requests.
-    `refusal`: what its caller is told, once that is known. `shared`: the writer that it shares with
-    others, if it does, and `shared_stalls` what that had been blocked before. `num_messages`: sent
-    other than by its own stream. `outcome` and `end_s`: set when it is closed.
+    `call_timeout_s`: its call's timeout on arrival, infinite without one. `ceilings`: the highest
+    priorities of its tenant's requests. `refusal`: reported to its caller, once known. `shared`:
+    the writer that it shares with others, if it does, and `shared_stalls` its stalls before.
+    `num_messages`: sent other than by its own stream. `outcome` and `end_s`: set when it is closed.
     """
 
     method: str
@@ -68,12 +67,12 @@ class RequestAccount:
     num_stalls: int = 0
 
     def share(self, writer: WatchedWrite) -> None:
-        """Its messages go out by `writer`, with those of others."""
+        """Its messages are sent by `writer`, with those of others."""
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
 
     def seal(self, outcome: Outcome, now_s: float) -> None:
-        """The request is over as far as its caller is concerned."""
+        """The request is over for its caller."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:
@@ -84,7 +83,7 @@ class RequestAccount:
             self.num_stalls += max(0, num_stalls - self.shared_stalls[1])
 
     def record(self, *, sequence: int, front_id: int, has_content: bool) -> RequestRecord:
-        """The record of an account that is sealed."""
+        """The record of a sealed account."""
         live, outcome = self.live, self.outcome or _NO_OUTCOME
         if live is None:
             request_id, end_s, finish_reasons = self.request_id, self.end_s, _NO_REASONS
@@ -93,7 +92,7 @@ class RequestAccount:
         else:
             request_id, finish_reasons = live.request_id, live.finish_reasons
             numbers, num_writes = _numbers_of(live), live.stream.num_writes
-            # The engine's stamps may be later than ours, by very little.
+            # The engine's timestamps may be slightly later than ours.
             end_s = max(self.end_s, live.phases.marks[-1].since_s)
             segments = segments_of(live.phases.marks, end_s=end_s, num_tokens=numbers[2])
             content = _content_of(live) if has_content else None
@@ -135,7 +134,7 @@ def _numbers_of(live: LiveRequest) -> _Numbers:
     for output in live.outputs:
         num_output_tokens += output.text.num_tokens
         num_preemptions += output.num_preemptions
-    place = live.opening.place
+    place = live.head.place
     estimated_queue_s = None if place is None else place.estimated_queue_s
     has_token = live.first_token_s != NO_TIME
     return (

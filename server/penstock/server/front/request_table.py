@@ -1,7 +1,7 @@
-"""Which requests live on this front, by id and by key.
+"""The live requests of a front, by id and by key.
 
-Owns the two indexes and the keys. An id is its tenant's: another tenant may have the same. `remove`
-is the one place where a request leaves.
+Owns the two indexes and the keys. Ids are per tenant: another tenant may use the same. `remove` is
+the only place where a request leaves.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ _NUM_COUNTER_BITS = 32
 class RequestTable:
     """Live requests of one front. `max_live_requests` bounds them.
 
-    `find_output`: the output of a key, of a request that lives.
+    `find_output`: the output of a key, of a live request.
     """
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
         self._by_id: dict[tuple[str, str], LiveRequest] = {}
         self._by_key: dict[int, OwnOutput] = {}
-        # Of the dictionary itself: it is asked for every token.
+        # Of the dictionary itself: it is called for every token.
         self.find_output: Callable[[int], OwnOutput | None] = self._by_key.get
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
@@ -34,7 +34,7 @@ class RequestTable:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        """A snapshot, so that requests may leave during the walk."""
+        """A snapshot, so that requests may be removed during the loop."""
         return iter(tuple(self._by_id.values()))
 
     def get(self, request_id: str, tenant: str) -> LiveRequest | None:
@@ -42,7 +42,7 @@ class RequestTable:
         return self._by_id.get((tenant, request_id))
 
     def output(self, key: int) -> "OwnOutput | None":
-        """The output of this key, of a request that lives."""
+        """The output of this key, of a live request."""
         return self.find_output(key)
 
     def new_keys(self, num_keys: int) -> tuple[int, ...]:
@@ -70,17 +70,17 @@ class RequestTable:
             self._by_key[output.key] = output
 
     def remove_outputs(self, request: LiveRequest) -> None:
-        """Let nobody find its outputs by key. Idempotent."""
+        """Remove its outputs from the index by key. Idempotent."""
         for output in request.outputs:
             self._by_key.pop(output.key, None)
 
     def owns_keys(self, request: LiveRequest) -> bool:
-        """Whether all its keys are of this front, and not of another that submitted it."""
+        """Whether all its keys belong to this front, and not to another that submitted it."""
         first = self._first_key
         return all(first < key <= first + 2**_NUM_COUNTER_BITS - 1 for key in request.live_keys)
 
     def renew_keys(self, request: LiveRequest) -> None:
-        """Give the outputs that live new keys; whatever comes under the old ones is late."""
+        """Give the live outputs new keys; events under the old ones are late."""
         outputs = [output for output in request.outputs if output.is_live]
         for output, key in zip(outputs, self.new_keys(len(outputs)), strict=True):
             del self._by_key[output.key]
@@ -88,7 +88,7 @@ class RequestTable:
             self._by_key[key] = output
 
     def remove(self, request: LiveRequest) -> None:
-        """Forget the request and its outputs. Idempotent."""
+        """Remove the request and its outputs. Idempotent."""
         if self.get(request.request_id, request.tenant) is request:
             del self._by_id[request.tenant, request.request_id]
         self.remove_outputs(request)
@@ -96,5 +96,5 @@ class RequestTable:
             self._empty.set()
 
     async def wait_until_empty(self) -> None:
-        """Return once nothing lives here."""
+        """Return once no request is live."""
         await self._empty.wait()

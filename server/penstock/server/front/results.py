@@ -1,13 +1,13 @@
-"""What came of requests that have ended and may still be resumed: for the next engine to keep.
+"""Results of ended requests that may still be resumed, for the next engine to keep.
 
-Owns the bound on it, which is each front's own: the engine forgets what outgrows its memory without
-a word, as long as that is read. Holds outputs, and shows them to nobody.
+Owns the bound on them, which is each front's own: the engine drops a stream that outgrows its
+memory silently, as long as it is read. Contains outputs: never log it.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.server.link.resume_frames import Kept
+from penstock.server.link.resume_frames import KeptRequest
 from penstock.server.link.tenant_bytes import TenantBytes
 
 _RESULT_BYTES: Final = 1536
@@ -15,7 +15,7 @@ _TOKEN_BYTES: Final = 12
 
 
 class Results:
-    """By the engine's names, as long as the engine keeps them.
+    """Results by the engine's names, as long as the engine keeps them.
 
     `max_bytes`: of all. Beyond, the oldest of the tenant that has most go: the death of the engine
     is the end of these.
@@ -23,7 +23,7 @@ class Results:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._by_name: dict[str, Kept] = {}
+        self._by_name: dict[str, KeptRequest] = {}
         self._names: dict[str, dict[str, None]] = {}  # by tenant, each the oldest first
         self._bytes = TenantBytes()
 
@@ -35,12 +35,12 @@ class Results:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[KeptRequest]:
         """The oldest first."""
         return iter(tuple(self._by_name.values()))
 
-    def add(self, result: Kept) -> None:
-        """One has ended. What was of its name before goes."""
+    def add(self, result: KeptRequest) -> None:
+        """Add one; replaces an earlier one of its name."""
         self._remove(result.name)
         self._by_name[result.name] = result
         self._names.setdefault(result.tenant, {})[result.name] = None
@@ -49,7 +49,7 @@ class Results:
             self._remove(next(iter(self._names[self._bytes.largest])))
 
     def forget(self, name: str, keys: tuple[int, ...]) -> None:
-        """The engine does not keep it any more, where it has these keys."""
+        """The engine has dropped the request with these keys."""
         result = self._by_name.get(name)
         if result is not None and result.keys == keys:
             self._remove(name)
@@ -65,6 +65,6 @@ class Results:
             del self._names[result.tenant]
 
 
-def _size_of(result: Kept) -> int:
+def _size_of(result: KeptRequest) -> int:
     num_tokens = 0 if result.history is None else len(result.history.tokens)
-    return _RESULT_BYTES + len(result.keepsake.message) + num_tokens * _TOKEN_BYTES
+    return _RESULT_BYTES + len(result.resume_spec.message) + num_tokens * _TOKEN_BYTES

@@ -1,7 +1,6 @@
-"""What one request did and when, as the segments of its record.
+"""The segments of a request's record.
 
-Owns the step from marks, each the beginning of a stretch, to segments that tile the request's life
-without gap or overlap. Pure.
+Converts marks, each the start of a phase, to segments without gaps or overlaps. Pure.
 """
 
 from collections.abc import Sequence
@@ -22,10 +21,10 @@ DELIVER: Final = SegmentKind.DELIVER
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """The beginning of a stretch, which the next one ends; then what is known of it.
+    """The start of a phase, which lasts until the next mark; then its details.
 
-    `num_tokens_by_then`: of output, at the end of a stretch that ended by a preemption; -1 if it
-    did not. `is_engine_lost`: there was no queue to wait in, because there was no engine.
+    `num_tokens_by_then`: of output, at the end of a phase that ended by a preemption; -1 otherwise.
+    `is_engine_lost`: waiting without an engine, so in no queue.
     """
 
     kind: SegmentKind
@@ -40,9 +39,9 @@ class Mark:
 def segments_of(marks: Sequence[Mark], *, end_s: float, num_tokens: int) -> tuple[Segment, ...]:
     """The segments from the first mark to `end_s`; `num_tokens`: of output, by then.
 
-    Marks stand in order of time, none of them after `end_s`. A stretch of no length is left out,
-    except that there is always one segment; what was known of a stay in the batch then goes to the
-    part of it that is left. The first token of a stay counts to its DECODE, though computed before.
+    Marks are in order of time, none of them after `end_s`. An empty phase is left out, except that
+    there is always one segment; the details of a residency in the batch then go to the part of it
+    that is left. The first token of a residency counts to its DECODE, though computed before.
     """
     segments: list[Segment] = []
     num_counted = 0

@@ -1,9 +1,9 @@
-"""Many streams, one writer: which of them have something for it, and what becomes of it.
+"""One writer for many streams.
 
-Owns the list of sources that are ready and the one future their writer waits on: a step's news
-marks each source it touches and wakes the writer once. Does not know gRPC, nor what a source is.
+Owns the list of sources that are ready and the one future their writer waits on: a step's events
+mark each source they touch and wake the writer once. Does not know gRPC, nor what a source is.
 
-Single event loop; nothing here blocks the one who marks.
+Single event loop; marking never blocks.
 """
 
 import asyncio
@@ -33,24 +33,24 @@ class SharedWriter(WatchedWrite, Generic[S]):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the writer was cut, if it was."""
+        """The error that the writer was closed with, if it was."""
         return self._refusal
 
     def mark(self, source: S) -> None:
         """`source` has something to write."""
         if not self._ready:
-            # It waits for the first only, and has been woken for all that follow.
+            # It waits for the first mark only.
             self.wake()
         self._ready.append(source)
 
     def wake(self) -> None:
-        """Let the writer look at what has changed besides its sources."""
+        """Make the writer check for changes other than marks."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def cut(self, refusal: Refusal) -> None:
-        """End the writer with `refusal`, wherever it is, in a blocked write or waiting."""
+        """Close the writer with `refusal`, also during a blocked write."""
         if self._refusal is None:
             self._refusal = refusal
             self.break_off()
@@ -59,8 +59,8 @@ class SharedWriter(WatchedWrite, Generic[S]):
     async def take(self) -> list[S]:
         """The sources that were marked since the last call, in that order.
 
-        Waits while there are none, but comes back empty when `wake` was called. Raises
-        RequestError once cut.
+        Waits while there are none, but returns none when `wake` was called. Raises RequestError
+        once closed.
         """
         if not self._ready and self._refusal is None:
             self._waiter = asyncio.get_running_loop().create_future()

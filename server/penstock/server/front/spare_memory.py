@@ -1,10 +1,9 @@
-"""Memory that a flood of calls took and nobody needs any more, given back to the system.
+"""Returns freed memory to the system after a flood of calls.
 
-Owns when that is worth its while. glibc by itself keeps nearly all of it: what is free lies in
-pages between what is not, in an arena for each thread of the gRPC core, and is not returned until
-somebody asks. What is large is best kept apart from the start: glibc takes the first of its kind
-from the system and the next, having learnt their size, from the arenas. Elsewhere than on glibc
-this does nothing.
+Owns when that is worth its cost. glibc keeps nearly all freed memory: it lies in pages between live
+allocations, in an arena for each thread of the gRPC core. Large blocks are best allocated
+separately from the start: glibc maps the first one from the system, but adapts its threshold and
+puts the next into an arena. A no-op without glibc.
 """
 
 import ctypes
@@ -13,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 GROWTH_BYTES = 8 << 20
-"""Growth since the last time that makes it worth another look."""
+"""Growth since the last trim that justifies another."""
 INTERVAL_S = 2.0
 LARGE_BYTES = 256 << 10
-"""From here on memory comes from the system and goes back to it at once."""
+"""Larger blocks are mapped from the system and unmapped when freed."""
 _M_MMAP_THRESHOLD = -3
 _STATM = Path("/proc/self/statm")
 
 
 class SpareMemory:
-    """Says when to `trim`. `rss_bytes` and `now_s` are asked for; None: not known here."""
+    """Decides when to `trim`. `rss_bytes` and `now_s` are arguments; None: not known here."""
 
     def __init__(self, rss_bytes: Callable[[], int | None], clock: Callable[[], float]) -> None:
         self._rss_bytes = rss_bytes
@@ -31,7 +30,7 @@ class SpareMemory:
         self._next_s = clock() + INTERVAL_S
 
     def is_worth_trimming(self) -> bool:
-        """Whether much more is held than after the last trim, and that was some time ago."""
+        """Whether the memory has grown much since the last trim, some time ago."""
         if self._least_bytes is None or self._clock() < self._next_s:
             return False
         self._next_s = self._clock() + INTERVAL_S
@@ -39,24 +38,24 @@ class SpareMemory:
         return now_bytes is not None and now_bytes > self._least_bytes + GROWTH_BYTES
 
     def note_trimmed(self) -> None:
-        """What is held now is needed: measure growth from here."""
+        """Measure growth from here."""
         self._least_bytes = self._rss_bytes()
 
 
 def keep_large_apart() -> None:
-    """Once, at a process's start: large messages leave no holes behind."""
+    """Once, at a process's start: large blocks get a mapping of their own."""
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def trim() -> None:
-    """Give back what is free, some milliseconds of work; for a thread other than the loop's."""
+    """Return free memory, some milliseconds of work; for a thread other than the loop's."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process; None where that is not known, or could not be given back."""
+    """Memory of this process; None where that is not known, or cannot be returned."""
     if _malloc_trim is None:
         return None
     try:

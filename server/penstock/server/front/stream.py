@@ -1,11 +1,11 @@
-"""What has happened to one request and was not yet taken by the coroutine that writes it.
+"""The backlog of one request: events that its writer has not taken yet.
 
-Owns one list: the engine's news is appended, the writer takes everything at once. So a write
-carries all that came since the last one: one token while the reader keeps up, more under load, and
-at least as many as its client wants in a message (`chunk_hold.py`). The writer is the stream's own,
-or one that serves many (`shared_writer.py`). Does not know gRPC, nor what the events mean.
+Owns one list: the engine's events are appended, the writer takes everything at once. So a write
+carries all events since the last one: one token while the reader keeps up, more under load, and at
+least as many as its client wants in a message (`chunk_hold.py`). The writer is the stream's own, or
+one that serves many (`shared_writer.py`). Does not know gRPC, nor what the events mean.
 
-Single event loop; nothing here blocks the one who appends.
+Single event loop; appending never blocks.
 """
 
 import asyncio
@@ -19,18 +19,19 @@ from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
 from penstock.server.front.watched_write import WatchedWrite
 
 _FEW: Final = 256
-"""So many pieces of output are taken at once without a look at how large they are."""
+"""So many pieces of output are taken at once without checking their size."""
 _MAX_COST: Final = 6000
 """Of what is taken at once: a piece of output costs one, each of its records and alternatives one
-more; three characters of a prompt cost one, and a part with log probabilities all. To write so much
-takes some milliseconds."""
+more; three characters of a prompt cost one, and a part with log probabilities all. Writing that
+much takes some milliseconds.
+"""
 
 
 class TokenStream(WatchedWrite):
     """The backlog between the engine and one writer.
 
     `num_backlog_tokens`: tokens appended and not taken. `is_closed`: nothing more will be appended.
-    `timers`: of the running loop unless given; needed for `chunks` that hold something back.
+    `timers`: of the running loop unless given; needed for `chunks` that hold tokens back.
     """
 
     __slots__ = (
@@ -49,7 +50,7 @@ class TokenStream(WatchedWrite):
     def __init__(self, chunks: ChunkLimits = WHOLE_BACKLOG, timers: Timers | None = None) -> None:
         super().__init__()
         self._events: list[StreamEvent] = []
-        # All of the backlog, where it is the text of one token of output 0: see `push_text`.
+        # All of the backlog, if it is the text of one token of output 0: see `push_text`.
         self._text: str | None = None
         self._has_prompt = False
         self._waiter: asyncio.Future[None] | None = None
@@ -69,7 +70,7 @@ class TokenStream(WatchedWrite):
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something was appended and not taken."""
+        """Whether there are events that were not taken."""
         return bool(self._events) or self._text is not None
 
     @property
@@ -78,14 +79,14 @@ class TokenStream(WatchedWrite):
         return self._refusal
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Let `on_ready` be told where `take` would be woken: the stream has no writer of its own.
+        """Call `on_ready` where `take` would be woken: the stream has no writer of its own.
 
-        What is there already is not told.
+        It is not called for the present backlog.
         """
         self._on_ready = on_ready
 
     def push(self, event: StreamEvent) -> None:
-        """Append; dropped once closed. Wakes nobody: see `wake`."""
+        """Append; dropped once closed. Does not wake the writer: see `wake`."""
         if isinstance(event, TokensPiece):
             self.push_tokens(event)
         elif not self.is_closed:
@@ -96,7 +97,7 @@ class TokenStream(WatchedWrite):
                 self._hold.add(event)
 
     def push_tokens(self, piece: TokensPiece) -> None:
-        """The same for what comes most often."""
+        """As `push`, for the most frequent event."""
         if self.is_closed:
             return
         self._keep_text()
@@ -106,7 +107,7 @@ class TokenStream(WatchedWrite):
             self._hold.add(piece)
 
     def push_text(self, text: str) -> None:
-        """The same for one token of output 0 with nothing but its text.
+        """As `push`, for one token of output 0 that is only text.
 
         Most tokens are such, and are taken by `take_text` before the next one comes: no event is
         made of them.
@@ -118,7 +119,7 @@ class TokenStream(WatchedWrite):
         self.num_backlog_tokens = 1
 
     def take_text(self) -> str | None:
-        """All of the backlog, where it is the text of one token of output 0, else None."""
+        """All of the backlog, if it is the text of one token of output 0, else None."""
         text = self._text
         if text is not None:
             self._text = None
@@ -126,24 +127,24 @@ class TokenStream(WatchedWrite):
         return text
 
     def release_held(self) -> None:
-        """What was held back for a larger message goes with the next write."""
+        """Send what is held back for a larger message with the next write."""
         if self._hold is not None:
             self._hold.release()
 
     def close(self) -> None:
-        """The end: what is there will be taken, then `take` returns nothing."""
+        """The end: the backlog will be taken, then `take` returns nothing."""
         self.is_closed = True
         if self._hold is not None:
             self._hold.stop()
 
     def fail(self, refusal: Refusal) -> None:
-        """The end in failure: what is there will be taken, then `take` raises."""
+        """The end with an error: the backlog will be taken, then `take` raises."""
         if not self.is_closed:
             self._refusal = refusal
             self.close()
 
     def cut(self, refusal: Refusal) -> None:
-        """Give up on the reader: drop the backlog and get the writer out of a blocked write.
+        """Disconnect the reader: drop the backlog and interrupt a blocked write.
 
         Works on a closed stream too, whose end was not taken. The writer is cancelled; it tells
         this from a cancellation by its peer with `was_cut_off`.
@@ -160,7 +161,7 @@ class TokenStream(WatchedWrite):
         self.wake()
 
     def wake(self) -> None:
-        """Let the writer look, if there is something for it. Call once after a batch of news."""
+        """Wake the writer, if there is something to take. Call once after a batch of events."""
         if self._hold is not None and not self._hold.settle():
             return
         if self._on_ready is not None:
@@ -171,7 +172,7 @@ class TokenStream(WatchedWrite):
             waiter.set_result(None)
 
     async def take(self) -> list[StreamEvent]:
-        """Everything that may go since the last call; waits while there is nothing.
+        """Everything that is due since the last call; waits while there is nothing.
 
         Returns an empty list at the end; raises RequestError when the stream failed.
         """
@@ -188,11 +189,10 @@ class TokenStream(WatchedWrite):
         return events
 
     def take_due(self, max_tokens: int | None = None) -> list[StreamEvent]:
-        """What may go now, at most `max_tokens` of output; empty where that is nothing.
+        """What is due now, at most `max_tokens` of output; may be empty.
 
-        What stands behind a piece that exceeds `max_tokens` waits with it. No more comes at once
-        than can be written in one turn of the event loop; whoever is told of news is told of the
-        rest in a later turn.
+        Events behind a piece that exceeds `max_tokens` wait with it. Returns no more than can be
+        written in one iteration of the event loop; `on_ready` is called again for the rest.
         """
         self._keep_text()
         is_small = len(self._events) <= _FEW and not self._has_prompt
@@ -211,7 +211,7 @@ class TokenStream(WatchedWrite):
         return taken
 
     def _num_at_once(self, due: list[StreamEvent], num_due: int) -> int:
-        """How many of the first `num_due` are taken now; sees to it that the others are."""
+        """How many of the first `num_due` are taken now; schedules the others."""
         num_now = _num_in_a_turn(due, num_due)
         if num_now < num_due and self._on_ready is not None:
             asyncio.get_running_loop().call_soon(self.wake)
@@ -243,7 +243,7 @@ def _num_within(events: list[StreamEvent], max_tokens: int) -> int:
 
 
 def _num_in_a_turn(events: list[StreamEvent], num: int) -> int:
-    """How many of the first `num` one turn of the loop is for: of a long prompt one part."""
+    """How many of the first `num` fit one iteration of the loop: one part of a long prompt."""
     cost = 0
     for position in range(num):
         event = events[position]

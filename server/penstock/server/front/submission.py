@@ -1,8 +1,8 @@
-"""From a validated generation and its prompt ids to what the engine is given.
+"""Converts a validated generation and its prompt ids to the specs for the engine.
 
 Owns the checks that need the number of prompt tokens, the seeds of several outputs, the block
-hashes of the prompt and the translation of durations into times. Pure: the caller brings the clock
-and the random numbers, and may run it on a thread.
+hashes of the prompt and the conversion of durations to times. Pure: clock readings and random
+numbers are arguments, and it may run on a thread.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,11 @@ class CallTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What goes to the engine, leader first, and what the stream tells about it.
+    """The specs for the engine, leader first, and what the stream reports about them.
 
-    `deadline_kind` names whose deadline `deadline_s` is: `total`, `grpc` or `server`. `seed` is 0
-    where the executor does not honour seeds: there is none that gives the same tokens again.
-    `block_size`: of the hashed blocks, in tokens. `num_dropped_messages`: of the dialogue, which a
-    window left out of the prompt.
+    `deadline_kind` names the origin of the deadline: `total`, `grpc` or `server`. `seed` is 0 where
+    the executor does not honour seeds. `block_size`: of the hashed blocks, in tokens.
+    `num_dropped_messages`: chat messages that a window left out of the prompt.
     """
 
     specs: tuple[RequestSpec, ...]
@@ -65,7 +64,7 @@ def output_seed(seed: int, output_index: int) -> int:
 
 
 def refuse_prompt(path: str, num_tokens: int, limits: Limits, qualifier: str = "") -> RequestError:
-    """The error to raise for a prompt that is too long, whatever is asked on top.
+    """The error to raise for a prompt that is too long for any request.
 
     `qualifier`: "at least " where `num_tokens` is a lower bound.
     """
@@ -86,7 +85,7 @@ def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Li
     asked = generation.stopping.max_tokens
     max_total = limits.max_context_tokens
     room = max_total - num_prompt_tokens
-    # A prompt without any room is the prompt's fault, otherwise it is what was asked on top.
+    # A prompt without any room is the prompt's error, otherwise that of max_tokens.
     if room < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
         raise refuse_prompt(generation.prompt_path, num_prompt_tokens, limits)
     if asked is not None and asked > room:
@@ -122,10 +121,10 @@ def hash_prompt(
     random_salt: Callable[[], bytes],
     shares_across_tenants: bool = False,
 ) -> TokenisedPrompt:
-    """Hash the prompt's full blocks for whom it may share them with.
+    """Hash the prompt's full blocks, with the salt of the requests that may share them.
 
-    Sharing is off for prompt logprobs, which need every position computed, and where prefix
-    caching is off; then only the outputs of one request share, under a salt nobody else has.
+    Sharing is off for prompt logprobs, which need every position computed, and without prefix
+    caching; then only the outputs of one request share, under a random salt.
     """
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:
@@ -140,17 +139,17 @@ def hash_prompt(
 
 
 def shared_salt(tenant: str, adapter: str = "", cache_salt: str = "") -> bytes:
-    """What all requests have in common that may share blocks: tenant, adapter and salt.
+    """What requests that may share blocks have in common: tenant, adapter and salt.
 
-    The first byte keeps a salt that a client chose apart from one that was drawn, and those with
-    a tenant from those without; a length in front of a name keeps it from running into the next.
+    The first byte separates client salts from random ones, and those with a tenant from those
+    without; the length before a name separates it from the next.
     """
     parts: list[bytes] = []
     for kind, name in ((b"t", tenant), (b"a", adapter)):
         if name:
             data = name.encode()
             parts += [kind, len(data).to_bytes(4, "little"), data]
-    # After an adapter no letter is needed: the salt is what is left.
+    # After an adapter no letter is needed: the rest is the salt.
     if not adapter:
         parts.append(b"c")
     return b"".join((*parts, cache_salt.encode()))
@@ -167,7 +166,7 @@ def submission_for(
     seed: int,
     eos_ids: tuple[int, ...],
 ) -> Submission:
-    """Put together one spec per output; raise RequestError when the request can never fit."""
+    """Build one spec per output; raise RequestError when the request can never fit."""
     max_tokens = check_prompt_fits(generation, len(prompt.ids), limits)
     stopping, urgency = generation.stopping, generation.urgency
     deadline_s, deadline_kind = _deadline(generation, times, limits)
@@ -216,14 +215,14 @@ def submission_for(
 
 
 def _follower_sampling(sampling: SamplingParams, seed: int) -> SamplingParams:
-    """A follower draws on its own, and tells nothing about the prompt a second time."""
+    """A follower samples on its own, and reports nothing about the prompt again."""
     return replace(sampling, seed=seed, num_prompt_logprobs=-1)
 
 
 def _least_tokens(generation: Generation, stop_ids: tuple[int, ...], max_tokens: int) -> int:
-    """The fewest tokens that an output has: all, where nothing but `max_tokens` can end it.
+    """The fewest tokens of an output: all, where only `max_tokens` can end it.
 
-    The engine does not know stop strings. It judges deadlines by what is certain of the length.
+    The engine does not know stop strings. It predicts deadlines by the certain length.
     """
     stopping = generation.stopping
     is_ended = stop_ids or stopping.stop_strings or generation.constraint is not None
@@ -237,7 +236,7 @@ def _after(start_s: float, duration_s: float | None) -> float:
 
 
 def _deadline(generation: Generation, times: CallTimes, limits: Limits) -> tuple[float, str]:
-    """The earliest of what the client asked, what its call allows and what the server allows."""
+    """The earliest deadline: of the client, of its call, and of the server."""
     config = limits.config
     total_s = _after(times.arrival_s, generation.urgency.total_deadline_s)
     is_bounded = min(total_s, times.call_deadline_s) < NO_TIME

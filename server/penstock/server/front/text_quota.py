@@ -1,10 +1,10 @@
-"""What a tenant's text counts for, before it is tokenised.
+"""Quotas of a tenant's texts, charged before they are tokenised.
 
-Owns this front's accounts of the limits per minute: every text that it tokenises is in them, also
-of prompts that are refused afterwards and of calls that only ask for tokens or text. The engine's
-accounts, which all fronts share, have what is let in (quota_accounts.py), so a tenant is held to
-both. An account holds a minute's worth and fills at the rate of the limit, as the engine's do; it
-is kept as the time at which it is full again.
+Owns this front's accounts of the limits per minute: every text that it tokenises is charged, also
+of prompts that are refused afterwards and of calls that only tokenise. The engine's accounts, which
+all fronts share, are charged for admitted requests (quota_accounts.py), so a tenant must meet both.
+An account holds a minute's worth and fills at the rate of the limit, as the engine's do; it is
+stored as the time at which it is full again.
 """
 
 import time
@@ -24,7 +24,7 @@ _MAX_KEPT: Final = 1024
 
 @dataclass(slots=True)
 class _Account:
-    """When each limit's worth is there again, on the front's clock."""
+    """When each limit is full again, on the front's clock."""
 
     requests_full_s: float
     tokens_full_s: float
@@ -36,7 +36,7 @@ def _no_quota(tenant: str) -> TenantQuota:
 
 
 class TextQuotas:
-    """The accounts of one front. `quota_of`: the limits of a tenant, as they are now."""
+    """The accounts of one front. `quota_of`: a tenant's current limits."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class TextQuotas:
         self._accounts: dict[str, _Account] = {}
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """Count one text of at least `num_tokens`; `settle` once they are known.
+        """Charge one text of at least `num_tokens`; `settle` once they are known.
 
-        Raises RequestError (QUOTA_EXCEEDED), and counts nothing, where a limit is used up.
+        Raises RequestError (QUOTA_EXCEEDED), without charging, where a limit is exceeded.
         """
         quota = self._quota_of(tenant)
         if quota.max_requests_per_minute is None and quota.max_tokens_per_minute is None:
@@ -89,7 +89,7 @@ class TextQuotas:
         self._add(tenant, 1, num_tokens)
 
     def settle(self, tenant: str, num_tokens: int) -> None:
-        """So many more tokens than the text was charged for: that may overdraw the account."""
+        """Charge the tokens beyond the lower bound; this may overdraw the account."""
         self._add(tenant, 0, num_tokens)
 
     def take_back(self, tenant: str, num_tokens: int) -> None:

@@ -1,11 +1,11 @@
-"""A live request as operators see it. Owns the step to a `FrontView`; pure."""
+"""A live request as operators see it: conversion to a `FrontView`; pure."""
 
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.observe.frames import FrontView
 
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:
-    """What its front knows of `request` now."""
+    """The view of `request` now."""
     marks = request.phases.marks
     return FrontView(
         front_id=front_id,

@@ -1,7 +1,7 @@
-"""One write at a time that a reader may block, and the way out of it.
+"""One write at a time that a reader may block, and how to interrupt it.
 
-Owns who writes, since when, and the difference between a writer that was cut off and one whose peer
-left: both see a CancelledError. Does not know what is written.
+Owns which task writes, since when, and the difference between an interrupted writer and one whose
+peer left: both see a CancelledError. Does not know what is written.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from typing import Final
 from penstock.scheduler.request import NO_TIME
 
 STALL_S: Final = 0.05
-"""A write that takes longer than this waits for its reader."""
+"""A longer write counts as waiting for its reader."""
 
 
 class WatchedWrite:
-    """Who writes.
+    """The current write.
 
-    `blocked_since_s`: since when it is the reader that is waited for: when the write under way
-    began, NO_TIME between writes. `num_writes`: those that went through.
+    `blocked_since_s`: since when the reader is waited for: the start of the current write, NO_TIME
+    between writes. `num_writes`: completed writes.
     """
 
     __slots__ = (
@@ -38,12 +38,12 @@ class WatchedWrite:
         self._num_stalls = 0
 
     def begin_write(self, now_s: float) -> None:
-        """The calling task is about to write and may be blocked by its reader."""
+        """The calling task starts a write, which its reader may block."""
         self.blocked_since_s = now_s
         self._writer = asyncio.current_task()
 
     def end_write(self, now_s: float) -> None:
-        """The write went through."""
+        """The write is complete."""
         if now_s - self.blocked_since_s > STALL_S:
             self._stalled_s += now_s - self.blocked_since_s - STALL_S
             self._num_stalls += 1
@@ -59,11 +59,11 @@ class WatchedWrite:
         return self._stalled_s, self._num_stalls
 
     def wait_for_reader(self, now_s: float) -> None:
-        """Nothing is written, because the reader has not said that it may be."""
+        """Nothing is written, because the reader has given no credit."""
         self.blocked_since_s = now_s
 
     def break_off(self) -> None:
-        """Get the writer out of the write it is in, if it is in one."""
+        """Interrupt the current write, if there is one."""
         if self._writer is not None:
             self._cut_writer = self._writer
             self._writer.cancel()
@@ -71,7 +71,7 @@ class WatchedWrite:
     def was_cut_off(self) -> bool:
         """Whether the CancelledError just caught came from `break_off` alone.
 
-        If so the calling task is no longer being cancelled and may go on to tell its peer why.
+        If so the calling task is no longer being cancelled and may report the reason to its peer.
         """
         task = asyncio.current_task()
         if task is None or self._cut_writer is not task:

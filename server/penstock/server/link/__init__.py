@@ -1,1 +1,1 @@
-"""The link between fronts and an engine: frames, sockets, and the same in memory."""
+"""The connection between fronts and an engine: frames and sockets."""

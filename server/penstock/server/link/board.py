@@ -1,10 +1,9 @@
-"""What an engine and its fronts show without being asked: small shared memories, read by anyone.
+"""Status boards in shared memory: written by an engine and its fronts, read by other processes.
 
-Owns two layouts of whole 8-byte words. The engine's board: a heartbeat, the state of its queue, how
-busy it is and who is in the step under way, so that a dead engine can still be asked who was with
-it. The fronts' beats: one heartbeat per row. Whoever holds the descriptor has the memory; it
-outlives its writers. Does not know who judges what it reads there. Takes no numpy along: the
-supervisor reads it.
+Owns two layouts of whole 8-byte words. The engine's board has a heartbeat, the state of its queue,
+its load and the requests of the current step, so that they are known after a crash. The fronts'
+beats have one heartbeat per row. The memory belongs to its descriptor and outlives its writers.
+Does not import numpy: the supervisor reads it.
 """
 
 import math
@@ -27,30 +26,30 @@ _MAGIC = int.from_bytes(b"pnstkbd1", "little")
 
 # Words of the engine's board.
 _MAGIC_AT, _MAX_KEYS, _EPOCH, _NUM_BEATS, _BEAT_NS = range(5)
-_NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_TRIAL, _KEY_AT_DOOR = range(5, 10)
+_NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_PROBATION, _SUBMITTING_KEY = range(5, 10)
 _BANK_SIZES = 10
 _NUM_BANKS = 2
-"""Steps that may be under way at once, each with its own keys."""
+"""Steps that may be in flight at once, each with its own keys."""
 _NUM_RUNNING, _NUM_USED_BLOCKS, _NUM_OUTPUT_TOKENS = range(12, 15)
 _NUM_SHORTENED_RETENTIONS, _NUM_DROPPED_BLOCKS = range(15, 17)
-_TRIAL_KEYS, _MAX_ON_TRIAL = 17, 64
-_KEYS = _TRIAL_KEYS + _MAX_ON_TRIAL
+_PROBATION_KEYS, _MAX_ON_PROBATION = 17, 64
+_KEYS = _PROBATION_KEYS + _MAX_ON_PROBATION
 
 _ROW_WORDS = 4
 _ROW_OWNER, _ROW_BEATS, _ROW_NS = range(3)
 
 
 class BoardError(Exception):
-    """A descriptor holds no board."""
+    """The descriptor is not a board."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
-    """An engine's queue as it stood after its last turn.
+    """An engine's queue after its last step.
 
-    `num_waiting_tokens`: of their prompts. `estimated_queue_s`: how long one that came now would
-    probably wait, seconds; None where nothing is known of the machine's pace. `at_s`: when that
-    was, on the monotonic clock; 0 before an engine's first turn.
+    `num_waiting_tokens`: prompt tokens of the waiting requests. `estimated_queue_s`: the estimated
+    queue time of a request that arrives now, seconds; None without an estimate. `at_s`: when that
+    was, on the monotonic clock; 0 before an engine's first step.
     """
 
     epoch: int
@@ -62,11 +61,11 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadState:
-    """How busy an engine was after its last turn.
+    """An engine's load after its last step.
 
-    `num_used_blocks`: of the KV cache, without those that are only kept for reuse.
-    `num_output_tokens`: made since the engine started; as of then too, `num_shortened_retentions`
-    and `num_dropped_blocks`: see `RetentionCuts`.
+    `num_used_blocks`: of the KV cache, without cached blocks that no request uses.
+    `num_output_tokens`: since the engine started; so are `num_shortened_retentions` and
+    `num_dropped_blocks`, see `RetentionCuts`.
     """
 
     epoch: int
@@ -80,9 +79,9 @@ class LoadState:
 
 
 def create_board(max_num_keys: int) -> int:
-    """A new engine's board with room for so many keys in a step; its file descriptor.
+    """Create an engine's board for steps of at most `max_num_keys` keys; returns its descriptor.
 
-    Not inherited unless it is handed on. Raises OSError when there is no memory for it.
+    Not inherited unless passed explicitly. Raises OSError when there is no memory for it.
     """
     num_words = _KEYS + _NUM_BANKS * max_num_keys
     fd = _nameless_file("penstock-board", num_words * _WORD_BYTES)
@@ -91,14 +90,14 @@ def create_board(max_num_keys: int) -> int:
 
 
 def create_beats(num_rows: int) -> int:
-    """A new memory for the heartbeats of so many fronts; its file descriptor. Raises OSError."""
+    """Create the memory for the heartbeats of fronts; returns its descriptor. Raises OSError."""
     return _nameless_file("penstock-beats", num_rows * _ROW_WORDS * _WORD_BYTES)
 
 
 class EngineBoard:
-    """The writing side, for the one engine that lives. What an earlier engine wrote is gone.
+    """The writing side, for the running engine. Clears what an earlier engine wrote.
 
-    `num_steps`: how many may be under way at once, 1 or 2. The descriptor may be closed then.
+    `num_steps`: how many may be in flight at once, 1 or 2. The descriptor may be closed afterwards.
     Raises BoardError, OSError.
     """
 
@@ -115,7 +114,7 @@ class EngineBoard:
         self._bank = 0
 
     def beat(self) -> None:
-        """The loop has come round once more: it is not stuck."""
+        """Count a heartbeat: the loop is not stuck."""
         words = self._words
         words[_NUM_BEATS] += 1
         words[_BEAT_NS] = time.monotonic_ns()
@@ -123,21 +122,21 @@ class EngineBoard:
     def show_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
-        """How the queue stands, for fronts that want to refuse by themselves."""
+        """Publish the queue, for fronts that refuse requests without asking the engine."""
         words = self._words
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
         self._floats[_QUEUE_S] = math.nan if estimated_queue_s is None else estimated_queue_s
 
     def show_load(self, num_running: int, num_used_blocks: int, num_output_tokens: int) -> None:
-        """How busy the engine is, for whoever chooses between several."""
+        """Publish the load, for load balancing."""
         words = self._words
         words[_NUM_RUNNING] = num_running
         words[_NUM_USED_BLOCKS] = num_used_blocks
         words[_NUM_OUTPUT_TOKENS] = num_output_tokens
 
     def show_retention_cuts(self, num_shortened: int, num_dropped_blocks: int) -> None:
-        """What the budget of retention has cut."""
+        """Publish what the retention budget has cut."""
         words = self._words
         words[_NUM_SHORTENED_RETENTIONS] = num_shortened
         words[_NUM_DROPPED_BLOCKS] = num_dropped_blocks
@@ -146,7 +145,7 @@ class EngineBoard:
         """The executor is about to get a step with these keys, int64 [n]."""
         words, bank = self._words, self._bank
         keys = keys[: self._max_keys]
-        # Killed in between, the step has not begun: then nobody was in it.
+        # Killed in between, the step has not started: it has no requests.
         words[_BANK_SIZES + bank] = 0
         start = (_KEYS + bank * self._max_keys) * _WORD_BYTES
         self._map[start : start + len(keys) * _WORD_BYTES] = keys.tobytes()
@@ -154,36 +153,36 @@ class EngineBoard:
         self._bank = (bank + 1) % self._num_banks
 
     def no_step(self) -> None:
-        """Nothing is under way any more. Until then the last steps count as if they were.
+        """No step is in flight. Until then the last steps stay on the board.
 
-        What their results set off is still their doing.
+        A crash may follow from their results.
         """
         for bank in range(_NUM_BANKS):
             self._words[_BANK_SIZES + bank] = 0
 
-    def show_trial(self, keys: Sequence[int]) -> None:
-        """The outputs of the suspect that is being tried; none: nobody is."""
+    def mark_probation(self, keys: Sequence[int]) -> None:
+        """The outputs of the suspected request that runs alone; empty for none."""
         words = self._words
-        words[_NUM_ON_TRIAL] = 0
-        for place, key in enumerate(keys[:_MAX_ON_TRIAL]):
-            words[_TRIAL_KEYS + place] = key
-        words[_NUM_ON_TRIAL] = min(len(keys), _MAX_ON_TRIAL)
+        words[_NUM_ON_PROBATION] = 0
+        for place, key in enumerate(keys[:_MAX_ON_PROBATION]):
+            words[_PROBATION_KEYS + place] = key
+        words[_NUM_ON_PROBATION] = min(len(keys), _MAX_ON_PROBATION)
 
-    def show_door(self, key: int) -> None:
-        """The leader of the request that is being taken in right now; 0: none."""
-        self._words[_KEY_AT_DOOR] = key
+    def mark_submitting(self, key: int) -> None:
+        """The leader of the request that is being submitted; 0: none."""
+        self._words[_SUBMITTING_KEY] = key
 
     def close(self) -> None:
-        """Unmap; what was written stays. Idempotent."""
+        """Unmap; the content stays. Idempotent."""
         for view in (self._words, self._floats):
             view.release()
         self._map.close()
 
 
 class BoardView:
-    """The reading side; the descriptor may be closed then. Raises BoardError, OSError.
+    """The reading side; the descriptor may be closed afterwards. Raises BoardError, OSError.
 
-    Words are written one by one: each is whole, two may be of different turns.
+    Words are written one by one: each is consistent, two may be of different steps.
     """
 
     def __init__(self, fd: int) -> None:
@@ -193,17 +192,17 @@ class BoardView:
 
     @property
     def epoch(self) -> int:
-        """Of the engine that wrote here last; 0 before the first."""
+        """The epoch of the engine that wrote last; 0 before the first."""
         return self._words[_EPOCH]
 
     @property
     def num_beats(self) -> int:
-        """How often the engine's loop has come round; 0 while it starts."""
+        """Heartbeats of the engine's loop; 0 while it starts."""
         return self._words[_NUM_BEATS]
 
     @property
     def queue(self) -> QueueState:
-        """The queue as its engine showed it last."""
+        """The last queue state that the engine published."""
         words, queue_s = self._words, self._floats[_QUEUE_S]
         return QueueState(
             epoch=words[_EPOCH],
@@ -215,7 +214,7 @@ class BoardView:
 
     @property
     def load(self) -> LoadState:
-        """The load as its engine showed it last."""
+        """The last load that the engine published."""
         words = self._words
         return LoadState(
             epoch=words[_EPOCH],
@@ -228,19 +227,21 @@ class BoardView:
             num_dropped_blocks=words[_NUM_DROPPED_BLOCKS],
         )
 
-    def keys_on_trial(self) -> frozenset[int]:
-        """The outputs of the suspect that was being tried; empty when none was."""
-        num_keys = min(self._words[_NUM_ON_TRIAL], _MAX_ON_TRIAL)
-        return frozenset(self._words[_TRIAL_KEYS : _TRIAL_KEYS + num_keys])
+    def keys_on_probation(self) -> frozenset[int]:
+        """The outputs of the suspected request that ran alone; empty for none."""
+        num_keys = min(self._words[_NUM_ON_PROBATION], _MAX_ON_PROBATION)
+        return frozenset(self._words[_PROBATION_KEYS : _PROBATION_KEYS + num_keys])
 
-    def keys_in_hand(self) -> frozenset[int]:
-        """Who was in the last steps, until they were done with, and who was being taken in."""
+    def keys_in_progress(self) -> frozenset[int]:
+        """The outputs of the last steps, until those were complete, and of the request being
+        submitted.
+        """
         keys: set[int] = set()
         for bank in range(_NUM_BANKS):
             first = _KEYS + bank * self._max_keys
             num_keys = min(self._words[_BANK_SIZES + bank], self._max_keys)
             keys.update(self._words[first : first + num_keys])
-        keys.add(self._words[_KEY_AT_DOOR])
+        keys.add(self._words[_SUBMITTING_KEY])
         keys.discard(0)
         return frozenset(keys)
 
@@ -263,7 +264,7 @@ class FrontBeat:
         self._words[self._first + _ROW_OWNER] = front_id
 
     def beat(self) -> None:
-        """The event loop has come round once more: it is not stuck."""
+        """Count a heartbeat: the event loop is not stuck."""
         words, first = self._words, self._first
         words[first + _ROW_BEATS] += 1
         words[first + _ROW_NS] = time.monotonic_ns()
@@ -281,7 +282,7 @@ class BeatsView:
         self._map, self._words = _map_words(fd, is_writer=False)
 
     def num_beats(self, row: int, front_id: int) -> int:
-        """How often that front's loop has come round; 0 while it is not in that row."""
+        """Heartbeats of that front's loop; 0 while the row is not its own."""
         first = row * _ROW_WORDS
         if self._words[first + _ROW_OWNER] != front_id:
             return 0
@@ -312,7 +313,7 @@ def _nameless_file(name: str, num_bytes: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
     else:
-        # Not Linux: a file that nobody finds, in memory where the system keeps such files there.
+        # Not Linux: an unlinked file, in memory where the system keeps temporary files there.
         fd, path = tempfile.mkstemp(prefix=f"{name}-")
         Path(path).unlink()
     os.ftruncate(fd, num_bytes)

@@ -1,26 +1,27 @@
-"""The engine's side of telling what is cached: which fronts want to hear, and what comes next.
+"""The engine's side of cache subscriptions: publishes cached blocks to subscribed fronts.
 
-Owns the watches of the fronts. A snapshot goes out in parts, a few at a turn, so that nobody's
-tokens wait for it; changes that come meanwhile follow it. Does not know sockets.
+A snapshot is sent in parts, a few per step, so that tokens need not wait for it; changes that
+happen meanwhile follow it. Does not know sockets.
 """
 
 from dataclasses import dataclass
 
 from penstock.scheduler.cache_book import CacheBook, CacheWatch
-from penstock.server.link.cache_frames import CacheNews, Follow, SnapshotPart
+from penstock.server.link.cache_frames import CacheUpdate, Follow, SnapshotPart
 from penstock.server.link.wire import LinkError
 
 MAX_FEEDS_PER_FRONT = 64
 BLOCKS_PER_PART = 256
-"""In a frame, of a snapshot and of changes. A gateway gets it as one message, and takes four
-megabytes: blocks of four thousand tokens would still fit."""
+"""Blocks in a frame of a snapshot or of changes. A gateway gets it as one message of at most four
+megabytes: blocks of four thousand tokens would still fit.
+"""
 _PARTS_PER_TURN = 4
-"""With the part's blocks: about a millisecond of a step."""
+"""About a millisecond of a step with so many blocks."""
 
 
 @dataclass(slots=True)
 class _Feed:
-    """`next_part`: of the snapshot; as many as `num_parts` when it is out."""
+    """`next_part`: of the snapshot; equals `num_parts` when it was sent."""
 
     ticket: int
     watch: CacheWatch
@@ -29,7 +30,7 @@ class _Feed:
 
 
 class CacheFeeds:
-    """The feeds of all fronts from one book; without a book nobody may follow."""
+    """The feeds of all fronts; without an index no front may subscribe."""
 
     def __init__(self, book: CacheBook | None) -> None:
         self._book = book
@@ -37,61 +38,61 @@ class CacheFeeds:
 
     @property
     def has_work(self) -> bool:
-        """Whether a snapshot is not out yet. Changes come with the steps that make them."""
+        """Whether a snapshot is not sent yet. Changes come with the steps that make them."""
         return any(feed.next_part < feed.num_parts for feed in self._feeds.values())
 
-    def follow(self, front_id: int, wish: Follow) -> None:
-        """Begin to tell a front. Raises LinkError where it may not."""
+    def follow(self, front_id: int, request: Follow) -> None:
+        """Subscribe a front. Raises LinkError where it may not."""
         if self._book is None:
-            raise LinkError("there is no book of what is cached")
-        if (front_id, wish.ticket) in self._feeds:
+            raise LinkError("cached blocks are not published")
+        if (front_id, request.ticket) in self._feeds:
             raise LinkError("a ticket is used twice")
         if sum(front == front_id for front, _ in self._feeds) >= MAX_FEEDS_PER_FRONT:
             raise LinkError(f"a front follows at most {MAX_FEEDS_PER_FRONT} times")
-        self._feeds[front_id, wish.ticket] = _feed_of(self._book, wish.ticket, wish.salt)
+        self._feeds[front_id, request.ticket] = _feed_of(self._book, request.ticket, request.salt)
 
     def unfollow(self, front_id: int, ticket: int) -> None:
-        """Tell no more; one that is not there is no error."""
+        """Unsubscribe; no error if there is no such subscription."""
         feed = self._feeds.pop((front_id, ticket), None)
         if feed is not None and self._book is not None:
             self._book.unwatch(feed.watch)
 
     def front_gone(self, front_id: int) -> None:
-        """Nobody listens there."""
+        """The front has disconnected."""
         for front, ticket in list(self._feeds):
             if front == front_id:
                 self.unfollow(front, ticket)
 
-    def take(self) -> list[tuple[int, CacheNews]]:
-        """What to tell each front now."""
-        news: list[tuple[int, CacheNews]] = []
+    def take(self) -> list[tuple[int, CacheUpdate]]:
+        """The updates to send to each front now."""
+        updates: list[tuple[int, CacheUpdate]] = []
         for (front_id, ticket), feed in self._feeds.items():
             if feed.watch.is_overrun and self._book is not None:
-                # More has changed than is kept: what there is now is the shorter story.
+                # More has changed than is kept: a new snapshot is shorter.
                 self._book.unwatch(feed.watch)
                 feed = self._feeds[front_id, ticket] = _feed_of(self._book, ticket, feed.watch.salt)
-            news += [(front_id, one) for one in _news_of(feed)]
-        return news
+            updates += [(front_id, one) for one in _updates_of(feed)]
+        return updates
 
 
 def _feed_of(book: CacheBook, ticket: int, salt: bytes) -> _Feed:
     watch = book.watch(salt)
-    # One that is empty is told as well: it voids what was told before.
+    # An empty one is sent too: it voids earlier updates.
     num_parts = max(1, -(-watch.num_blocks // BLOCKS_PER_PART))
     return _Feed(ticket=ticket, watch=watch, num_parts=num_parts)
 
 
-def _news_of(feed: _Feed) -> list[CacheNews]:
-    news: list[CacheNews] = []
+def _updates_of(feed: _Feed) -> list[CacheUpdate]:
+    updates: list[CacheUpdate] = []
     last = min(feed.num_parts, feed.next_part + _PARTS_PER_TURN)
     for index in range(feed.next_part, last):
         part = SnapshotPart(index=index, num_parts=feed.num_parts, num_blocks=feed.watch.num_blocks)
         blocks = feed.watch.take_blocks(BLOCKS_PER_PART)
-        news.append(CacheNews(ticket=feed.ticket, changes=tuple(blocks), part=part))
+        updates.append(CacheUpdate(ticket=feed.ticket, changes=tuple(blocks), part=part))
     feed.next_part = last
     if last == feed.num_parts:
         changes = feed.watch.take_changes()
         for start in range(0, len(changes), BLOCKS_PER_PART):
             some = changes[start : start + BLOCKS_PER_PART]
-            news.append(CacheNews(ticket=feed.ticket, changes=tuple(some)))
-    return news
+            updates.append(CacheUpdate(ticket=feed.ticket, changes=tuple(some)))
+    return updates

@@ -1,7 +1,4 @@
-"""The frames by which a front hears what is cached: the wish for it, and the news.
-
-Owns the frames. Does not know who keeps the book of it.
-"""
+"""The frames by which a front subscribes to the engine's cached blocks."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,31 +8,31 @@ from penstock.server.link.wire import TaggedFrame
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
-    """Tell what is cached of what is hashed from `salt`, and go on telling. `ticket`: 32 bits."""
+    """Subscribe to the cached blocks hashed from `salt`. `ticket`: 32 bits."""
 
     ticket: int
     salt: bytes
 
 
 class Unfollow(TaggedFrame, frozen=True, kw_only=True):
-    """Tell no more under this ticket."""
+    """End the subscription with this ticket."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPart:
-    """Which part of a snapshot: `index` from 0, of `num_parts` with `num_blocks` in all of them."""
+    """A part of a snapshot: `index` from 0, of `num_parts` with `num_blocks` in all of them."""
 
     index: int
     num_parts: int
     num_blocks: int
 
 
-class CacheNews(TaggedFrame, frozen=True, kw_only=True):
-    """What has changed since the last news of this ticket, in that order.
+class CacheUpdate(TaggedFrame, frozen=True, kw_only=True):
+    """Changes since the last update of this ticket, in order.
 
-    With `part`: no changes but what there is; whatever was told before part 0 is void.
+    With `part`: the cached blocks instead of changes; part 0 voids all earlier updates.
     """
 
     ticket: int
@@ -43,4 +40,4 @@ class CacheNews(TaggedFrame, frozen=True, kw_only=True):
     part: SnapshotPart | None = None
 
 
-CacheFrame: TypeAlias = Follow | Unfollow | CacheNews
+CacheFrame: TypeAlias = Follow | Unfollow | CacheUpdate

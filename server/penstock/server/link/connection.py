@@ -1,7 +1,7 @@
-"""One connection over a Unix socket, on asyncio: bytes to frames and back, and its rebirth.
+"""One connection over a Unix socket, on asyncio: frames to bytes and back, with reconnects.
 
-Owns the socket's life as asyncio reports it, on either end. Does not know what frames mean. The
-engine, which has no event loop, keeps its connections by itself (fronts.py).
+Does not know what frames mean. The engine, which has no event loop, keeps its own connections
+(front_connections.py).
 """
 
 import asyncio
@@ -18,12 +18,12 @@ FrameT = TypeVar("FrameT")
 
 
 class Connection(asyncio.Protocol, Generic[FrameT]):
-    """One life of a socket. `name`: of the peer, for logs.
+    """One socket from open to close. `name`: of the peer, for logs.
 
-    `decode` reads the body of a frame. `on_frame` gets what it read; when either raises LinkError
-    the connection ends. `on_open` and `on_closed` are called once each. A peer that leaves more
-    than `max_unsent_bytes` unread is disconnected. With `on_writable`, at most one frame waits here
-    for the kernel to take it: write only while `is_writable`, and again when this is called.
+    `decode` reads the body of a frame, `on_frame` gets the result; when either raises LinkError the
+    connection is closed. `on_open` and `on_closed` are called once each. A peer that leaves more
+    than `max_unsent_bytes` unread is disconnected. With `on_writable`, at most one frame is
+    buffered here: write only while `is_writable`, and again when this is called.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
     ) -> None:
         self.name = name
         self.is_established = False
-        """Set by the user when the peer has proved to be one: then `keep_connected` returns to its
-        shortest pause."""
+        """Set by the user once the peer is accepted: `keep_connected` then returns to its shortest
+        pause.
+        """
         self.is_broken = False
-        """Whether the peer has broken the protocol."""
+        """Whether the peer has violated the protocol."""
         self.closed = asyncio.Event()
         self._decode = decode
         self._on_frame = on_frame
@@ -57,46 +58,48 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What the kernel has not taken yet."""
+        """Bytes that the kernel has not accepted yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def is_writable(self) -> bool:
-        """Whether the kernel takes more. A transport that is lost takes all and sends nothing."""
+        """Whether the kernel accepts more. A lost transport accepts everything and sends
+        nothing.
+        """
         return not self._is_paused and not self.is_lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether what was written last has gone nowhere."""
+        """Whether the connection was lost before the last write was sent."""
         return self._transport is None or self._transport.is_closing()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a frame is half sent, or was when the connection was lost."""
+        """Whether a frame is partly sent, or was when the connection was lost."""
         return self._is_paused
 
     def write(self, frame: bytes) -> bool:
-        """Send one frame, into the void when the connection is lost.
+        """Send one frame; it is discarded when the connection is lost.
 
-        False when the peer has left too much unread: the connection ends.
+        False when the peer has left too much unread: the connection is closed.
         """
         if self._transport is None:
             return True
         if self.num_unsent_bytes > self._max_unsent_bytes:
-            log.error("%s does not read: hanging up", self.name)
+            log.error("%s does not read: closing the connection", self.name)
             self.abort()
             return False
         self._transport.write(frame)
         return True
 
     def abort(self) -> None:
-        """End the connection now."""
+        """Close the connection now."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the socket is there."""
-        # uvloop's transports are no instances of asyncio's class, only like it.
+        """asyncio: the socket is open."""
+        # uvloop's transports are no instances of asyncio's class, but have its interface.
         self._transport = cast(asyncio.Transport, transport)
         if self._on_writable is not None:
             self._transport.set_write_buffer_limits(0)
@@ -104,27 +107,27 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
+        """asyncio: bytes arrived."""
         try:
             for body in self._frames.feed(data):
                 self._on_frame(self, self._decode(body))
         except LinkError as error:
-            log.warning("%s broke the protocol: %s", self.name, error)
+            log.warning("%s violated the protocol: %s", self.name, error)
             self.is_broken = True
             self.abort()
 
     def pause_writing(self) -> None:
-        """asyncio: the kernel took only a part."""
+        """asyncio: the kernel accepted only a part."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """asyncio: it took the rest."""
+        """asyncio: the kernel accepted the rest."""
         self._is_paused = False
         if self._on_writable is not None:
             self._on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's name)
-        """asyncio: the socket is gone, for whatever reason."""
+        """asyncio: the socket is closed, for any reason."""
         self._transport = None
         if self._on_closed is not None:
             self._on_closed(self)
@@ -138,10 +141,10 @@ async def keep_connected(
     pauses_s: tuple[float, float],
     on_absent: Callable[[], None] = lambda: None,
 ) -> None:
-    """Connect to the socket at `path`, and again whenever that connection is lost, until cancelled.
+    """Connect to the socket at `path`, and reconnect until cancelled.
 
-    `connection` makes a new one. `pauses_s`: between two tries, the shortest and the longest.
-    `on_absent` is called when nobody listens there.
+    `connection` makes a new one. `pauses_s`: the shortest and the longest pause between attempts.
+    `on_absent` is called when nothing listens there.
     """
     loop = asyncio.get_running_loop()
     shortest_s, longest_s = pauses_s
@@ -150,7 +153,7 @@ async def keep_connected(
         try:
             _transport, made = await loop.create_unix_connection(connection, str(path))
         except OSError as error:
-            log.debug("nobody listens at %s: %s", path, error)
+            log.debug("cannot connect to %s: %s", path, error)
             on_absent()
         else:
             await made.closed.wait()

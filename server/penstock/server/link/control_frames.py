@@ -1,6 +1,5 @@
-"""The frames between the supervisor and a child process, on the line that is also its lifeline.
-
-Owns which kinds there are, in either direction. Does not know who acts on them.
+"""The frames between the supervisor and a child process, on the connection that is also its
+lifeline.
 """
 
 from typing import TypeAlias
@@ -9,15 +8,15 @@ from penstock.server.link.wire import Codec, TaggedFrame
 
 
 class Launch(TaggedFrame, frozen=True, kw_only=True):
-    """What a child is told first: its encoded settings."""
+    """The first frame to a child: its encoded settings."""
 
     settings: bytes
 
 
 class Stop(TaggedFrame, frozen=True, kw_only=True):
-    """Finish. `grace_s`: in place of the one of the settings, None for that.
+    """Finish. `grace_s` overrides the configured grace period, unless None.
 
-    `is_hand_over`: another has taken its place already.
+    `is_hand_over`: a successor already serves.
     """
 
     grace_s: float | None = None
@@ -25,27 +24,27 @@ class Stop(TaggedFrame, frozen=True, kw_only=True):
 
 
 class EngineLost(TaggedFrame, frozen=True, kw_only=True):
-    """For a front: no engine will come any more."""
+    """For a front: no engine will start any more."""
 
 
 class Ready(TaggedFrame, frozen=True, kw_only=True):
-    """The child serves. `facts`: of it, for logs."""
+    """The child serves. `facts`: its startup report, for logs."""
 
     facts: dict[str, str | int | float | None]
 
 
 class StartFailed(TaggedFrame, frozen=True, kw_only=True):
-    """The child cannot start. `message`: why, in words for its operator."""
+    """The child cannot start. `message`: the reason, worded for the operator."""
 
     message: str
 
 
-class StopHeard(TaggedFrame, frozen=True, kw_only=True):
-    """The child has got the order to finish."""
+class StopReceived(TaggedFrame, frozen=True, kw_only=True):
+    """The child has received the order to finish."""
 
 
 class Drain(TaggedFrame, frozen=True, kw_only=True):
-    """An operator wants the service to drain, in `timeout_s` or the time of its settings."""
+    """An operator wants the service to drain, in `timeout_s` or the configured time."""
 
     timeout_s: float | None
 
@@ -57,7 +56,7 @@ class LogLevel(TaggedFrame, frozen=True, kw_only=True):
 
 
 ToChild: TypeAlias = Launch | Stop | EngineLost
-FromChild: TypeAlias = Ready | StartFailed | StopHeard | Drain | LogLevel
+FromChild: TypeAlias = Ready | StartFailed | StopReceived | Drain | LogLevel
 
 TO_CHILD: Codec[ToChild] = Codec(ToChild)
 FROM_CHILD: Codec[FromChild] = Codec(FromChild)

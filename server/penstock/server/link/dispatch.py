@@ -1,7 +1,7 @@
-"""What an engine does with the frames of its fronts, whatever carries them.
+"""The engine's side of the frames of its fronts, whatever carries them.
 
-Owns which front has which live requests, so that a front that goes takes its requests along. Does
-not know sockets or threads.
+Owns which front has which live requests, so that a front that disconnects has its requests
+cancelled. Does not know sockets or threads.
 """
 
 import logging
@@ -22,10 +22,10 @@ from penstock.server.link.cache_frames import Follow, Unfollow
 from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, Frame, encode
 from penstock.server.link.kept_stream import NO_FRONT, KeptStream
 from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
-from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
+from penstock.server.link.operator_frames import Command, CommandResult, ViewAnswer, ViewQuery
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.resume_frames import Attach, Attached, Detach, Kept, Lack
+from penstock.server.link.resume_frames import Attach, Attached, AttachFailure, Detach, KeptRequest
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
 from penstock.server.link.wire import LinkError
@@ -33,14 +33,15 @@ from penstock.server.link.wire import LinkError
 log = logging.getLogger(__name__)
 
 _MAX_CANCELS = 64
-"""Requests that are cancelled between two steps, some 20 us each: a thousand at once would hold up
-every other stream."""
-_SETTLING_S = 5.0
-"""After the death of an engine: how long fronts may take to submit to the next one what it had."""
+"""Requests that are cancelled between two steps, some 20 us each: a thousand at once would delay
+every other stream.
+"""
+_RECONNECT_S = 5.0
+"""How long fronts may take to resubmit their requests after an engine's death."""
 
 
 class EngineCore(Protocol):
-    """What the link needs of `penstock.scheduler.engine.Engine`. One thread calls it."""
+    """The part of `penstock.scheduler.engine.Engine` that is used here. One thread calls it."""
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Queue the outputs of one request; refusals come as events."""
@@ -51,16 +52,16 @@ class EngineCore(Protocol):
         ...
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End all outputs of a request; where it stood, None when none is live."""
+        """End all outputs of a request; returns its state, None when none is live."""
         ...
 
     def step(self) -> StepEvents:
-        """Do one step and return its news."""
+        """Do one step and return its events."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """True when a step would do or tell something."""
+        """True when a step has work or events."""
         ...
 
     @property
@@ -73,27 +74,30 @@ class EngineCore(Protocol):
         ...
 
     def check_next_piece(self) -> bool:
-        """Check a part of the accounts; True when it was the last. Raises when they are wrong."""
+        """Check a part of the accounts; True when it was the last. Raises when they are
+        inconsistent.
+        """
         ...
 
     def look(self) -> tuple[LiveView, ...]:
-        """Every output that has not ended; for people, so not for every step."""
+        """Every output that has not ended; too slow to call at every step."""
         ...
 
 
-CarryOut = Callable[[Order, Callable[[OrderAnswer], None]], None]
-"""Begins to do what an order says and gives the answer to the callable, now or from another thread.
-Does not block."""
+CarryOut = Callable[[Command, Callable[[CommandResult], None]], None]
+"""Starts a command and passes the result to the callable, now or from another thread. Does not
+block.
+"""
 
 
 class Dispatcher:
-    """Turns fronts' frames into engine calls and engine events into fronts' frames.
+    """Turns fronts' frames into engine calls, and engine events into frames for fronts.
 
-    `carry_out`: whoever does what an observer orders; None: nobody, and observers are told so.
-    `quarantine`: what becomes of requests that may have killed an engine before. `show_door` is
-    told whose outputs are being taken in, by the first one's key, and 0 when they are. `clock`: the
-    engine's. `cache_book`: what is cached in the engine, None where fronts may not follow that.
-    `kept_limits`: of streams that outlive their calls.
+    `carry_out`: runs a command of an observer; without it commands are refused. `quarantine`: holds
+    back requests that may have crashed an earlier engine. `mark_submitting` gets the first key of
+    the request that is being submitted, and 0 afterwards. `clock`: the engine's. `cache_book`: what
+    is cached in the engine; without it fronts cannot subscribe. `kept_limits`: for streams that
+    outlive their calls.
     """
 
     def __init__(
@@ -103,26 +107,26 @@ class Dispatcher:
         *,
         carry_out: CarryOut | None = None,
         quarantine: Quarantine | None = None,
-        show_door: Callable[[int], None] | None = None,
+        mark_submitting: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         cache_book: CacheBook | None = None,
         kept_limits: KeptLimits = DEFAULT_LIMITS,
     ) -> None:
         self.engine = engine
         self.newest_queue_s: float | None = None
-        """How long the request that was queued last will probably wait, seconds."""
+        """The estimated queue time of the last queued request, seconds."""
         self.num_output_tokens = 0
-        """Of all requests, so far."""
+        """Over all requests, so far."""
         self.kept = KeptStreams(clock, on_drop=self._drop, limits=kept_limits)
         self._clock = clock
-        self._settled_at_s = clock() + _SETTLING_S if hello.epoch > 1 else clock()
+        self._reconnected_at_s = clock() + _RECONNECT_S if hello.epoch > 1 else clock()
         self._cache_feeds = CacheFeeds(cache_book)
-        self._mail: list[tuple[int, bytes]] = []
+        self._outgoing: list[tuple[int, bytes]] = []
         self._quarantine = quarantine or Quarantine((), lambda _: None)
-        self._show_door = show_door
+        self._mark_submitting = mark_submitting
         self.hello_frame = encode(hello)
         self._carry_out = carry_out
-        # By front; of NO_FRONT those of kept streams that no front has.
+        # By front; under NO_FRONT those of kept streams without a front.
         self._live_keys: dict[int, set[int]] = {NO_FRONT: set()}
         self._to_cancel: deque[tuple[int, FinishReason]] = deque()
 
@@ -135,21 +139,21 @@ class Dispatcher:
     def has_own_work(self) -> bool:
         """True when `step` has something to do or to send, whatever the engine has to do."""
         return (
-            bool(self._to_cancel or self._mail)
+            bool(self._to_cancel or self._outgoing)
             or self._quarantine.has_work
             or self._cache_feeds.has_work
         )
 
-    def front_came(self, front_id: int) -> bytes:
+    def front_connected(self, front_id: int) -> bytes:
         """A front said hello; returns the frame that answers it."""
         if self._to_cancel:
-            # One that has come back may use its keys again.
+            # A front that reconnects may use its keys again.
             self._cancel_first(len(self._to_cancel))
         self._live_keys[front_id] = set()
         return self.hello_frame
 
     def front_gone(self, front_id: int) -> None:
-        """A front has disconnected: what cannot be resumed elsewhere is of no use any more."""
+        """A front has disconnected: cancel its requests that cannot be resumed elsewhere."""
         keys = self._live_keys.pop(front_id, set())
         kept = self.kept.front_gone(front_id)
         orphaned = self._live_keys[NO_FRONT]
@@ -160,16 +164,16 @@ class Dispatcher:
         self._quarantine.front_gone(front_id, orphaned)
         if kept:
             others = f", {len(keys)} running outputs are stopped" if keys else ""
-            log.info("front %d is gone, %d requests can be resumed%s", front_id, len(kept), others)
+            log.info("front %d is lost, %d requests can be resumed%s", front_id, len(kept), others)
         elif keys:
-            log.info("front %d is gone, its %d requests are cancelled", front_id, len(keys))
+            log.info("front %d is lost, its %d requests are cancelled", front_id, len(keys))
         if keys:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 
     def handle(self, front_id: int, frame: Frame) -> bytes | None:
-        """Act on one frame of a front; returns the frame that answers it, if any.
+        """Handle one frame of a front; returns the frame that answers it, if any.
 
-        Raises LinkError when the front breaks the protocol: hang up on it.
+        Raises LinkError when the front violates the protocol: close its connection.
         """
         match frame:
             case Submit(specs=specs, kept=kept):
@@ -184,8 +188,8 @@ class Dispatcher:
             case Detach(names=names):
                 for name in names:
                     self.kept.detach(name, front_id)
-            case Follow() as wish:
-                self._cache_feeds.follow(front_id, wish)
+            case Follow() as request:
+                self._cache_feeds.follow(front_id, request)
             case Unfollow(ticket=ticket):
                 self._cache_feeds.unfollow(front_id, ticket)
             case other:
@@ -193,29 +197,31 @@ class Dispatcher:
         return None
 
     def observe(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
-        """Act on one frame of an observer. `answer` takes frames for it, from any thread.
+        """Handle one frame of an observer. `answer` takes frames for it, from any thread.
 
-        Raises LinkError when the observer breaks the protocol.
+        Raises LinkError when the observer violates the protocol.
         """
         match frame:
-            case Look(ticket=ticket):
-                answer(encode(LookAnswer(ticket=ticket, views=self.engine.look())))
-            case Order() as order if self._carry_out is not None:
-                self._carry_out(order, lambda done: answer(encode(done)))
-            case Order(ticket=ticket):
-                answer(encode(OrderAnswer(ticket=ticket, problem="it takes no orders")))
+            case ViewQuery(ticket=ticket):
+                answer(encode(ViewAnswer(ticket=ticket, views=self.engine.look())))
+            case Command() as command if self._carry_out is not None:
+                self._carry_out(command, lambda done: answer(encode(done)))
+            case Command(ticket=ticket):
+                answer(
+                    encode(CommandResult(ticket=ticket, problem="this engine takes no commands"))
+                )
             case other:
                 raise LinkError(f"an observer does not send {type(other).__name__}")
 
     def step(self) -> list[tuple[int, bytes]]:
-        """One engine step; the frames it gives, one per front with news."""
+        """One engine step; returns the frames for the fronts that have events."""
         if self._to_cancel:
             self._cancel_first(_MAX_CANCELS)
         quarantine = self._quarantine
         if quarantine.has_work:
-            self._hand_in(quarantine.next_trial())
-        events = quarantine.heard(self.engine.step())
-        frames, self._mail = self._mail, []
+            self._submit_to_engine(quarantine.next_probation())
+        events = quarantine.with_ends(self.engine.step())
+        frames, self._outgoing = self._outgoing, []
         frames += [(front_id, encode(news)) for front_id, news in self._cache_feeds.take()]
         if events.is_empty:
             return frames
@@ -233,13 +239,13 @@ class Dispatcher:
         return frames
 
     def _note(self, events: StepEvents) -> None:
-        """What whoever watches this engine wants to know of a step."""
+        """Record what monitoring needs of a step."""
         for change in events.changes:
             if isinstance(change, Queued):
                 self.newest_queue_s = change.estimated_queue_s
         for end in events.ends:
             if isinstance(end, Failed) and end.detail:
-                # The one place that hears of it: clients are told the reason only.
+                # The details are only logged here: clients get the reason alone.
                 log.warning(
                     "a request failed in its step: %s",
                     end.detail,
@@ -251,17 +257,17 @@ class Dispatcher:
                 )
 
     def sweep(self) -> None:
-        """To be called about once a second: nothing is kept for longer, and nobody waits longer."""
+        """Call about once a second: drops streams whose time is over."""
         self.kept.sweep()
 
     def _attach(self, front_id: int, attach: Attach) -> Attached:
-        """A client is at this front: what its request does from now on goes there."""
+        """A client is at this front: send the events of its request there from now on."""
         stream = self.kept.find(attach.name)
         if stream is None or stream.is_lost:
-            lack = Lack.NOT_THERE if stream is None else Lack.LOST
-            if stream is None and self._clock() < self._settled_at_s:
-                lack = Lack.UNSURE
-            return Attached(ticket=attach.ticket, keepsake=None, lack=lack)
+            failure = AttachFailure.NOT_FOUND if stream is None else AttachFailure.LOST
+            if stream is None and self._clock() < self._reconnected_at_s:
+                failure = AttachFailure.NOT_SETTLED
+            return Attached(ticket=attach.ticket, resume_spec=None, failure=failure)
         if stream.front_id not in (NO_FRONT, front_id):
             self._detach(stream)
         self._live_keys[stream.front_id] -= stream.live
@@ -269,26 +275,28 @@ class Dispatcher:
         self.kept.move(stream, front_id)
         return Attached(
             ticket=attach.ticket,
-            keepsake=stream.keepsake,
+            resume_spec=stream.resume_spec,
             keys=stream.keys,
             history=tuple(map(StepFrame.of, stream.history())),
         )
 
     def _detach(self, stream: KeptStream) -> None:
-        """Its front does not have it any more, and is told so with the next step's news."""
-        self._mail.append((stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys))))
+        """Notify the front that had the stream, with the next step's events."""
+        self._outgoing.append(
+            (stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys)))
+        )
 
     def _drop(self, stream: KeptStream) -> None:
-        """Nobody can come for it any more: what still runs of it ends."""
+        """No front can attach it any more: cancel what still runs."""
         if stream.front_id != NO_FRONT:
             self._detach(stream)
         self._live_keys[stream.front_id] -= stream.live
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
-    def _is_elsewhere(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
-        """Whether what a front submits again is with another, who reads it or came first.
+    def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
+        """Whether a resubmitted request is at another front, which has a reader or came first.
 
-        What is there of it otherwise makes room. `is_read`: at the front that submits it.
+        Otherwise its old stream is dropped. `is_read`: at the front that submits it.
         """
         is_others = stream.front_id not in (NO_FRONT, front_id)
         if is_others and (stream.is_read or not is_read):
@@ -316,7 +324,9 @@ class Dispatcher:
             if not self._quarantine.cancel(key, reason):
                 self.engine.cancel(key, reason)
 
-    def _submit(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept | None) -> None:
+    def _submit(
+        self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
+    ) -> None:
         live = self._live_keys[front_id]
         keys = [spec.key for spec in specs]
         for key in keys:
@@ -324,20 +334,23 @@ class Dispatcher:
                 raise LinkError(f"key {key} does not belong to front {front_id}")
         if not live.isdisjoint(keys) or len(set(keys)) != len(keys):
             raise LinkError("a key is used twice")
-        if not self._makes_way(front_id, specs, kept):
+        if not self._release_previous(front_id, specs, kept):
             return
         if kept is not None and self.kept.find(kept.name) is None:
             self.kept.begin(front_id, specs, kept)
             if self.kept.find(kept.name) is None:
-                return  # it is not read, there is no room for it, and its front was told
+                return  # without a reader and without room: its front was notified
         live.update(keys)
         if specs and not self._quarantine.takes(front_id, specs):
-            self._hand_in(specs)
+            self._submit_to_engine(specs)
 
-    def _makes_way(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept | None) -> bool:
-        """Let go of an older stream of what is submitted; False where that is with another front.
+    def _release_previous(
+        self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
+    ) -> bool:
+        """Drop an older stream of the submitted request; False when another front has that.
 
-        One that is not kept any more has left a stream where only the way to its front was lost.
+        A request that is not kept any more has left a stream if only its front's connection was
+        lost.
         """
         if kept is not None:
             name, keys, is_read = kept.name, kept.keys, kept.is_read
@@ -354,21 +367,21 @@ class Dispatcher:
                 self._drop(stream)
                 self.kept.forget(stream)
             return True
-        if not self._is_elsewhere(front_id, stream, is_read=is_read):
+        if not self._is_at_other_front(front_id, stream, is_read=is_read):
             return True
-        self._mail.append((front_id, encode(Detach(names=(name,), keys=keys))))
+        self._outgoing.append((front_id, encode(Detach(names=(name,), keys=keys))))
         return False
 
-    def _hand_in(self, specs: tuple[RequestSpec, ...]) -> None:
+    def _submit_to_engine(self, specs: tuple[RequestSpec, ...]) -> None:
         if not specs:
             return
-        if self._show_door is None:
+        if self._mark_submitting is None:
             self.engine.submit(specs)
             return
-        # What this raises ends the engine: then it stays written who was at the door.
-        self._show_door(specs[0].key)
+        # An exception ends the engine: then the board still names the request.
+        self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
-        self._show_door(0)
+        self._mark_submitting(0)
 
 
 def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:

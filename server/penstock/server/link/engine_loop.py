@@ -1,39 +1,41 @@
-"""The engine process's loop: fronts in, step, fronts out.
+"""The engine process's loop: receive frames, step, send frames.
 
-Owns when to step, when to wait, when to check the engine's accounts and when chores are due. An
-engine that is paced by its executor steps while it has work; one over a self-paced executor steps
-when that has news, when a front sent something and when time ends a request. An engine that is idle
-is checked, a piece at a time: what arrives waits for one piece at most. Does not know how the
-engine was built or what ends the process.
+Owns when to step, when to wait, when to run the integrity check and when chores are due. With an
+ordinary executor the engine steps while it has work; with a self-paced one it steps when that has
+results, when a front sent a frame and when time ends a request. An idle engine is checked, a piece
+at a time, so that a new request waits for one piece at most.
 """
 
 from collections.abc import Callable
 
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.display import Display
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.engine_status import StatusPublisher
+from penstock.server.link.front_connections import FrontConnections
 
 _MAX_WAIT_S = 0.5
-"""How long it rests at most: whoever watches it wants to see that it comes round, and a self-paced
-executor that has work and says nothing may be dead."""
+"""The longest wait: the heartbeat must go on, and a self-paced executor that has work but reports
+nothing may be dead.
+"""
 _CHORES_EVERY_S = 1.0
 _QUIET_S = 0.05
-"""How long nothing must come before the engine is checked: not between two requests."""
+"""How long the engine must be idle before it is checked, so that checks do not run between
+requests.
+"""
 
 
 class EngineLoop:
     """Runs one engine for the fronts of one hub, on the calling thread.
 
-    `clock` is the engine's. `display`: where it shows how it goes, None for nowhere. `stop()` may
-    be called from a signal handler or another thread.
+    `clock` is the engine's. `display`: publishes its status, None for none. `stop()` may be called
+    from a signal handler or another thread.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        hub: FrontHub,
+        hub: FrontConnections,
         clock: Callable[[], float],
-        display: Display | None = None,
+        display: StatusPublisher | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._hub = hub
@@ -47,9 +49,9 @@ class EngineLoop:
             hub.watch(dispatcher.engine.ready_fd)
 
     def add_chore(self, chore: Callable[[], object]) -> None:
-        """Have `chore` done between two steps, about once a second, also when there is no work.
+        """Run `chore` between two steps, about once a second, also without work.
 
-        It must be quick: every stream waits for it. What it raises ends the engine.
+        It must be quick: every stream waits for it. An exception of it ends the engine.
         """
         self._chores.append(chore)
 
@@ -59,30 +61,30 @@ class EngineLoop:
         self._hub.wake()
 
     def run(self) -> None:
-        """Serve until `stop`. An exception out of the engine comes through: it is dead."""
+        """Serve until `stop`. An exception of the engine propagates: it has failed."""
         dispatcher, display = self._dispatcher, self._display
         engine = dispatcher.engine
-        # Since the last step: nothing was checked yet; some pieces were, and others were not.
+        # State of the check since the last step: not started; partly done.
         was_busy = is_checking = False
         while not self._is_stopping:
             if display is not None:
-                display.came_round()
-            has_news = self._hub.poll(0.0 if is_checking else self._wait_s(was_busy=was_busy))
+                display.heartbeat()
+            has_frames = self._hub.poll(0.0 if is_checking else self._wait_s(was_busy=was_busy))
             now_s = self._clock()
             if now_s >= self._chores_due_s:
                 self._do_chores(now_s)
-            is_due = has_news or engine.has_work or dispatcher.has_own_work
+            is_due = has_frames or engine.has_work or dispatcher.has_own_work
             if is_due or now_s >= engine.next_wakeup_s():
                 for front_id, frame in dispatcher.step():
                     self._hub.send(front_id, frame)
                 if display is not None:
-                    display.stepped()
+                    display.after_step()
                 was_busy, is_checking = True, False
             elif was_busy or is_checking:
-                # The accounts must balance exactly when nothing is in flight.
+                # The accounts must balance exactly when no step is in flight.
                 was_busy, is_checking = False, not engine.check_next_piece()
                 if display is not None and not is_checking:
-                    display.rested()
+                    display.idle()
 
     def _do_chores(self, now_s: float) -> None:
         self._chores_due_s = now_s + _CHORES_EVERY_S

@@ -1,6 +1,6 @@
-"""The frames of the link: which kinds there are, and their bytes.
+"""The frames between fronts, observers and the engine, and their bytes.
 
-Owns the greetings and cancellation; the others have modules of their own. Does not know sockets.
+Owns the hello frames and cancellation; the others have modules of their own. Does not know sockets.
 """
 
 from typing import Annotated, TypeAlias
@@ -13,7 +13,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_frames import CacheFrame
-from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer
+from penstock.server.link.operator_frames import Command, CommandResult, ViewAnswer, ViewQuery
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.resume_frames import ResumeFrame
 from penstock.server.link.spec_frames import Submit, SubmitFrame
@@ -24,13 +24,13 @@ MAX_FRONT_ID = 2**31 - 1
 
 
 class FrontHello(TaggedFrame, frozen=True, kw_only=True):
-    """What a front says first: the upper half of every key it will use, 1 .. 2**31 - 1."""
+    """A front's first frame: the upper half of every key it will use, 1 .. 2**31 - 1."""
 
     front_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRONT_ID)]
 
 
 class ObserverHello(TaggedFrame, frozen=True, kw_only=True):
-    """What one says first that only looks: it has no requests, and hears of no steps."""
+    """An observer's first frame: it has no requests and gets no step events."""
 
 
 class Cancel(TaggedFrame, frozen=True, kw_only=True, eq=False):
@@ -48,7 +48,7 @@ class CancelById(TaggedFrame, frozen=True, kw_only=True):
 
 
 class CancelAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """Where the request of a `CancelById` stood, None when it is not live."""
+    """The state of the request of a `CancelById`, None when it is not live."""
 
     ticket: int
     state: RequestState | None
@@ -61,10 +61,10 @@ _Plain: TypeAlias = (
     | CancelById
     | CancelAnswer
     | ObserverHello
-    | Look
-    | LookAnswer
-    | Order
-    | OrderAnswer
+    | ViewQuery
+    | ViewAnswer
+    | Command
+    | CommandResult
     | ResumeFrame
     | CacheFrame
 )

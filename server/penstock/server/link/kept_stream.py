@@ -23,7 +23,7 @@ from penstock.scheduler.events import (
     StepEvents,
 )
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
 
 NO_FRONT: Final = 0
 _Change: TypeAlias = Queued | Admitted | Preempted | PrefixFound
@@ -56,26 +56,28 @@ class KeptStream:
         "has_failed",
         "is_lost",
         "is_read",
-        "keepsake",
         "keys",
         "live",
         "name",
         "num_bytes",
+        "resume_spec",
         "tenant",
     )
 
-    def __init__(self, kept: Kept, front_id: int, specs: Iterable[RequestSpec]) -> None:
+    def __init__(self, kept: KeptRequest, front_id: int, specs: Iterable[RequestSpec]) -> None:
         specs = tuple(specs)
         self.name = kept.name
         self.tenant = kept.tenant
-        self.keepsake: Keepsake = kept.keepsake
+        self.resume_spec: ResumeSpec = kept.resume_spec
         self.keys = kept.keys
         self.live = {spec.key for spec in specs}
         self.front_id = front_id
         self.is_read = True
         self.expires_s = NO_TIME
         self.is_lost = self.has_failed = False
-        self.num_bytes = _STREAM_BYTES + len(kept.keys) * _OUTPUT_BYTES + len(kept.keepsake.message)
+        self.num_bytes = (
+            _STREAM_BYTES + len(kept.keys) * _OUTPUT_BYTES + len(kept.resume_spec.message)
+        )
         num_top = max((spec.sampling.num_logprobs for spec in specs), default=-1)
         self._segments: list[StepEvents] = []
         self._step = 0
@@ -136,7 +138,7 @@ class KeptStream:
         self.is_lost = True
         self._segments.clear()
         self._keys, self._tokens, self._rows = array("q"), array("i"), None
-        self.keepsake = replace(self.keepsake, message=b"")
+        self.resume_spec = replace(self.resume_spec, message=b"")
         self.num_bytes = 0  # no more than the request itself, of which there are only so many
 
     def _append(self, events: StepEvents, num_bytes: int = _EVENT_BYTES) -> None:

@@ -16,7 +16,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.kept_stream import NO_FRONT, KeptStream
-from penstock.server.link.resume_frames import Kept
+from penstock.server.link.resume_frames import KeptRequest
 from penstock.server.link.tenant_bytes import TenantBytes
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class KeptStreams:
             return None
         return RequestState.ERROR if stream.has_failed else RequestState.COMPLETED
 
-    def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: Kept) -> None:
+    def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """A request is about to be submitted, or has ended before; there is none of its name."""
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream
@@ -181,7 +181,7 @@ class KeptStreams:
     def _park(self, stream: KeptStream) -> None:
         """Nobody reads it: its time runs from now on."""
         stream.is_read = False
-        stream.expires_s = self._clock() + stream.keepsake.grace_s
+        stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unpark(stream)
         self._unread[stream.tenant][stream] = None
         self._num_unread += 1

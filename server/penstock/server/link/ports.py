@@ -1,8 +1,8 @@
-"""The two faces of the link between a front and an engine.
+"""The two interfaces between a front and an engine.
 
-Owns the protocols and the greeting. A front talks to an `EnginePort` and listens as an
-`EngineListener`; neither knows whether the engine is in this process (tests) or behind a Unix
-socket. All calls happen on the front's event loop.
+Owns the protocols and the hello. A front calls an `EnginePort` and listens as an `EngineListener`;
+neither knows whether the engine is in this process (tests) or behind a Unix socket. All calls
+happen on the front's event loop.
 """
 
 from typing import Protocol
@@ -15,10 +15,10 @@ from penstock.server.link.wire import TaggedFrame
 
 
 class EngineHello(TaggedFrame, frozen=True, kw_only=True):
-    """What an engine says first on every connection.
+    """An engine's first frame on every connection.
 
     `epoch` grows with every engine start. `max_num_waiting` and `max_num_waiting_tokens` bound its
-    queue. `tells_cache`: fronts may follow what is cached.
+    queue. `publishes_cache`: fronts may subscribe to its cached blocks.
     """
 
     epoch: int
@@ -26,7 +26,7 @@ class EngineHello(TaggedFrame, frozen=True, kw_only=True):
     executor: ExecutorInfo
     max_num_waiting: int
     max_num_waiting_tokens: int
-    tells_cache: bool = False
+    publishes_cache: bool = False
 
 
 class EnginePort(Protocol):
@@ -39,19 +39,19 @@ class EnginePort(Protocol):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What waits here until the engine reads it."""
+        """Bytes that wait here until the engine reads them."""
         ...
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Hand over the outputs of one request, leader first.
+        """Submit the outputs of one request, leader first.
 
-        A refusal (queue full, id in use, too large) comes back as one `Failed` end per spec.
-        Raises `EngineUnavailable` when the engine is down.
+        A refusal (queue full, id in use, too large) comes back as one `Failed` end per spec. Raises
+        `EngineUnavailable` when the engine is down.
         """
         ...
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
-        """End requests now, with `reason`; a `Finished` event follows for each that still lived.
+        """Cancel requests, with `reason`; a `Finished` event follows for each live one.
 
         Idempotent; unknown keys are ignored. A no-op when the engine is down.
         """
@@ -60,8 +60,8 @@ class EnginePort(Protocol):
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         """Cancel a live request of any front by its id.
 
-        Returns where it stood, None when there is none. The front that owns it sees `Finished`
-        with CANCELLED. Raises `EngineUnavailable`.
+        Returns its state, None when there is none. The front that owns it gets `Finished` with
+        CANCELLED. Raises `EngineUnavailable`.
         """
         ...
 
@@ -70,17 +70,17 @@ class EngineListener(Protocol):
     """A front as the engine sees it. Must not block; must not raise."""
 
     def on_hello(self, hello: EngineHello) -> None:
-        """An engine is there (again). No request of an earlier engine is known to it."""
+        """An engine has connected. It knows no request of an earlier engine."""
         ...
 
     def on_events(self, events: StepEvents) -> None:
-        """One step's news, only this front's keys among them."""
+        """One step's events, only of this front's keys."""
         ...
 
     def on_lost(self) -> None:
-        """The engine died or hung up: every request it had is gone."""
+        """The engine died or disconnected: all its requests are lost."""
         ...
 
 
 class EngineUnavailable(Exception):
-    """There is no engine to talk to right now."""
+    """No engine is connected."""

@@ -1,8 +1,8 @@
-"""Requests that may have killed an engine: let back in one at a time, or not at all.
+"""Requests that may have crashed an engine: run one at a time (probation), or refused.
 
-Owns who is held back, who is on trial and what those are told who are refused. A suspect passes for
-harmless when it has got some tokens beyond those it had; who was on trial when the engine died
-again is judged by the supervisor. Knows neither boards nor sockets, and has no clock.
+Owns which requests are held back, which are on probation and how refused ones end. A request passes
+when it has generated some tokens beyond those it had; if the engine dies again, the supervisor
+decides. Knows neither boards nor sockets, and has no clock.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.suspect import Suspect
+from penstock.server.link.suspected_request import SuspectedRequest
 
-_VERDICT = "it was with two engines when they died, the second time tried alone"
+_QUARANTINE_DETAIL = "it was in two engines when they died, in the second one alone"
 
 
 @dataclass(slots=True, eq=False)
@@ -26,27 +26,29 @@ class _Held:
 
 
 class Quarantine:
-    """What becomes of suspects that are handed in again. One thread calls it.
+    """Holds suspected requests that are submitted again. One thread calls it.
 
-    `show_trial` is told the keys on trial before they can do harm; nobody's when it is over.
+    `mark_probation` gets the keys on probation before they run, and none when it is over.
     """
 
     def __init__(
-        self, suspects: Iterable[Suspect], show_trial: Callable[[Sequence[int]], None]
+        self, suspects: Iterable[SuspectedRequest], mark_probation: Callable[[Sequence[int]], None]
     ) -> None:
         self._suspects = {suspect.key: suspect for suspect in suspects}
-        self._show_trial = show_trial
+        self._mark_probation = mark_probation
         self._held: deque[_Held] = deque()
-        self._on_trial: dict[int, int] = {}
+        self._on_probation: dict[int, int] = {}
         self._ended: list[tuple[RequestSpec, FinishReason | None]] = []
 
     @property
     def has_work(self) -> bool:
-        """Whether the next turn lets somebody in or has an end to tell."""
-        return bool(self._ended or (self._held and not self._on_trial))
+        """Whether the next step admits a request or has an end to report."""
+        return bool(self._ended or (self._held and not self._on_probation))
 
     def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
-        """Whether these outputs of one request are not for the engine now: they stay here."""
+        """Whether these outputs of one request are held back here instead of going to the
+        engine.
+        """
         if not self._suspects:
             return False
         suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]
@@ -58,21 +60,21 @@ class Quarantine:
             self._held.append(_Held(front_id, specs))
         return True
 
-    def next_trial(self) -> tuple[RequestSpec, ...]:
-        """Who is to be handed to the engine now; nobody while one is on trial."""
-        if self._on_trial or not self._held:
+    def next_probation(self) -> tuple[RequestSpec, ...]:
+        """The request to submit to the engine now; none while another is on probation."""
+        if self._on_probation or not self._held:
             return ()
         specs = self._held.popleft().specs
         for spec in specs:
             suspect = self._suspects.get(spec.key)
-            self._on_trial[spec.key] = 1 if suspect is None else suspect.num_trial_tokens
-        self._show_trial(tuple(self._on_trial))
+            self._on_probation[spec.key] = 1 if suspect is None else suspect.num_probation_tokens
+        self._mark_probation(tuple(self._on_probation))
         return specs
 
-    def heard(self, events: StepEvents) -> StepEvents:
-        """A turn's news, and with them the ends that were decided here."""
-        if self._on_trial:
-            self._follow(events)
+    def with_ends(self, events: StepEvents) -> StepEvents:
+        """A step's events, with the ends that were decided here."""
+        if self._on_probation:
+            self._count_tokens(events)
         if not self._ended:
             return events
         ends = tuple(_end_of(spec, reason, events.at_s) for spec, reason in self._ended)
@@ -84,12 +86,12 @@ class Quarantine:
         for held in self._held:
             for spec in held.specs:
                 if spec.key == key:
-                    self._leave(held, spec, reason)
+                    self._end_held(held, spec, reason)
                     return True
         return False
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End a request that is held; where it stood, None when it is not here."""
+        """End a request that is held; returns its state, None when it is not here."""
         for held in self._held:
             if held.specs[0].request_id == request_id:
                 self._ended.extend((spec, FinishReason.CANCELLED) for spec in held.specs)
@@ -98,38 +100,38 @@ class Quarantine:
         return None
 
     def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
-        """Nobody waits any more for what that front handed in, but for these keys."""
+        """Drop what that front submitted, except for these keys."""
         self._held = deque(
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )
 
-    def _leave(self, held: _Held, leaver: RequestSpec, reason: FinishReason) -> None:
-        self._ended.append((leaver, reason))
-        rest = tuple(spec for spec in held.specs if spec is not leaver)
+    def _end_held(self, held: _Held, ended: RequestSpec, reason: FinishReason) -> None:
+        self._ended.append((ended, reason))
+        rest = tuple(spec for spec in held.specs if spec is not ended)
         if not rest:
             self._held.remove(held)
             return
-        if leaver is held.specs[0]:
+        if ended is held.specs[0]:
             leader, *others = rest
             others = [replace(spec, leader_key=leader.key) for spec in others]
             rest = (replace(leader, leader_key=0), *others)
         held.specs = rest
 
-    def _follow(self, events: StepEvents) -> None:
-        for key, num_left in tuple(self._on_trial.items()):
+    def _count_tokens(self, events: StepEvents) -> None:
+        for key, num_left in tuple(self._on_probation.items()):
             num_left -= int((events.keys == key).sum())
             if num_left > 0:
-                self._on_trial[key] = num_left
+                self._on_probation[key] = num_left
             else:
-                del self._on_trial[key]
+                del self._on_probation[key]
         for end in events.ends:
-            self._on_trial.pop(end.key, None)
-        if not self._on_trial:
-            self._show_trial(())
+            self._on_probation.pop(end.key, None)
+        if not self._on_probation:
+            self._mark_probation(())
 
 
 def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Finished | Failed:
-    """None: it is the poison."""
+    """None: the request is refused."""
     if reason is not None:
         return Finished(key=spec.key, at_s=at_s, reason=reason)
     return Failed(
@@ -138,5 +140,5 @@ def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Fini
         reason=FailureReason.EXECUTOR_REQUEST_FAILED,
         request_id=spec.request_id,
         trace_id=spec.trace_id,
-        detail=_VERDICT,
+        detail=_QUARANTINE_DETAIL,
     )

@@ -1,11 +1,11 @@
-"""ATTACH, ATTACHED, DETACH: how the stream of a request comes to the front that its client is at.
+"""ATTACH, ATTACHED, DETACH: move the stream of a request to the front that its client is at.
 
-Owns the frames, and the values of what an engine keeps of a request that may be resumed. Holds
-prompts and outputs: nothing of it may be logged. Does not know who decides what.
+Owns the frames, and what an engine keeps of a resumable request. It contains prompts and outputs:
+never log it.
 
-A request that outlives its call is submitted with what makes it again, and its engine keeps its
-stream. A front asks for that with ATTACH, and has it from then on. DETACH from a front: nobody
-reads the stream there any more. From the engine: another front has it.
+A request that outlives its call is submitted with a `ResumeSpec`, and its engine keeps its stream.
+A front takes the stream over with ATTACH. DETACH from a front: the stream has no reader there any
+more. From the engine: another front has taken it over.
 """
 
 import enum
@@ -17,8 +17,8 @@ from penstock.server.link.wire import TaggedFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keepsake:
-    """What makes a request again, on any front. `request_id`: the client's.
+class ResumeSpec:
+    """What a front needs to recreate a request. `request_id`: the client's.
 
     `seed`: of its first output. `deadline_s`: the earliest of its deadlines, seconds on the
     engine's clock, as `arrival_s`. `message`: the request as its client sent it, serialised.
@@ -33,8 +33,8 @@ class Keepsake:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept:
-    """What is submitted besides the outputs of a request that outlives its call.
+class KeptRequest:
+    """The part of a submission that makes a request resumable.
 
     `name`: the engine's. `tenant`: whose bytes they are. `keys`: of all outputs, those that have
     ended included, by index. `is_read`: somebody reads its stream. `history`: tokens and ends that
@@ -42,47 +42,49 @@ class Kept:
     """
 
     name: str
-    keepsake: Keepsake
+    resume_spec: ResumeSpec
     keys: tuple[int, ...]
     tenant: str = ""
     is_read: bool = True
     history: StepFrame | None = field(default=None, repr=False)
 
 
-class Lack(enum.IntEnum):
+class AttachFailure(enum.IntEnum):
     """Why there is no stream."""
 
-    NOT_THERE = 0
-    UNSURE = 1
-    """The engine has just started: fronts may not have submitted it again yet."""
+    NOT_FOUND = 0
+    NOT_SETTLED = 1
+    """The engine has just started: fronts may not have resubmitted it yet."""
     LOST = 2
-    """The request runs, and what it has generated was too much to be kept."""
+    """The request runs, but its output was too large to be kept."""
 
 
 class Attach(TaggedFrame, frozen=True, kw_only=True):
-    """A front wants the stream of this request. `ticket` (32 bits) comes back in the answer."""
+    """A front takes over the stream of this request. `ticket` (32 bits) comes back in the
+    answer.
+    """
 
     ticket: int
     name: str
 
 
 class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
-    """The engine's answer: all that has come of the request; what comes next goes to the asker.
+    """The engine's answer: all events of the request so far; later ones go to the asking front.
 
-    `keys`: of its outputs, by index. `kept` None: there is no stream, and `lack` is why.
+    `keys`: of its outputs, by index. `resume_spec` None: there is no stream, and `failure` is why.
     """
 
     ticket: int
-    keepsake: Keepsake | None
+    resume_spec: ResumeSpec | None
     keys: tuple[int, ...] = ()
     history: tuple[StepFrame, ...] = ()
-    lack: Lack = Lack.NOT_THERE
+    failure: AttachFailure = AttachFailure.NOT_FOUND
 
 
 class Detach(TaggedFrame, frozen=True, kw_only=True):
     """Of these requests, by the engine's names: see the module.
 
-    `keys`: from the engine, of the one request's outputs: another may have its name by now.
+    `keys`: from the engine, of the outputs of the one request, since its name may be in use again.
     """
 
     names: tuple[str, ...]

@@ -1,8 +1,7 @@
 """SUBMIT: the outputs of one request.
 
-Owns how they share: the first travels as it is, each other as what differs from the first, so that
-a prompt or the schema of a constraint travels once. Does not check whether a request makes sense:
-the front validated it.
+The first output is sent in full, each other as its difference from the first, so that a prompt or
+the schema of a constraint is sent once. Does not validate requests: the front did.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,7 +12,7 @@ import numpy as np
 
 from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.resume_frames import Kept
+from penstock.server.link.resume_frames import KeptRequest
 from penstock.server.link.wire import TaggedFrame
 
 TRACE_ID_BYTES = 16
@@ -40,19 +39,19 @@ else:
 class Submit:
     """The outputs of one request, leader first. `kept` None: it ends with its front.
 
-    Without outputs it has ended, and is only kept.
+    Without outputs it has ended, and only its stream is kept.
     """
 
     specs: tuple[RequestSpec, ...]
-    kept: Kept | None = None
+    kept: KeptRequest | None = None
 
 
 class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
-    """A `Submit` as it travels."""
+    """A `Submit` in its encoded form."""
 
     leader: RequestSpec | None
     others: tuple[_Difference, ...]
-    kept: Kept | None = None
+    kept: KeptRequest | None = None
 
     @classmethod
     def of(cls, submit: Submit) -> "SubmitFrame":
@@ -65,7 +64,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
         return cls(leader, tuple(_difference(other, leader) for other in others), submit.kept)
 
     def value(self) -> Submit:
-        """The request again; what is shared is the same object. Raises ValueError like `of`."""
+        """The request again; shared parts are the same object. Raises ValueError like `of`."""
         leader = self.leader
         if leader is None:
             return Submit(specs=(), kept=self.kept)

@@ -1,7 +1,7 @@
-"""STEP: what one step did, split by the front it concerns.
+"""STEP: the events of one step, split by front.
 
-Owns its frame. Tokens travel as arrays, never one by one; what happens once to one request travels
-as the value that the engine made of it. Does not know who reads them.
+Tokens travel as arrays, never one by one; events that happen once to a request travel as the
+engine's value.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class _Change(msgspec.Struct, frozen=True, array_like=True):
-    """One of these: msgspec tells structs in a union apart, but not dataclasses."""
+    """One of these: msgspec can tell structs in a union apart, but not dataclasses."""
 
     queued: Queued | None = None
     admitted: Admitted | None = None
@@ -98,7 +98,7 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
         if isinstance(end, Finished):
             return cls(finished=end)
         if end.detail or end.request_id or end.trace_id:
-            # They are for the engine's own log, no further.
+            # They are for the engine's own log only.
             end = replace(end, detail="", request_id="", trace_id=b"")
         return cls(failed=end)
 
@@ -110,7 +110,7 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
-    """`StepEvents` as they travel."""
+    """`StepEvents` in their encoded form."""
 
     step: int
     at_s: float
@@ -160,9 +160,9 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
 def split_by_front(
     events: StepEvents, moved: Mapping[int, int] = _NOTHING_MOVED
 ) -> list[tuple[int, StepEvents]]:
-    """The step's news by front id, each front only its own; fronts without news are left out.
+    """The step's events by front id; fronts without events are left out.
 
-    `moved`: keys whose news go to another front than the one that owns them.
+    `moved`: keys whose events go to another front than the one that owns them.
     """
     token_fronts = events.keys >> FRONT_SHIFT
     if moved:
@@ -194,7 +194,7 @@ def split_by_front(
 def part_of(
     events: StepEvents, is_mine: Callable[[int], bool], rows: NDArray[np.intp]
 ) -> StepEvents:
-    """What of a step concerns some keys. `rows`: of their tokens."""
+    """The part of a step's events that concerns some keys. `rows`: of their tokens."""
     logprobs = events.logprobs
     return replace(
         events,

@@ -1,9 +1,8 @@
-"""The front's side of the Unix-socket link, on asyncio.
+"""The front's side of the Unix socket to the engine, on asyncio.
 
-Owns the connection to the engine: when the engine goes, it tells the listener once and connects
-again. Listens to no engine older than one it has heard: that one
-was given up on, and what it has to say is of requests that live elsewhere by now. Does not know
-requests beyond their frames.
+Owns the connection: when it is lost, it notifies the listener once and reconnects. It refuses an
+engine older than the last one: that one was given up, and its requests run elsewhere by now. Does
+not know requests beyond their frames.
 """
 
 import asyncio
@@ -15,14 +14,14 @@ from pathlib import Path
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.attaching import Arrive, AttachDesk, LetGo
-from penstock.server.link.cache_desk import CacheDesk, CacheListener
-from penstock.server.link.cache_frames import CacheNews
+from penstock.server.link.cache_frames import CacheUpdate
+from penstock.server.link.cache_subscriber import CacheListener, CacheSubscriber
 from penstock.server.link.connection import Connection, keep_connected
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, Frame, FrontHello, decode, encode
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Attached, Detach, Kept
+from penstock.server.link.resume_frames import Attached, Detach, KeptRequest
+from penstock.server.link.resume_port import AttachCalls, AttachListener, DetachListener
 from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import LinkError
 
@@ -44,8 +43,8 @@ class UnixEnginePort:
         self._up = asyncio.Event()
         self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
         self._next_ticket = 0
-        self._attaching = AttachDesk(lambda frame: self._write(encode(frame)))
-        self._cache = CacheDesk(lambda frame: self._write(encode(frame)))
+        self._attach_calls = AttachCalls(lambda frame: self._write(encode(frame)))
+        self._cache = CacheSubscriber(lambda frame: self._write(encode(frame)))
         self._newest_epoch = 0
         self._is_closing = False
 
@@ -74,7 +73,7 @@ class UnixEnginePort:
         await self._up.wait()
 
     async def close(self) -> None:
-        """Hang up for good; the listener hears `on_lost` if an engine was there."""
+        """Close it for good; `on_lost` is called if an engine was connected."""
         self._is_closing = True
         if self._task is not None:
             self._task.cancel()
@@ -91,7 +90,7 @@ class UnixEnginePort:
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         """See `EnginePort.cancel`."""
         if self.is_up and keys:
-            # An engine that cannot be told is on its way out, and with it what was to be cancelled.
+            # The connection is being lost, and with it the request.
             with contextlib.suppress(EngineUnavailable):
                 self._write(cancel_frame(keys, reason))
 
@@ -107,23 +106,23 @@ class UnixEnginePort:
         finally:
             self._answers.pop(ticket, None)
 
-    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: Kept) -> None:
+    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """See `ResumePort.submit_kept`."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
-    async def attach_stream(self, name: str, arrive: Arrive) -> None:
+    async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """See `ResumePort.attach_stream`."""
-        await self._attaching.attach(name, arrive)
+        await self._attach_calls.attach(name, on_attached)
 
     def detach(self, names: tuple[str, ...]) -> None:
         """See `ResumePort.detach`."""
-        # What an engine that is gone kept is gone too.
+        # The streams of a lost engine are lost too.
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))
 
-    def on_detached(self, let_go: LetGo) -> None:
+    def on_detached(self, listener: DetachListener) -> None:
         """See `ResumePort.on_detached`."""
-        self._attaching.on_detached(let_go)
+        self._attach_calls.on_detached(listener)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """See `CachePort.follow_cache`."""
@@ -134,7 +133,7 @@ class UnixEnginePort:
         if connection is None or not self.is_up:
             raise EngineUnavailable("the engine is down")
         if not connection.write(frame):
-            # An engine that takes nothing is as good as lost: `on_lost` follows.
+            # An engine that does not read counts as lost: `on_lost` follows.
             raise EngineUnavailable("the engine does not read")
 
     def _new_connection(self) -> Connection[Frame]:
@@ -166,7 +165,7 @@ class UnixEnginePort:
                 connection.is_established = True
                 self._up.set()
                 listener.on_hello(hello)
-                self._cache.greet(hello)
+                self._cache.on_hello(hello)
             case _ if not connection.is_established:
                 raise LinkError("the first frame is no hello")
             case StepEvents() as events:
@@ -175,23 +174,23 @@ class UnixEnginePort:
                 answer = self._answers.get(ticket)
                 if answer is not None and not answer.done():
                     answer.set_result(state)
-            case Attached() | Detach() as word:
-                self._attaching.hear(word)
-            case CacheNews() as news:
-                self._cache.hear(news)
+            case Attached() | Detach() as received:
+                self._attach_calls.on_frame(received)
+            case CacheUpdate() as update:
+                self._cache.on_update(update)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__}")
 
     def _on_closed(self, connection: Connection[Frame]) -> None:
         self._connection = None
         self._up.clear()
-        self._attaching.lose()
-        self._cache.lose()
+        self._attach_calls.on_lost()
+        self._cache.on_lost()
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():
-                answer.set_exception(EngineUnavailable("the engine went away"))
+                answer.set_exception(EngineUnavailable("the engine was lost"))
         if connection.is_established and self._listener is not None:
             if not self._is_closing:
-                log.warning("the engine is gone")
+                log.warning("the engine is lost")
             self._listener.on_lost()

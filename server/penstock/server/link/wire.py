@@ -1,9 +1,9 @@
-"""Frames of a process border as bytes: a header, and the body that msgspec makes of a struct.
+"""Frames between processes as bytes: a header, and a body that msgspec encodes from a struct.
 
-Owns the header, the bounds, and how an array travels. Does not know what any frame means: each
-border declares its own as structs, and their fields are the only description of the bytes. Both
-ends run on one machine from one installation; the encoding is versioned and bounded all the same,
-because a mixed restart or a stray connection must end in a clear error.
+Owns the header, the bounds, and the encoding of arrays. Each interface declares its frames as
+structs, and their fields are the only description of the bytes. Both ends run on one machine from
+one installation; the encoding is versioned and bounded all the same, because a mixed restart or a
+stray connection must end in a clear error.
 """
 
 import struct
@@ -24,21 +24,21 @@ FrameT = TypeVar("FrameT")
 
 
 class LinkError(Exception):
-    """The other end sent something that is no frame, or a frame would be too large."""
+    """The other end sent no valid frame, or a frame would be too large."""
 
 
 class TaggedFrame(
     msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True
 ):
-    """What every frame derives from: an array of its class's name and its fields, in their order.
+    """Base class of all frames: an array of the class's name and its fields, in order.
 
-    A field may be of any type that msgspec knows, dataclasses and enums among them, or an array of
+    A field may have any type that msgspec knows, dataclasses and enums included, or be an array of
     one dimension: `NDArray[np.int32]` travels as its memory, and is read-only at the other end.
     """
 
 
 class Codec(Generic[FrameT]):
-    """Writes and reads the frames of one border, given as the union of their types."""
+    """Encodes and decodes the frames of one interface, given as the union of their types."""
 
     def __init__(self, frames: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -62,7 +62,7 @@ class Codec(Generic[FrameT]):
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value of numpy's in a frame."""
+    """How a numpy value is encoded."""
     given: object = value
     if isinstance(given, np.ndarray) and value.ndim == 1:
         return np.ascontiguousarray(value).data
@@ -79,7 +79,7 @@ def _array_of(annotation: Any, value: Any) -> Any:
 
 
 class FrameBuffer:
-    """Cuts a byte stream into frames."""
+    """Splits a byte stream into frames."""
 
     __slots__ = ("_data", "_max_frame_bytes")
 
@@ -88,10 +88,10 @@ class FrameBuffer:
         self._max_frame_bytes = max_frame_bytes
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes; yields the body of every frame that is now whole.
+        """Add bytes; yields the body of every frame that is now complete.
 
-        Raises LinkError on a foreign version or an oversized frame, before its body arrives.
-        Afterwards the stream is out of step: hang up.
+        Raises LinkError for another version or an oversized frame, before its body arrives.
+        Afterwards the stream is out of step: close the connection.
         """
         buffer = self._data
         buffer += data

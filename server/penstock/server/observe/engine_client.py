@@ -11,7 +11,13 @@ from typing import TypeVar
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.connection import Connection, keep_connected
 from penstock.server.link.frames import Frame, ObserverHello, decode, encode
-from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import (
+    Command,
+    CommandKind,
+    CommandResult,
+    ViewAnswer,
+    ViewQuery,
+)
 from penstock.server.link.ports import EngineHello, EngineUnavailable
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.front_receiver import Questions
@@ -33,7 +39,7 @@ class EngineClient:
         self._path = path
         self._line: Connection[Frame] | None = None
         self._looks: Questions[tuple[LiveView, ...]] = Questions()
-        self._orders: Questions[OrderAnswer] = Questions()
+        self._orders: Questions[CommandResult] = Questions()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -54,13 +60,13 @@ class EngineClient:
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
         """Every output that lives in the engine. Raises EngineUnavailable, also past `limit_s`."""
-        return await self._ask(self._looks, lambda ticket: Look(ticket=ticket), limit_s)
+        return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
-    async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+    async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
         """Have the engine's process do something. Raises EngineUnavailable."""
         return await self._ask(
             self._orders,
-            lambda ticket: Order(ticket=ticket, verb=verb, argument=argument),
+            lambda ticket: Command(ticket=ticket, kind=kind, argument=argument),
             limit_s,
         )
 
@@ -102,9 +108,9 @@ class EngineClient:
                 self.hello = hello
                 if self._on_hello is not None:
                     self._on_hello(hello)
-            case LookAnswer(ticket=ticket, views=views):
+            case ViewAnswer(ticket=ticket, views=views):
                 self._looks.answer(ticket, views)
-            case OrderAnswer() as answer:
+            case CommandResult() as answer:
                 self._orders.answer(answer.ticket, answer)
             case other:
                 raise LinkError(f"an engine does not send {type(other).__name__} to an observer")

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from penstock.server.link.connection import Connection, keep_connected
 from penstock.server.link.dispatch import CarryOut
-from penstock.server.link.look_frames import Order, OrderAnswer
+from penstock.server.link.operator_frames import Command, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,
@@ -225,10 +225,10 @@ class Exporter:
         match frame:
             case LiveQuery(ticket=ticket):
                 self._answer_live(line, ticket)
-            case Order() as order:
+            case Command() as order:
                 loop = asyncio.get_running_loop()
 
-                def answer(done: OrderAnswer) -> None:
+                def answer(done: CommandResult) -> None:
                     loop.call_soon_threadsafe(self._answer, line, encode(done))
 
                 self._carry_out(order, answer)

@@ -7,7 +7,7 @@ Does not know sockets.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.server.link.look_frames import Order, OrderAnswer
+from penstock.server.link.operator_frames import Command, CommandResult
 from penstock.server.link.wire import Codec, TaggedFrame
 from penstock.server.observe.heartbeat import Heartbeat
 
@@ -65,7 +65,7 @@ class LiveAnswer(TaggedFrame, frozen=True, kw_only=True):
 
 
 ObserverFrame: TypeAlias = (
-    Hello | Records | Heartbeat | LiveQuery | LiveAnswer | Order | OrderAnswer
+    Hello | Records | Heartbeat | LiveQuery | LiveAnswer | Command | CommandResult
 )
 
 _CODEC: Codec[ObserverFrame] = Codec(ObserverFrame)

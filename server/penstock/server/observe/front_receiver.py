@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from penstock.server.link.connection import Connection
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,
@@ -83,7 +83,7 @@ class _Front:
         default_factory=Questions[tuple[FrontView, ...]]
     )
     parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
-    orders: Questions[OrderAnswer] = field(default_factory=Questions[OrderAnswer])
+    orders: Questions[CommandResult] = field(default_factory=Questions[CommandResult])
     last_beat: Heartbeat | None = None
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
@@ -99,10 +99,10 @@ class _Front:
         if answer.is_last:
             self.looks.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
-    def ask_order(self, verb: OrderVerb, argument: str) -> "asyncio.Future[OrderAnswer]":
+    def ask_order(self, kind: CommandKind, argument: str) -> "asyncio.Future[CommandResult]":
         """What comes of an order, to come."""
         ticket, answer = self.orders.ask()
-        self.line.write(encode(Order(ticket=ticket, verb=verb, argument=argument)))
+        self.line.write(encode(Command(ticket=ticket, kind=kind, argument=argument)))
         return answer
 
     def lose(self) -> None:
@@ -177,15 +177,15 @@ class FrontReceiver:
         return tuple(views), is_whole
 
     async def order(
-        self, front_id: int, verb: OrderVerb, argument: str, limit_s: float
-    ) -> OrderAnswer:
+        self, front_id: int, kind: CommandKind, argument: str, limit_s: float
+    ) -> CommandResult:
         """Have one front do something. Raises FrontUnavailable."""
         front = self._by_id.get(front_id)
         if front is None:
             raise FrontUnavailable(f"there is no front {front_id}")
         try:
             async with asyncio.timeout(limit_s):
-                return await front.ask_order(verb, argument)
+                return await front.ask_order(kind, argument)
         except TimeoutError:
             raise FrontUnavailable(f"front {front_id} does not answer") from None
 
@@ -234,7 +234,7 @@ class FrontReceiver:
                 self._listener.take_heartbeat(beat)
             case LiveAnswer() as answer:
                 front.take_live(answer)
-            case OrderAnswer() as answer:
+            case CommandResult() as answer:
                 front.orders.answer(answer.ticket, answer)
             case other:
                 raise LinkError(f"a front does not send {type(other).__name__}")

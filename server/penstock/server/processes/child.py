@@ -30,14 +30,14 @@ from penstock.server.processes.exit_codes import describe_exit
 log = logging.getLogger(__name__)
 
 _STDERR_FD = 2
-_LAST_WORDS_S = 1.0
+_FINAL_FRAMES_S = 1.0
 _MAX_FRAME_BYTES = 64 * 1024
 
 _Line: TypeAlias = Connection[FromChild]
 
 
 class ChildFailed(Exception):
-    """The child ended before it was ready; the message says why, for the operator."""
+    """The child exited before it was ready. The message gives the reason, for the operator."""
 
 
 class Child:
@@ -65,8 +65,8 @@ class Child:
     ) -> "Child":
         """Start `python -m module <control fd>` and send it its settings. Raises OSError.
 
-        Its stdout goes to our stderr: our own stdout is for whoever waits for the service. It gets
-        a process group of its own, so that Ctrl-C in a terminal reaches the supervisor alone.
+        The child's stdout is redirected to our stderr; our stdout carries only the ready line. The
+        child gets its own process group, so that Ctrl-C in a terminal reaches the supervisor alone.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -74,7 +74,7 @@ class Child:
                 fd = theirs.fileno()
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    "-P",  # the working directory is no place to import from
+                    "-P",  # do not import from the working directory
                     "-m",
                     module,
                     str(fd),
@@ -88,9 +88,9 @@ class Child:
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: child._line, sock=ours)
         except BaseException:
-            ours.close()  # a process that was started after all ends with its lifeline
+            ours.close()  # if the process was started nevertheless, it ends with its lifeline
             raise
-        child._tell(Launch(settings=launch))
+        child._send(Launch(settings=launch))
         return child
 
     @property
@@ -99,7 +99,7 @@ class Child:
         return self._process.pid
 
     async def started(self) -> dict[str, Any]:
-        """Wait until the child is ready; what it says about itself. Raises ChildFailed."""
+        """Wait until the child is ready; returns its startup report. Raises ChildFailed."""
         match await self._first_frame():
             case Ready(facts=facts):
                 return dict(facts)
@@ -111,18 +111,20 @@ class Child:
                 hint = " (out of memory?)" if code == -signal.SIGKILL else ""
                 raise ChildFailed(f"{self.name}: {describe_exit(code)} before it was ready{hint}")
             case _:
-                self.kill()  # it may go on for long, and nobody knows as what
-                raise ChildFailed(f"{self.name}: what it says of itself makes no sense")
+                self.kill()  # its state is unknown
+                raise ChildFailed(f"{self.name}: invalid startup report")
 
     async def _first_frame(self) -> FromChild | None:
         """None when the child or its line ends without one."""
         closing = asyncio.create_task(self._line.closed.wait())
         ending = asyncio.create_task(self._process.wait())
-        speaking: set[asyncio.Future[Any]] = {self._first, closing}
+        answering: set[asyncio.Future[Any]] = {self._first, closing}
         try:
-            await asyncio.wait({*speaking, ending}, return_when=asyncio.FIRST_COMPLETED)
-            # What it forked may hold the line open after its end; what it said is here by then.
-            await asyncio.wait(speaking, timeout=_LAST_WORDS_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+            # Processes that it forked may hold the line open; frames it sent have arrived by then.
+            await asyncio.wait(
+                answering, timeout=_FINAL_FRAMES_S, return_when=asyncio.FIRST_COMPLETED
+            )
             return self._first.result() if self._first.done() else None
         finally:
             closing.cancel()
@@ -137,35 +139,37 @@ class Child:
     async def ended(self) -> int:
         """Wait for the end; the return code, negative for a signal."""
         code = await self._process.wait()
-        self.hang_up()
+        self.close_lifeline()
         return code
 
-    def hang_up(self) -> None:
-        """Cut the lifeline: the child ends at once, as if this process had died."""
+    def close_lifeline(self) -> None:
+        """Close the lifeline: the child ends at once, as if this process had died."""
         self._line.abort()
 
     def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Ask it to finish, within `grace_s` if given; nothing when it has ended.
+        """Ask it to finish, within `grace_s` if given. A no-op when it has ended.
 
-        `is_hand_over`: another has taken its place already.
+        `is_hand_over`: a successor already serves.
         """
-        self._tell(Stop(grace_s=grace_s, is_hand_over=is_hand_over))
+        self._send(Stop(grace_s=grace_s, is_hand_over=is_hand_over))
 
-    def tell_engine_lost(self) -> None:
-        """Say that no engine will come any more; nothing when it has ended."""
-        self._tell(EngineLost())
+    def send_engine_lost(self) -> None:
+        """Notify it that no engine will start any more. A no-op when it has ended."""
+        self._send(EngineLost())
 
     def listen(self, on_message: Callable[[FromChild], None]) -> None:
-        """Hand on what it says after it is ready, also what it has said already."""
+        """Pass messages that it sends after its startup report to `on_message`, earlier ones
+        included.
+        """
         early, self._early = self._early, []
         self._on_message = on_message
         for frame in early:
             on_message(frame)
 
     def kill(self) -> None:
-        """End it now; nothing when it has ended."""
+        """Kill it. A no-op when it has ended."""
         if self._process.returncode is None:
             self._process.kill()
 
-    def _tell(self, frame: ToChild) -> None:
+    def _send(self, frame: ToChild) -> None:
         self._line.write(TO_CHILD.encode(frame))

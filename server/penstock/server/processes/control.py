@@ -1,9 +1,9 @@
-"""A child's line to its supervisor: settings in, word of readiness out, and a lifeline.
+"""A child's connection to its supervisor: settings, readiness report and lifeline.
 
-Owns the child's end of one socket pair. The order to finish comes over it and not as a signal:
-service managers signal a whole process tree at once, and an engine that obeyed would cut the
-streams that the fronts are draining. The supervisor's end closes when the supervisor dies, however
-it dies; then this process ends at once. Does not know what the process does.
+Owns the child's end of one socket pair. The order to finish comes over it, not as a signal: service
+managers signal a whole process tree at once, and an engine that obeyed would interrupt the streams
+that the fronts are draining. When the supervisor dies, its end closes and this process ends at
+once.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from penstock.server.link.control_frames import (
     Ready,
     StartFailed,
     Stop,
-    StopHeard,
+    StopReceived,
     ToChild,
 )
 from penstock.server.link.wire import FrameBuffer, LinkError
@@ -37,21 +37,21 @@ _MAX_LAUNCH_BYTES = 1 << 20
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, where the kernel can (Linux).
+    """Have the kernel kill this process when its parent dies (Linux only).
 
-    For a process that may be stuck in foreign code which never lets go of the interpreter, so
-    that its lifeline's thread cannot run.
+    For a process that may block in native code holding the interpreter lock, so that the thread of
+    its lifeline cannot run.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 class ChildControl:
-    """The child's end. Build it first thing in the process, with the inherited descriptor."""
+    """The child's end. Create it first in the process, with the inherited descriptor."""
 
     def __init__(self, control_fd: int) -> None:
         self._socket = socket.socket(fileno=control_fd)
-        # Programs that this process starts must not hold the line open after it.
+        # Programs that this process starts must not inherit the connection.
         self._socket.set_inheritable(False)
         self._frames = FrameBuffer(_MAX_LAUNCH_BYTES)
         self._early: deque[ToChild] = deque()
@@ -60,11 +60,12 @@ class ChildControl:
         self._on_engine_lost: Callable[[], object] | None = None
         self._last_act: Callable[[], object] | None = None
         self.ordered_grace_s: float | None = None
-        """The grace that came with the order to finish, seconds; None: the one of the settings."""
+        """The grace period of the order to finish, seconds; None: use the configured one."""
         self.is_hand_over = False
-        """Whether another has taken over from the process that is to finish."""
-        # SIGUSR1 has the supervisor write the flight record, SIGUSR2 has it start others in our
-        # place; alike told to the whole tree at times.
+        """Whether a successor has taken over from the process that is to finish."""
+        # SIGUSR1 makes the supervisor write the flight record, SIGUSR2 makes it do a rolling
+        # restart. Service managers may send both to the whole process tree, so children ignore
+        # them.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
@@ -73,7 +74,7 @@ class ChildControl:
         with contextlib.suppress(OSError, LinkError):
             for first, *orders in self._received():
                 if isinstance(first, Launch):
-                    # An order may have come in the same breath.
+                    # An order may arrive in the same read.
                     self._early.extend(orders)
                     return first.settings
         os._exit(EXIT_ORPHANED)
@@ -81,10 +82,10 @@ class ChildControl:
     def hold_lifeline(
         self, socket_path: Path, last_act: Callable[[], object] | None = None
     ) -> None:
-        """From now on die with the supervisor, and take the folder of its socket files along.
+        """End this process when the supervisor dies, and remove the folder of its sockets.
 
-        A thread sees the end of the line even while the main thread computes; it calls `last_act`
-        before the end.
+        A thread watches the connection, so this works while the main thread computes; it calls
+        `last_act` before the end.
         """
         self._socket_path = socket_path
         self._last_act = last_act
@@ -93,30 +94,30 @@ class ChildControl:
     def on_stop(self, stop: Callable[[], object]) -> None:
         """Have `stop` called, on another thread, when the order to finish comes.
 
-        Without it, while the process still loads, the order ends it at once.
+        Before this is set, while the process loads, the order ends the process at once.
         """
         self._stop = stop
 
     def on_engine_lost(self, call: Callable[[], object]) -> None:
-        """Have `call` called, on another thread, when no engine will come any more."""
+        """Have `call` called, on another thread, when no engine will start any more."""
         self._on_engine_lost = call
 
     def report_ready(self, **facts: str | int | float | None) -> None:
-        """Tell the supervisor that this process serves."""
+        """Report to the supervisor that this process serves."""
         self.tell(Ready(facts=facts))
 
     def report_failure(self, message: str) -> None:
-        """Tell the supervisor why this process cannot start, in words for its operator."""
+        """Report to the supervisor why this process cannot start, worded for the operator."""
         self.tell(StartFailed(message=message))
 
     def tell(self, frame: FromChild) -> None:
-        """Tell the supervisor something."""
+        """Send a message to the supervisor."""
         # When the supervisor is gone the lifeline ends this process.
         with contextlib.suppress(OSError):
             self._socket.sendall(FROM_CHILD.encode(frame))
 
     def _received(self) -> Iterator[list[ToChild]]:
-        """Frames as they come, never none at a time, until the line ends."""
+        """Batches of received frames, never empty, until the connection ends."""
         while data := self._socket.recv(65536):
             frames = [TO_CHILD.decode(body) for body in self._frames.feed(data)]
             if frames:
@@ -148,14 +149,14 @@ class ChildControl:
                 self.is_hand_over = order.is_hand_over
                 if self._stop is None:
                     os._exit(EXIT_OK)
-                self.tell(StopHeard())
+                self.tell(StopReceived())
                 self._stop()
             case Launch():
                 raise LinkError("the settings came twice")
 
 
 def _remove_folder(folder: Path) -> None:
-    """With the socket files in it. Others of the service are at it too."""
+    """Remove the folder with the socket files. Other processes may be removing it too."""
     with contextlib.suppress(OSError):
         for path in folder.glob("*.sock"):
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""How many files and sockets a process may have open.
+"""The limit of open files and sockets of a process.
 
-Owns the raising of the soft limit, which many systems set to 1,024 for the sake of programs that
-use select: a front has a socket for each connection.
+Raises the soft limit, which many systems set to 1,024 for programs that use select; a front needs a
+socket for each connection.
 """
 
 import resource
@@ -10,7 +10,7 @@ ENOUGH = 65_536
 
 
 def allow_many_descriptors() -> int:
-    """Raise the soft limit towards the hard one, to 65,536 at most; what it is then."""
+    """Raise the soft limit towards the hard one, to 65,536 at most; returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH:
         return soft

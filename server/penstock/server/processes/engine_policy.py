@@ -1,7 +1,7 @@
-"""What the policy file has for the engine: the tenants' limits and shares, as they are now.
+"""Applies the policy file's limits and shares of tenants to the engine.
 
-Owns that they reach the engine, at the start and whenever the file has changed. Credentials and
-rights are the fronts' matter.
+They are applied at the start and whenever the file has changed. Credentials and rights concern the
+fronts.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class LimitedEngine(Protocol):
-    """What this needs of `penstock.scheduler.engine.Engine`. One thread calls it."""
+    """The part of `penstock.scheduler.engine.Engine` that is used here. One thread calls it."""
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
         """Replace the tenants' limits."""
@@ -28,11 +28,11 @@ class LimitedEngine(Protocol):
 
 
 class EnginePolicy:
-    """Keeps an engine at what a policy file says; begins with what it says now.
+    """Keeps an engine's limits equal to those of a policy file.
 
-    `open_file` raises ValueError or OSError for a file that is broken. With `can_wait` that is
-    logged, and the file is tried again at every poll: an engine that replaces another must not
-    stay away because somebody is just writing. Until then nobody's use is limited.
+    `open_file` raises ValueError or OSError for an invalid file. With `can_wait` the error is
+    logged and the file is read again at every poll: a restarted engine must not fail because the
+    file is just being written. Until then no tenant is limited.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class EnginePolicy:
         except (ValueError, OSError) as error:
             if not can_wait:
                 raise
-            # It says what is wrong with the file; where in our code is of no use to its writer.
-            log.error("no tenant is limited until the policy can be read: %s", error)  # noqa: TRY400
+            # The message names the fault in the file; a traceback would not help.
+            log.error("the policy file cannot be read, so no tenant is limited: %s", error)  # noqa: TRY400
 
     def poll(self) -> None:
-        """Look whether the file has changed; on the engine's thread, between two steps."""
+        """Check whether the file has changed; on the engine's thread, between two steps."""
         if self._file is None:
             with contextlib.suppress(ValueError, OSError):
                 self._open()

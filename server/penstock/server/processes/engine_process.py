@@ -1,7 +1,7 @@
 """The engine process: scheduler and executor on one thread, no asyncio.
 
-Owns its composition and the way it ends. Run by the supervisor as
-`python -m penstock.server.processes.engine_process <control fd>`.
+Owns its composition and its shutdown. The supervisor runs it as `python -m
+penstock.server.processes.engine_process <control fd>`.
 """
 
 import functools
@@ -24,18 +24,18 @@ from penstock.server.config import EngineLaunch, ServerConfig, decode_launch
 from penstock.server.facades import NO_FACADE
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.display import Display
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.fronts import FrontHub
+from penstock.server.link.engine_status import StatusBoardExecutor, StatusPublisher
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.shown_executor import ShownExecutor
 from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.facts import facts_of
 from penstock.server.observe.flight.layout import FlightError
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.recording.recorder import Recorder
+from penstock.server.processes.command_runner import Orders
 from penstock.server.processes.control import ChildControl, die_with_parent
 from penstock.server.processes.engine_policy import EnginePolicy
 from penstock.server.processes.exit_codes import (
@@ -46,10 +46,9 @@ from penstock.server.processes.exit_codes import (
 )
 from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.logging_start import start_logging
-from penstock.server.processes.orders import Orders
 from penstock.server.security.policy_file import PolicyFile
 
-# Run as a program, its own name would be __main__.
+# When run as a program, `__name__` would be `__main__`.
 log = logging.getLogger("penstock.server.processes.engine_process")
 
 _EXECUTORS = "penstock.executor."
@@ -57,8 +56,8 @@ _EXECUTORS = "penstock.executor."
 
 def main(arguments: list[str]) -> int:
     """Serve one engine until told to finish; the exit code."""
-    # Loading torch and a model makes hundreds of thousands of objects that stay: looking through
-    # them for garbage meanwhile costs a fifth of the start.
+    # Loading torch and a model creates hundreds of thousands of objects that stay; collecting
+    # garbage meanwhile would take a fifth of the start time.
     gc.disable()
     control = ChildControl(int(arguments[0]))
     launch = decode_launch(EngineLaunch, control.read_launch())
@@ -66,7 +65,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     start_logging("engine", launch.server)
     listener = socket.socket(fileno=launch.listener_fd)
-    listener.set_inheritable(False)  # not for programs that the executor starts
+    listener.set_inheritable(False)  # not inherited by programs that the executor starts
     if launch.flight_fd >= 0:
         os.set_inheritable(launch.flight_fd, False)
     try:
@@ -74,22 +73,22 @@ def main(arguments: list[str]) -> int:
         warn_of_limits(launch.server.executor, executor.info)
         board = _board(launch, executor)
         recorder = _recorder(launch.server, executor)
-        engine = _engine(launch, ShownExecutor(executor, board), recorder)
+        engine = _engine(launch, StatusBoardExecutor(executor, board), recorder)
         book = _cache_book(launch, engine)
         dispatcher = Dispatcher(
             engine,
-            _hello(launch, executor, tells_cache=book is not None),
+            _hello(launch, executor, publishes_cache=book is not None),
             carry_out=Orders("engine").carry_out,
-            quarantine=Quarantine(launch.suspects, board.show_trial),
-            show_door=board.show_door,
+            quarantine=Quarantine(launch.suspects, board.mark_probation),
+            mark_submitting=board.mark_submitting,
             cache_book=book,
             kept_limits=KeptLimits(
                 max_bytes=launch.server.front.max_resume_bytes,
                 max_unread=launch.server.front.max_parked_requests,
             ),
         )
-        hub = FrontHub(listener, dispatcher)
-        display = Display(
+        hub = FrontConnections(listener, dispatcher)
+        display = StatusPublisher(
             board,
             dispatcher,
             lambda: engine.queue_size,
@@ -102,8 +101,8 @@ def main(arguments: list[str]) -> int:
         if policy is not None:
             loop.add_chore(policy.poll)
     except (Exception, SystemExit) as error:
-        # Whatever a model folder, a library or the memory has against starting: one line for the
-        # operator, the rest for who debugs. Libraries of launchers are known to call sys.exit.
+        # Any failure to start, of a model folder, a library or memory: one line for the operator,
+        # the details at debug level. Launcher libraries may call sys.exit.
         log.debug("cannot start", exc_info=True)
         control.report_failure(in_one_line(error))
         return EXIT_CANNOT_START
@@ -115,7 +114,7 @@ def main(arguments: list[str]) -> int:
 
 
 def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
-    """Log where the model or the KV cache falls short of the context that was asked for."""
+    """Warn when the model or the KV cache cannot hold the requested context length."""
     if config.max_seq_len is not None and info.max_seq_len < config.max_seq_len:
         log.warning(
             "max_seq_len is %d, the model's, not %d as asked for",
@@ -137,7 +136,7 @@ def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
 def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
     info = executor.info
     control.on_stop(loop.stop)
-    # What lives now lives to the end: the collector need not look at it again and again.
+    # What exists now stays until the end: exclude it from garbage collection.
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -151,14 +150,14 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
     try:
         loop.run()
     except IntegrityError:
-        log.critical("the books are wrong", exc_info=True)
+        log.critical("integrity check failed", exc_info=True)
         return EXIT_BOOKS_WRONG
     except Exception as error:
         is_its = comes_from_executor(error)
         log.critical(
-            "the executor died"
+            "the executor failed"
             if is_its
-            else "a step failed outside the executor: a fault of ours",
+            else "internal error: a step failed outside the executor",
             exc_info=True,
         )
         return EXIT_ENGINE_DIED
@@ -167,24 +166,24 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
 
 
 def comes_from_executor(error: Exception) -> bool:
-    """Whether an executor raised it, or passed it on: whoever operates the service asks first."""
+    """Whether the executor raised the error: operators need to know this first."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__", "")).startswith(_EXECUTORS) for frame in frames)
 
 
 def _board(launch: EngineLaunch, executor: Executor) -> EngineBoard:
-    """The memory that the supervisor gave. Without one (by hand) nobody looks: one of our own."""
+    """The status board from the supervisor; a private one when the engine is run by hand."""
     fd = launch.board_fd
     if fd < 0:
         fd = create_board(executor.info.max_num_seqs)
     try:
         return EngineBoard(fd, launch.epoch, executor.info.pipeline_depth)
     finally:
-        os.close(fd)  # it is mapped, and not for programs that the executor starts
+        os.close(fd)  # mapped already; not inherited by programs that the executor starts
 
 
 def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
-    """Where to write down what is served; None where nothing is asked for, or it cannot be."""
+    """The recorder of served requests; None when recording is off or impossible."""
     if server.record_path is None:
         return None
     try:
@@ -195,7 +194,7 @@ def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
             max_bytes=server.record_max_bytes,
         )
     except OSError as error:
-        # The command line has tried it: now there are requests to be served, also without.
+        # The command line has checked the file. If it fails now, serve without recording.
         log.warning("nothing is recorded: %s", error)
         return None
     recorder.start()
@@ -237,7 +236,7 @@ def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
 
 
 def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | None:
-    """The flight recorder; None where there is no memory for it."""
+    """The flight recorder; None without memory for it."""
     if launch.flight_fd < 0:
         return None
     server = launch.server
@@ -249,7 +248,7 @@ def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | N
         return None
 
 
-def _hello(launch: EngineLaunch, executor: Executor, *, tells_cache: bool) -> EngineHello:
+def _hello(launch: EngineLaunch, executor: Executor, *, publishes_cache: bool) -> EngineHello:
     scheduler = launch.server.scheduler
     return EngineHello(
         epoch=launch.epoch,
@@ -257,13 +256,13 @@ def _hello(launch: EngineLaunch, executor: Executor, *, tells_cache: bool) -> En
         executor=executor.info,
         max_num_waiting=scheduler.max_num_waiting,
         max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
-        tells_cache=tells_cache,
+        publishes_cache=publishes_cache,
     )
 
 
 def _exit(code: int) -> NoReturn:
-    # The kernel gives everything back faster than torch takes itself apart, and a library's
-    # shutdown must not keep a dead engine's fronts waiting.
+    # The kernel frees everything faster than torch does, and the shutdown of a library must not
+    # delay the fronts of a dead engine.
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

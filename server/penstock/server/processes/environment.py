@@ -1,7 +1,7 @@
-"""What child processes find in their environment.
+"""Environment variables of the child processes.
 
-Owns the settings that libraries read only there, and only when they load. What the operator has
-set already stays, but for variables that an option of ours stands in for.
+Owns the settings that libraries read only from the environment, and only when they load. Variables
+that the operator has set are kept, except where an option of ours replaces them.
 """
 
 import os
@@ -12,15 +12,15 @@ from penstock.executor.torch.thread_environment import plan_threads
 from penstock.server.observe.config import TracingConfig
 
 _QUIET_CORE: Final = {"GRPC_VERBOSITY": "NONE"}
-"""gRPC's core writes to stderr by itself, a line for each handshake that fails and, even at ERROR,
-for each name that a stranger makes up: no form and no rate is asked of it. What becomes of a call
-we log."""
+"""gRPC's core writes to stderr directly, a line for each failed handshake and, even at ERROR, for
+each unknown service name, without format or rate limit. We log the outcome of calls ourselves.
+"""
 
 
 def engine_environment(
     executor: ExecutorConfig, *, num_cores: int, num_fronts: int
 ) -> dict[str, str]:
-    """For the engine: nothing is downloaded, and its threads take the cores that fronts leave."""
+    """For the engine: downloads are off, and its threads use the cores that the fronts leave."""
     wanted: dict[str, str] = {}
     if executor.kind is not ExecutorKind.SIMULATED:
         wanted = {
@@ -38,19 +38,19 @@ def engine_environment(
 
 
 def front_environment() -> dict[str, str]:
-    """For a front: one core each, so its tokenizer starts no threads of its own."""
+    """For a front: one core, so its tokenizer starts no threads."""
     return _unless_set({"TOKENIZERS_PARALLELISM": "false", **_QUIET_CORE})
 
 
 def observer_environment(tracing: TracingConfig) -> dict[str, str]:
-    """For the observer: where traces go, if a setting says so, whatever the variables say."""
+    """For the observer: where to send traces; settings take precedence over variables."""
     wanted = _unless_set(_QUIET_CORE)
     if tracing.otlp_endpoint is None:
         return wanted
     return {
         **wanted,
         "OTEL_EXPORTER_OTLP_ENDPOINT": tracing.otlp_endpoint,
-        # Blank is unset: it would be preferred, and over HTTP nothing is appended to its path.
+        # A blank variable counts as unset: the exporter would use it, without the path for HTTP.
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "",
     }
 

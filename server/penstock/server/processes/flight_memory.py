@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class FlightMemory:
-    """`fd` is -1 until `create`, and for good where there is no memory to be had."""
+    """`fd` is -1 before `create`, and when no memory could be allocated."""
 
     def __init__(self, config: FlightConfig) -> None:
         self.fd = -1
@@ -23,9 +23,9 @@ class FlightMemory:
         self._dumping = asyncio.Lock()
 
     def create(self, port: int) -> None:
-        """Make the memory of the service on `port`.
+        """Create the shared memory of the service on `port`.
 
-        A service goes on without one, with an error in the log.
+        If that fails, the service runs without it and logs an error.
         """
         self._port = port
         # Late: it takes numpy along, and the command line wants to be quick before this.
@@ -37,7 +37,7 @@ class FlightMemory:
             log.error("there is no flight recorder: %s", error)  # noqa: TRY400 (in one line)
 
     def close(self) -> None:
-        """Give it back. Idempotent."""
+        """Release it. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -47,7 +47,7 @@ class FlightMemory:
         from penstock.server.observe.flight.dump import dump
 
         if self.fd < 0:
-            log.warning("there is no flight recorder to write down")
+            log.warning("the flight recorder is off: no record was written")
             return
         async with self._dumping:
             try:

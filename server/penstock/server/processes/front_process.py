@@ -1,7 +1,7 @@
-"""A front process: one gRPC server on uvloop, linked to the engine.
+"""A front process: one gRPC server on uvloop, connected to the engine.
 
-Owns its composition and the way it ends. Run by the supervisor as
-`python -m penstock.server.processes.front_process <control fd>`.
+Owns its composition and its shutdown. The supervisor runs it as `python -m
+penstock.server.processes.front_process <control fd>`.
 """
 
 import asyncio
@@ -27,26 +27,27 @@ from penstock.server.processes.control import ChildControl
 from penstock.server.processes.descriptors import allow_many_descriptors
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
-from penstock.server.processes.front_heart import BEATS_PER_LOOK, FrontHeart
 from penstock.server.processes.front_watch import FrontWatch
-from penstock.server.processes.hang_watch import NUM_LOOKS
+from penstock.server.processes.hang_watch import NUM_CHECKS
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orphans import end_marked
-from penstock.server.rpc.foreign import FacadeMaker
+from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import keepalive_of
 from penstock.server.rpc.server import FrontServer
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 
-# Run as a program, its own name would be __main__.
+# When run as a program, `__name__` would be `__main__`.
 log = logging.getLogger("penstock.server.processes.front_process")
+_BEATS_PER_CHECK = 4
+"""So that every check of the supervisor finds a new beat."""
 
 
 def main(arguments: list[str]) -> int:
     """Serve until told to finish, then drain; the exit code."""
     control = ChildControl(int(arguments[0]))
     launch = decode_launch(FrontLaunch, control.read_launch())
-    # An engine without supervisor is killed on the spot, and cannot see to what it started.
+    # Without a supervisor the engine is killed at once and cannot end its own child processes.
     control.hold_lifeline(launch.socket_path, last_act=end_marked)
     start_logging("front", launch.server)
     allow_many_descriptors()
@@ -93,8 +94,8 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         return EXIT_CANNOT_START
     gc.collect()
     gc.freeze()
-    heart = _heart(launch)
-    heart.start()
+    heartbeat = _heartbeat(launch)
+    heartbeat.start()
     control.on_engine_lost(lambda: loop.call_soon_threadsafe(server.front.on_given_up))
     ready = asyncio.create_task(_report_ready(control, port), name="report ready")
     keeping = asyncio.create_task(security.keep_up(), name="keep up with security")
@@ -109,12 +110,12 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         await watch.close()
     await port.close()
     text.close()
-    heart.stop()
+    heartbeat.stop()
     return EXIT_OK
 
 
 def _board(launch: FrontLaunch) -> BoardView | None:
-    """What the engine shows of its queue and its load; None where there is no board."""
+    """The engine's status board: queue and load; None without a board."""
     if launch.board_fd < 0:
         return None
     try:
@@ -123,23 +124,46 @@ def _board(launch: FrontLaunch) -> BoardView | None:
         os.close(launch.board_fd)
 
 
-def _facade(config: ServerConfig, board: BoardView | None) -> FacadeMaker | None:
-    """Another contract beside ours, if one is asked for: only then is its code loaded."""
+def _facade(config: ServerConfig, board: BoardView | None) -> GatewayServiceMaker | None:
+    """The gateway protocol to serve, if one is configured; its code is loaded only then."""
     if config.facade == NO_FACADE:
         return None
     facade = load_facade(config.facade)
     return lambda front, gate: facade.make_service(front, gate, board)
 
 
-def _heart(launch: FrontLaunch) -> FrontHeart:
+class _Heartbeat:
+    """Writes a heartbeat every `interval_s` from `start` to `stop`; no-op without `beat`."""
+
+    def __init__(self, beat: FrontBeat | None, interval_s: float) -> None:
+        self._beat = beat
+        self._interval_s = interval_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Beat now and every interval. Call it on the loop."""
+        if self._beat is None:
+            return
+        self._beat.beat()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._interval_s, self.start)
+
+    def stop(self) -> None:
+        """Stop beating. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _heartbeat(launch: FrontLaunch) -> _Heartbeat:
     fd, limit_s = launch.beats_fd, launch.server.front_hang_s
     if fd < 0 or not limit_s:
-        return FrontHeart(None, 0.0)
+        return _Heartbeat(None, 0.0)
     try:
         beat = FrontBeat(fd, launch.beat_row, launch.front_id)
     finally:
         os.close(fd)
-    return FrontHeart(beat, limit_s / (NUM_LOOKS * BEATS_PER_LOOK))
+    return _Heartbeat(beat, limit_s / (NUM_CHECKS * _BEATS_PER_CHECK))
 
 
 def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:
@@ -162,7 +186,7 @@ def _server(
     port: UnixEnginePort,
     security: Security,
     recorder: RequestRecorder | None,
-    facade: FacadeMaker | None,
+    facade: GatewayServiceMaker | None,
 ) -> FrontServer:
     observer, front = launch.server.observer, launch.server.front
     is_tracing = recorder is not None and observer.tracing.is_on

@@ -1,6 +1,6 @@
 """What a front reports: its recorder, its exporter to the observer, its heartbeat, put together.
 
-Owns their composition and their end. A front without an observer has none of it.
+Owns their composition and shutdown. A front without an observer has none of it.
 """
 
 import math
@@ -14,11 +14,11 @@ from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Hello
 from penstock.server.observe.heartbeat import Heartbeat, HeartbeatTimer
 from penstock.server.observe.request_recorder import NO_ROOM, RequestRecorder
-from penstock.server.processes.orders import Orders
+from penstock.server.processes.command_runner import Orders
 from penstock.server.rpc.server import FrontServer
 
 _LAST_WORDS_S = 0.2
-"""How long the observer may take to take the last records."""
+"""How long the observer may take to receive the last records."""
 
 
 class FrontWatch:
@@ -37,11 +37,11 @@ class FrontWatch:
         self.recorder = RequestRecorder(self._exporter.offer)
 
     def hearing(self, listener: EngineListener) -> EngineListener:
-        """`listener`, with a beat as soon as an engine comes or goes."""
+        """`listener`, with a beat sent as soon as an engine connects or is lost."""
         return _EngineNews(listener, self._tell_now)
 
     async def start(self, server: FrontServer) -> None:
-        """Tell of `server` from now on. Does not wait for the observer."""
+        """Report on `server` from now on. Does not wait for the observer."""
         self._server = server
         await self._exporter.start()
         self._timer.start()
@@ -55,7 +55,7 @@ class FrontWatch:
         return () if self._server is None else self._server.front.live_views()
 
     def _tell_now(self) -> None:
-        if self._server is not None:  # else the first beat is still to come
+        if self._server is not None:  # otherwise the first beat is still to be sent
             self._beat(())
 
     def _beat(self, loop_lag_s: tuple[float, ...]) -> None:
@@ -92,7 +92,7 @@ class FrontWatch:
 
 
 class _EngineNews:
-    """An `EngineListener` in front of another; `tell` is called once that knows."""
+    """An `EngineListener` that wraps another; `tell` is called after each change."""
 
     def __init__(self, listener: EngineListener, tell: Callable[[], None]) -> None:
         self._listener = listener
@@ -111,5 +111,5 @@ class _EngineNews:
 
 
 def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
-    """What was foretold, and when."""
+    """The last estimate of the queue time, and when it was made."""
     return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)

@@ -1,36 +1,36 @@
-"""Whether a process still comes round, judged by a count that it raises.
+"""Hang detection by heartbeat counts.
 
-Owns the counting of looks. Looks are counted and not seconds: when the whole machine was paused,
-one look is late and nobody has hung.
+Counts checks, not seconds: when the whole machine was paused, one check is late and no process has
+hung.
 """
 
-NUM_LOOKS = 10
-"""So many looks in a row without a change mean that it hangs."""
+NUM_CHECKS = 10
+"""So many checks in a row without a new beat mean that a process hangs."""
 
 
 class HangWatch:
-    """Of one place, whoever is in it."""
+    """Watches one supervised process."""
 
-    def __init__(self, num_looks: int = NUM_LOOKS) -> None:
-        self._num_looks = num_looks
+    def __init__(self, num_checks: int = NUM_CHECKS) -> None:
+        self._num_checks = num_checks
         self._seen = (-1, -1)
         self._num_same = 0
 
     @property
     def is_halfway(self) -> bool:
-        """True at the one look that is half of what it takes."""
-        return self._num_same == self._num_looks // 2
+        """True at the one check that is half of the limit."""
+        return self._num_same == self._num_checks // 2
 
-    def look(self, who: int, num_beats: int) -> bool:
-        """True when it hangs. `who` tells a process from its successor, `num_beats` grows."""
-        if (who, num_beats) != self._seen:
-            self._seen = (who, num_beats)
+    def check(self, process_id: int, num_beats: int) -> bool:
+        """Check once; True when `process_id` hangs, whose `num_beats` must grow."""
+        if (process_id, num_beats) != self._seen:
+            self._seen = (process_id, num_beats)
             self._num_same = 0
             return False
         self._num_same += 1
-        return self._num_same >= self._num_looks
+        return self._num_same >= self._num_checks
 
     def forget(self) -> None:
-        """There is nobody to look at."""
+        """Nothing to watch now: start again from zero."""
         self._seen = (-1, -1)
         self._num_same = 0

@@ -1,7 +1,7 @@
-"""What services that were killed have left among the temporary files, and its removal.
+"""Finds and removes temporary folders of services that were killed.
 
-A service that is killed cannot clear away the folder of its sockets. Owns the rule by which one of
-those is known to be dead: it is ours by user, name and age, and nobody listens on its socket.
+A killed service cannot remove the folder of its sockets. A folder counts as stale when its owner,
+name and age fit and nothing listens on its socket.
 """
 
 import errno
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 FOLDER_PREFIX: Final = "penstock-"
 SOCKET_NAME: Final = "engine.sock"
 MIN_AGE_S: Final = 60.0
-"""A younger one may belong to a service that is about to listen."""
+"""A younger folder may belong to a service that is about to listen."""
 _FOLDER: Final = re.compile(re.escape(FOLDER_PREFIX) + r"[a-z0-9_]{8}")
 _MAX_REMOVED: Final = 1000
 
 
 def remove_leftovers(parent: Path) -> int:
-    """Remove the folders of dead services in `parent`; how many. Raises nothing: it is a favour."""
+    """Remove the folders of dead services in `parent`; returns how many. Never raises."""
     num_removed = 0
     try:
         folders = sorted(found for found in parent.iterdir() if _FOLDER.fullmatch(found.name))
     except OSError as error:
-        log.debug("cannot look for leftovers in %s: %s", parent, error)
+        log.debug("cannot search %s for folders of killed services: %s", parent, error)
         return 0
     for folder in folders[:_MAX_REMOVED]:
         if _is_dead(folder):
@@ -58,5 +58,6 @@ def _is_dead(folder: Path) -> bool:
 def _is_listened_to(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
-        # Anything but a plain refusal, a full queue among them, may be a service that lives.
+        # Any error other than a refused connection, a full queue included, may mean that it is
+        # alive.
         return caller.connect_ex(str(path)) != errno.ECONNREFUSED

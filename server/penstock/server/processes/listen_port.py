@@ -1,7 +1,7 @@
 """The TCP port that all fronts share.
 
-Owns the check that it is free and its reservation: a socket bound with SO_REUSEPORT that never
-listens keeps strangers off the number while fronts come and go, and gets no connection itself.
+Checks that it is free and reserves it: a socket that is bound with SO_REUSEPORT and never listens
+keeps other programs off the port while fronts restart, and receives no connection.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ import socket
 
 
 class PortUnavailable(Exception):
-    """The address cannot be listened on; the message says why."""
+    """The address cannot be listened on; the message gives the reason."""
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
-    """A bound socket; its `getsockname()[1]` is the number (a free one when `port` is 0).
+    """A bound socket; its `getsockname()[1]` is the port (a free one when `port` is 0).
 
-    Raises PortUnavailable when the port is taken, not allowed, or `host` is no address of ours.
+    Raises PortUnavailable when the port is in use, not permitted, or `host` is no local address.
     """
     try:
         found = socket.getaddrinfo(
@@ -34,7 +34,7 @@ def reserve_port(host: str, port: int) -> socket.socket:
 
 def _check_free(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> None:
     # With SO_REUSEPORT alone a second service would silently share the port with the first.
-    # SO_REUSEADDR still lets the remains of closed connections pass.
+    # SO_REUSEADDR still ignores the remains of closed connections.
     with contextlib.closing(_bind(family, address, socket.SO_REUSEADDR)) as probe:
         probe.listen(1)
 

@@ -1,11 +1,11 @@
-"""How the processes of a service begin to log: alike, as its settings say."""
+"""Configures logging of a process from the settings of the service."""
 
 from penstock.server.config import ServerConfig
 from penstock.server.observe.logs import configure_logging
 
 
 def start_logging(process: str, server: ServerConfig) -> None:
-    """From now on, as `process`."""
+    """Configure logging for `process`."""
     configure_logging(
         process,
         server.log_level,

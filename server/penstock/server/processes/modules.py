@@ -1,4 +1,4 @@
-"""Which module is run as which process."""
+"""The modules that are run as processes."""
 
 ENGINE_MODULE = "penstock.server.processes.engine_process"
 FRONT_MODULE = "penstock.server.processes.front_process"

@@ -1,7 +1,7 @@
-"""The observer process: traces, metrics and the operators' doors, beside the engine and the fronts.
+"""The observer process: traces, metrics and the operators' API, next to the engine and the fronts.
 
-Owns its composition and the way it ends. Nothing that serves requests waits for it. Run by the
-supervisor as `python -m penstock.server.processes.observer_process <control fd>`.
+Owns its composition and its shutdown. No process that serves requests waits for it. The supervisor
+runs it as `python -m penstock.server.processes.observer_process <control fd>`.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from penstock.server.observe.operations.snapshot import RequestView
 from penstock.server.observe.service_listeners import ServiceListeners
 from penstock.server.observe.spans.variables import forget_blank_numbers
 from penstock.server.processes import process_table
+from penstock.server.processes.command_runner import Orders
 from penstock.server.processes.control import ChildControl
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.modules import ENGINE_MODULE
-from penstock.server.processes.orders import Orders
 from penstock.server.security.security import Security
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.server.observe.operations.snapshots import SnapshotMaker
     from penstock.server.observe.spans.export import Tracing
 
-# Run as a program, its own name would be __main__.
+# When run as a program, `__name__` would be `__main__`.
 log = logging.getLogger("penstock.server.processes.observer_process")
 
 _END_S = 1.7

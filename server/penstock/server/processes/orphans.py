@@ -1,8 +1,7 @@
-"""Processes that a dead child of the supervisor leaves behind, and their end.
+"""Ends processes that a dead child of the supervisor left behind.
 
-An engine may start processes of its own, and those hold the memory of the accelerators: when it
-dies hard they live on, and the next engine finds no room. Owns their adoption, the judgement whose
-they are, and how they are ended. Does not know engines, fronts, nor when one is to be started.
+An engine may start processes that hold accelerator memory. When it dies, they survive, and the next
+engine finds no room. Owns their adoption, how they are recognised, and how they are ended.
 """
 
 import asyncio
@@ -24,19 +23,19 @@ log = logging.getLogger(__name__)
 GRACE_S = 1.0
 """From SIGTERM to SIGKILL, for all of them together.
 
-What an engine starts ignores SIGTERM like the engine, unless it sets that right: it is left this
-time to notice by itself that the engine is gone, and to clear away what it shared with it.
+Processes that the engine starts inherit its disposition to ignore SIGTERM. They get this time to
+notice that the engine is gone and to release what they shared with it.
 """
 LIMIT_S = 5.0
-"""Then the service goes on without their end."""
-_LOOK_AGAIN_S = 0.1
+"""After this time the service continues even if they have not ended."""
+_POLL_INTERVAL_S = 0.1
 _NUM_ROUNDS = 10
 _MARK = "PENSTOCK_ENGINE_MARK"
 _MARK_TO_KNOW = "PENSTOCK_KNOWN_ENGINE_MARK"
 
 
 class Orphans:
-    """The adopted processes of one supervisor. Off Linux there are none, and nothing is done."""
+    """The adopted processes of one supervisor. Only on Linux; elsewhere a no-op."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
@@ -44,16 +43,16 @@ class Orphans:
         self._are_all_ours = False
         self._own: set[tuple[int, int]] = set()
         self._starting = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def mark(self) -> dict[str, str]:
-        """For the environment of a child: its descendants are known by it."""
+        """Environment variable that marks the descendants of a child."""
         return {_MARK: self._mark}
 
     @property
     def mark_to_know(self) -> dict[str, str]:
-        """For the environment of a child that calls `end_marked` when this process is gone."""
+        """Environment variable for a child that calls `end_marked` when this process is gone."""
         return {_MARK_TO_KNOW: self._mark}
 
     def adopt(self) -> None:
@@ -62,18 +61,18 @@ class Orphans:
             return
         here = os.getpid()
         strangers = process_table.children_of(here)
-        # The first process of a container inherits the orphans of everyone in it, and one that a
-        # shell script became (`exec`) has children from before: there a mark must tell.
+        # The first process of a container inherits all orphans in it, and a process that a shell
+        # script turned into by `exec` has earlier children: there the mark decides.
         self._are_all_ours = here != 1 and not strangers
         self._own.update(map(_key, strangers))
         self._is_adopting = process_table.become_subreaper()
         if not self._is_adopting:
-            log.warning("processes that a dead engine leaves behind are not ended: no subreaper")
+            log.warning("no subreaper: processes that a dead engine leaves behind are not ended")
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._on_child_ended)
 
     async def start(self, spawn: Callable[[], Awaitable[Child]]) -> Child:
-        """Have a child started that is no orphan. Raises what `spawn` does."""
-        # Between the fork and our knowledge of the pid it would look like one.
+        """Start a child without taking it for an orphan. Raises what `spawn` does."""
+        # Between the fork and the moment we know the pid it would look like one.
         async with self._starting:
             child = await spawn()
             entry = process_table.entry_of(child.pid) if self._is_adopting else None
@@ -82,35 +81,35 @@ class Orphans:
             return child
 
     async def end_all(self, left_by: str) -> None:
-        """End every orphan and what they orphan in turn; returns after LIMIT_S in any case.
+        """End every orphan and what those orphan in turn; returns after LIMIT_S in any case.
 
-        Call it while no process lives whose descendants may stay: one that runs may well have
-        helpers that cut themselves loose.
+        Call it only while no process runs whose descendants may stay: its helpers may have detached
+        themselves.
         """
         if not self._is_adopting:
             return
         began_s = time.monotonic()
-        told: set[tuple[tuple[int, int], signal.Signals]] = set()
+        details: set[tuple[tuple[int, int], signal.Signals]] = set()
         while True:
-            self._news.clear()
+            self._changed.clear()
             async with self._starting:
                 left = [entry for entry in self._adopted() if self._is_ours(entry)]
             if not left:
                 return
             passed_s = time.monotonic() - began_s
             if passed_s >= LIMIT_S:
-                log.error("%s left processes that do not end: %s", left_by, _listed(left))
+                log.error("processes left behind by %s do not end: %s", left_by, _listed(left))
                 return
             number = signal.SIGTERM if passed_s < GRACE_S else signal.SIGKILL
             for entry in left:
-                if (_key(entry), number) not in told:
-                    told.add((_key(entry), number))
-                    _tell(entry, number, left_by)
+                if (_key(entry), number) not in details:
+                    details.add((_key(entry), number))
+                    _signal(entry, number, left_by)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), _LOOK_AGAIN_S)
+                await asyncio.wait_for(self._changed.wait(), _POLL_INTERVAL_S)
 
     def _adopted(self) -> list[ProcessEntry]:
-        """The adopted that live. Reaps those that have ended, whoever left them."""
+        """The adopted processes that are alive. Reaps those that have ended."""
         children = process_table.children_of(os.getpid())
         self._own.intersection_update(map(_key, children))
         return [
@@ -126,15 +125,15 @@ class Orphans:
         )
 
     def _on_child_ended(self) -> None:
-        self._news.set()
+        self._changed.set()
         if not self._starting.locked():
             self._adopted()
 
 
 def end_marked() -> None:
-    """End at once all that carries the mark this process knows; returns within a second or so.
+    """End all processes that carry the mark of this process; returns within about a second.
 
-    For when the supervisor is gone and nobody adopts its orphans. Blocks, and needs no loop.
+    For when the supervisor is gone and its orphans have no parent. Blocks; needs no loop.
     """
     mark = os.environ.get(_MARK_TO_KNOW)
     if mark is None or not process_table.is_supported():
@@ -148,19 +147,21 @@ def end_marked() -> None:
         if not found:
             return
         for entry in found:
-            _tell(entry, signal.SIGKILL, "the service")
-        time.sleep(_LOOK_AGAIN_S)  # what they were about to start shows in the next round
+            _signal(entry, signal.SIGKILL, "the service")
+        time.sleep(_POLL_INTERVAL_S)  # processes they were about to start show in the next round
 
 
-def _tell(entry: ProcessEntry, number: signal.Signals, left_by: str) -> None:
+def _signal(entry: ProcessEntry, number: signal.Signals, left_by: str) -> None:
     try:
-        is_told = process_table.send_signal(entry, number)
+        is_sent = process_table.send_signal(entry, number)
     except PermissionError:
-        log.exception("may not end what %s left behind: %s", left_by, _listed([entry]))
+        log.exception(
+            "not permitted to end a process left behind by %s: %s", left_by, _listed([entry])
+        )
         return
-    if is_told:
-        told = (number.name, left_by, _listed([entry]))
-        log.warning("%s to what %s left behind: %s", *told, extra=ALWAYS)
+    if is_sent:
+        details = (number.name, left_by, _listed([entry]))
+        log.warning("%s sent to a process left behind by %s: %s", *details, extra=ALWAYS)
 
 
 def _listed(entries: list[ProcessEntry]) -> str:

@@ -1,7 +1,6 @@
-"""What the kernel says of other processes, and signals that cannot hit the wrong one.
+"""Other processes as the kernel lists them, and signals that cannot reach the wrong process.
 
-Owns the reading of /proc and the calls around it. Does not know what a process is for. Linux only:
-whoever calls asks `is_supported` first.
+Reads /proc and wraps the system calls around it. Linux only: check `is_supported` first.
 """
 
 import contextlib
@@ -19,10 +18,10 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEntry:
-    """One process. Its pid may go to another later: `pid` with `started_ticks` never does.
+    """One process. A pid may be reused; `pid` with `started_ticks` is unique.
 
-    `name`: the command's, at most 15 characters. `started_ticks`: clock ticks since boot.
-    `has_ended`: it has, and waits for its parent to ask how.
+    `name`: of the command, at most 15 characters. `started_ticks`: clock ticks since boot.
+    `has_ended`: it is a zombie.
     """
 
     pid: int
@@ -40,19 +39,19 @@ def is_supported() -> bool:
 def become_subreaper() -> bool:
     """Become the parent of every descendant that loses its own; False if the kernel refuses.
 
-    It holds for whatever session or process group a descendant puts itself in.
+    This applies to descendants in any session or process group.
     """
     refusal: int = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     return refusal == 0
 
 
 def entry_of(pid: int) -> ProcessEntry | None:
-    """The process with this pid; None when there is none, or none that we may look at."""
+    """The process with this pid; None when there is none or it may not be inspected."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    # The name stands in brackets and may hold anything, brackets too.
+    # The name is in brackets and may itself contain brackets.
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
     return ProcessEntry(
@@ -65,19 +64,19 @@ def entry_of(pid: int) -> ProcessEntry | None:
 
 
 def children_of(pid: int) -> list[ProcessEntry]:
-    """The processes whose parent is `pid`, the ended ones too."""
+    """The processes whose parent is `pid`, zombies included."""
     # The kernel's own list of children is optional, and skips some while others end.
     return [entry for entry in all_processes() if entry.parent_pid == pid]
 
 
 def all_processes() -> list[ProcessEntry]:
-    """Every process that we may look at; none that lives all the while is missing."""
+    """Every process that may be inspected; none that lives the whole time is missing."""
     entries = (entry_of(int(path.name)) for path in _PROC.iterdir() if path.name.isdecimal())
     return [entry for entry in entries if entry is not None]
 
 
 def was_started_with(pid: int, setting: str) -> bool:
-    """True if `NAME=value` is in the environment the process began with, as far as we may see."""
+    """Whether `NAME=value` is in the environment the process started with, if readable."""
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -86,15 +85,15 @@ def was_started_with(pid: int, setting: str) -> bool:
 
 
 def send_signal(entry: ProcessEntry, number: signal.Signals) -> bool:
-    """Signal this very process; False when it is gone or has another parent by now.
+    """Signal exactly this process; False when it is gone or has another parent by now.
 
-    Raises PermissionError when it is not ours to signal.
+    Raises PermissionError when that is not permitted.
     """
     with contextlib.ExitStack() as stack:
         descriptor = _descriptor_of(entry.pid)
         if descriptor is not None:
             stack.callback(os.close, descriptor)
-        # The descriptor stays with one process: what is checked now is what is hit.
+        # The descriptor stays with one process: the process that is checked is the one signalled.
         now = entry_of(entry.pid)
         if now is None or _identity(now) != _identity(entry):
             return False
@@ -109,9 +108,9 @@ def send_signal(entry: ProcessEntry, number: signal.Signals) -> bool:
 
 
 def _descriptor_of(pid: int) -> int | None:
-    """A descriptor of the process; None where kernel or container do not know such, or it is gone.
+    """A descriptor of the process; None where it is not supported, or the process is gone.
 
-    A child's pid stays with it until its parent reaps it, so that its parent can do without.
+    A child keeps its pid until its parent reaps it, so that its parent can do without one.
     """
     try:
         return os.pidfd_open(pid)
@@ -120,14 +119,14 @@ def _descriptor_of(pid: int) -> int | None:
 
 
 def reap(pid: int) -> bool:
-    """Take an ended child's exit status; False while a thread of it lives on.
+    """Take an ended child's exit status; False while one of its threads lives on.
 
-    Asks for that pid and no other: the rest have someone who waits for them.
+    Waits for that pid only: other children have their own waiters.
     """
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
-        return True  # someone has
+        return True  # another waiter has reaped it
 
 
 def _identity(entry: ProcessEntry) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""How soon a dead process is started again, and when to stop trying.
+"""Restart policy: back-off and crash-loop detection.
 
 Owns the back-off and the count of deaths in a sliding window. Has no clock.
 """
@@ -12,7 +12,7 @@ _MAX_DELAY_S = 5.0
 
 
 class RestartPolicy:
-    """The deaths of one process slot."""
+    """The deaths of one supervised process."""
 
     def __init__(self, max_deaths: int = MAX_DEATHS, window_s: float = WINDOW_S) -> None:
         self._max_deaths = max_deaths
@@ -20,9 +20,9 @@ class RestartPolicy:
         self._deaths_s: deque[float] = deque()
 
     def next_delay_s(self, now_s: float) -> float | None:
-        """Note a death; seconds to wait before the next start, None to give up.
+        """Record a death; returns the seconds to wait before the next start, None to give up.
 
-        The first in a window starts again at once, then the delay doubles.
+        The first death in a window restarts at once, then the delay doubles.
         """
         deaths = self._deaths_s
         deaths.append(now_s)

@@ -1,7 +1,7 @@
-"""A rolling restart: every front and the engine are followed by new ones, and no request fails.
+"""A rolling restart: every front and the engine are replaced, and no request fails.
 
-Owns the order. Fronts share their port, so the next one serves before the last one drains; the
-engine ends between two steps, and its requests go on in the next.
+Owns the order. Fronts share their port, so the new front serves before the old one drains; the
+engine ends between two steps, and its requests continue in the next engine.
 """
 
 import asyncio
@@ -9,79 +9,82 @@ import logging
 from collections.abc import Callable
 
 from penstock.server.observe.logs.limits import ALWAYS
-from penstock.server.processes.crew import Crew
-from penstock.server.processes.engine_place import EnginePlace
-from penstock.server.processes.front_place import FrontPlace
+from penstock.server.processes.engine_supervision import EngineSupervision
+from penstock.server.processes.front_supervision import FrontSupervision
+from penstock.server.processes.service_processes import ServiceProcesses
 
 log = logging.getLogger(__name__)
 
 _AFTER_GRACE_S = 4.0
-"""What a front gets beyond the grace to refuse the last callers and to write the last messages."""
+"""Time for a front, after the grace period, to refuse last calls and write last messages.
+"""
 
 
 class RollingRestart:
-    """Of one service. `fronts`: the list in force, changed here. `grace_s`: see ServerConfig."""
+    """Restarts one service. `fronts`: changed in place. `grace_s`: see ServerConfig."""
 
     def __init__(
         self,
-        crew: Crew,
-        engine: EnginePlace,
-        fronts: list[FrontPlace],
+        processes: ServiceProcesses,
+        engine: EngineSupervision,
+        fronts: list[FrontSupervision],
         *,
         grace_s: Callable[[], float],
         can_replay: bool,
     ) -> None:
-        self._crew = crew
+        self._processes = processes
         self._engine = engine
         self._fronts = fronts
         self._grace_s = grace_s
         self._can_replay = can_replay
 
     async def run(self) -> None:
-        """Replace everybody in turn. A front that cannot be followed stays, and all after it."""
+        """Replace all processes in turn. Stops at a front whose successor does not start."""
         log.info("rolling restart: begun", extra=ALWAYS)
         for place in tuple(self._fronts):
             if not await self._replace(place):
-                log.error("rolling restart: broken off, %s stays", place.slot.name)
+                log.error("rolling restart: stopped, %s was not replaced", place.process.name)
                 return
         if self._can_replay:
             log.info("rolling restart: the engine", extra=ALWAYS)
             await self._engine.restart()
         else:
-            log.warning("rolling restart: the engine stays, since no request would outlive it")
+            log.warning(
+                "rolling restart: the engine is not replaced: without replays its requests fail"
+            )
         log.info("rolling restart: done", extra=ALWAYS)
 
-    async def _replace(self, old: FrontPlace) -> bool:
-        log.info("rolling restart: %s", old.slot.name, extra=ALWAYS)
+    async def _replace(self, old: FrontSupervision) -> bool:
+        log.info("rolling restart: %s", old.process.name, extra=ALWAYS)
         new = old.successor()
-        keeper = self._crew.join(new.slot)
-        # Should it not come up, the old one is still there.
-        self._crew.let_go(new.slot)
-        ready = asyncio.create_task(new.slot.is_ready.wait())
+        keeper = self._processes.add(new.process)
+        # If it does not start, the old one still serves.
+        self._processes.expect_exit(new.process)
+        ready = asyncio.create_task(new.process.is_ready.wait())
         try:
             await asyncio.wait({ready, keeper}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
-        if not new.slot.is_ready.is_set():
-            self._crew.forget(new.slot)
+        if not new.process.is_ready.is_set():
+            self._processes.remove(new.process)
             log.error("rolling restart: %s", keeper.exception())
             return False
-        self._crew.hold(new.slot)
+        self._processes.require(new.process)
         self._fronts[self._fronts.index(old)] = new
         await self._retire(old)
         return True
 
-    async def _retire(self, old: FrontPlace) -> None:
-        keeper = self._crew.keeper_of(old.slot)
-        self._crew.let_go(old.slot)
+    async def _retire(self, old: FrontSupervision) -> None:
+        keeper = self._processes.keeper_of(old.process)
+        self._processes.expect_exit(old.process)
         grace_s = self._grace_s()
-        old.slot.retire(grace_s, is_hand_over=True)
+        old.process.retire(grace_s, is_hand_over=True)
         _, late = await asyncio.wait([keeper], timeout=grace_s + _AFTER_GRACE_S)
         if late:
-            log.warning("rolling restart: the old %s did not end in time", old.slot.name)
-            old.slot.kill()
+            log.warning("rolling restart: the old %s did not end in time", old.process.name)
+            old.process.kill()
             await asyncio.wait([keeper])
-        self._crew.forget(old.slot)
-        # Whatever it was: it has been followed.
+        self._processes.remove(old.process)
+        # Any failure here is harmless: the process has been replaced.
         if not keeper.cancelled() and keeper.exception() is not None:
-            log.warning("rolling restart: the old %s: %s", old.slot.name, keeper.exception())
+            log.warning("rolling restart: the old %s: %s", old.process.name, keeper.exception())

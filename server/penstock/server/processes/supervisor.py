@@ -1,7 +1,7 @@
-"""The supervisor: starts engine, fronts and observer, keeps them alive, ends them in order.
+"""The supervisor: starts engine, fronts and observer, keeps them alive, shuts them down in order.
 
-Owns the port, the link's listening socket, the shared memories, the meaning of signals and the
-looks at who hangs. Carries no request and imports neither torch nor grpc: little can bring it down.
+Owns the port, the engine's listening socket, the shared memories, the signal handlers and the hang
+checks. It handles no requests and imports neither torch nor grpc, so that little can crash it.
 """
 
 import asyncio
@@ -25,28 +25,28 @@ from penstock.server.link.board import create_beats, create_board
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.observe.logs import IN_BANNER, LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
-from penstock.server.processes.crew import Crew
 from penstock.server.processes.drain import drain_in_order
-from penstock.server.processes.engine_place import EnginePlace
+from penstock.server.processes.engine_supervision import EngineSupervision
 from penstock.server.processes.exit_codes import (
     EXIT_GAVE_UP,
     EXIT_OK,
     EXIT_SIGNAL_BASE,
 )
 from penstock.server.processes.flight_memory import FlightMemory
-from penstock.server.processes.front_place import NUM_ROWS, FrontPlace
-from penstock.server.processes.hang_watch import NUM_LOOKS
+from penstock.server.processes.front_supervision import NUM_ROWS, FrontSupervision
+from penstock.server.processes.hang_watch import NUM_CHECKS
 from penstock.server.processes.leftovers import (
     FOLDER_PREFIX,
     SOCKET_NAME,
     remove_leftovers,
 )
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
-from penstock.server.processes.observer_place import ObserverPlace
+from penstock.server.processes.observer_supervision import ObserverSupervision
 from penstock.server.processes.orphans import LIMIT_S, Orphans
 from penstock.server.processes.rolling import RollingRestart
-from penstock.server.processes.slot import KeepsDying, Slot
-from penstock.server.processes.surroundings import Surroundings
+from penstock.server.processes.service_processes import ServiceProcesses
+from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.supervised_process import CrashLoop, SupervisedProcess
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _LINK_BACKLOG = 64
 
 
 class CannotStart(Exception):
-    """The service did not come up; the message is for the operator."""
+    """The service did not start; the message is for the operator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +94,22 @@ class Supervisor:
         self._flight = FlightMemory(config.observer.flight)
         self._dumps: set[asyncio.Task[None]] = set()
         self._roll: asyncio.Task[None] | None = None
-        self._crew = Crew()
-        self._engine = EnginePlace(self._surroundings, orphans=self._orphans, flight=self._flight)
+        self._processes = ServiceProcesses()
+        self._engine = EngineSupervision(
+            self._spawn_context, orphans=self._orphans, flight=self._flight
+        )
         front_ids = itertools.count(1)
         self._fronts = [
-            FrontPlace(number, self._surroundings, orphans=self._orphans, front_ids=front_ids)
+            FrontSupervision(
+                number, self._spawn_context, orphans=self._orphans, front_ids=front_ids
+            )
             for number in range(1, config.num_fronts + 1)
         ]
-        self._observer: ObserverPlace | None = None
+        self._observer: ObserverSupervision | None = None
         if config.observer.is_needed:
-            self._observer = ObserverPlace(
+            self._observer = ObserverSupervision(
                 config.observer,
-                surroundings=self._surroundings,
+                surroundings=self._spawn_context,
                 start=self._orphans.start,
                 on_message=self._on_observer_message,
             )
@@ -129,89 +133,91 @@ class Supervisor:
                 extra=IN_BANNER,
             )
             # The engine first: it takes longest.
-            for slot in (self._engine.slot, *(place.slot for place in self._fronts)):
-                self._crew.join(slot)
-            watchers: dict[Slot, asyncio.Task[int]] = {}
+            for process in (self._engine.process, *(place.process for place in self._fronts)):
+                self._processes.add(process)
+            watchers: dict[SupervisedProcess, asyncio.Task[int]] = {}
             if self._observer is not None:
                 watching = asyncio.create_task(self._observer.keep_alive(), name="observer")
-                watchers[self._observer.slot] = watching
-            looks = [
-                asyncio.create_task(_look_again_and_again(limit_s, look))
-                for limit_s, look in (
-                    (self._config.engine_hang_s, self._engine.look),
-                    (self._config.front_hang_s, self._look_at_fronts),
+                watchers[self._observer.process] = watching
+            checks = [
+                asyncio.create_task(_poll(limit_s, check))
+                for limit_s, check in (
+                    (self._config.engine_hang_s, self._engine.check),
+                    (self._config.front_hang_s, self._check_fronts),
                 )
                 if limit_s
             ]
             try:
                 return await self._serve(watchers)
             finally:
-                for look in looks:
-                    look.cancel()
-                await self._end_everybody(watchers)
+                for check in checks:
+                    check.cancel()
+                await self._kill_all(watchers)
 
-    async def _end_everybody(self, watchers: dict[Slot, asyncio.Task[int]]) -> None:
-        """Whoever still lives, by force."""
+    async def _kill_all(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
+        """Kill all processes that are alive."""
         self._break_off_roll()
-        for slot in (*self._crew.slots, *watchers):
-            slot.kill()
-        keepers = (*self._crew.keepers, *watchers.values())
+        for process in (*self._processes.all, *watchers):
+            process.kill()
+        keepers = (*self._processes.keepers, *watchers.values())
         await asyncio.wait(keepers, timeout=_KILL_S)
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, *self._dumps, return_exceptions=True)
         await self._orphans.end_all("the service")
 
-    async def _serve(self, watchers: dict[Slot, asyncio.Task[int]]) -> int:
-        crew, observed = self._crew, watchers.values()
+    async def _serve(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
+        processes, observed = self._processes, watchers.values()
         await self._until_stop(self._all_ready(watchers), *map(_end_of, observed))
         if any(watcher.done() and watcher.exception() is None for watcher in observed):
-            # It was given up on while others still start.
-            await self._until_stop(crew.all_ready())
+            # It was given up while other processes still start.
+            await self._until_stop(processes.all_ready())
         try:
-            crew.raise_first()
+            processes.raise_first()
             for watcher in observed:
                 if watcher.done():
                     watcher.result()
-        except (ChildFailed, KeepsDying) as failure:
+        except (ChildFailed, CrashLoop) as failure:
             raise CannotStart(str(failure)) from failure
         if self._stop.is_set():
             return EXIT_OK
-        self._tell_ready()
-        # Who only watches may go: the service stays.
+        self._announce_ready()
+        # The observer may end: the service continues.
         await self._until_stop()
         self._break_off_roll()
         try:
-            crew.raise_first()
-        except KeepsDying as failure:
+            processes.raise_first()
+        except CrashLoop as failure:
             log.critical("giving up: %s", failure)
             self._stop.set()  # a signal from here on is the second order to stop
             await self._drain(watchers)
             return EXIT_GAVE_UP
         return await self._drain(watchers)
 
-    async def _all_ready(self, watchers: dict[Slot, asyncio.Task[int]]) -> None:
-        await self._crew.all_ready()
-        for slot in watchers:
-            await slot.is_ready.wait()
+    async def _all_ready(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
+        await self._processes.all_ready()
+        for process in watchers:
+            await process.is_ready.wait()
 
     async def _until_stop(self, *events: Coroutine[Any, Any, object]) -> None:
-        """Wait for the order to stop, for a slot that stays empty, or for one of the events."""
-        always = (self._stop.wait(), self._crew.someone_lost())
+        """Wait for the order to stop, the loss of a required process, or one of the events."""
+        always = (self._stop.wait(), self._processes.any_lost())
         waits = [asyncio.create_task(event) for event in (*always, *events)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _drain(self, watchers: dict[Slot, asyncio.Task[int]]) -> int:
-        """Fronts finish what they have, then the engine ends, then the observer; the exit code."""
-        crew = self._crew
-        gone = {slot for slot in crew.slots if crew.keeper_of(slot).done()}  # told already
+    async def _drain(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
+        """Drain the fronts, then end the engine, then the observer; returns the exit code."""
+        processes = self._processes
+        gone = {
+            process for process in processes.all if processes.keeper_of(process).done()
+        }  # these know already
         order = asyncio.create_task(
             drain_in_order(
-                crew,
-                self._engine.slot,
+                processes,
+                self._engine.process,
                 watchers,
                 grace_s=self._current_grace_s,
                 engine_exit_s=self._config.executor.max_exit_s,
@@ -223,7 +229,11 @@ class Supervisor:
         forced.cancel()
         if self._forced.is_set():
             return EXIT_SIGNAL_BASE + self._forced_by
-        bad = [slot.name for slot in crew.slots if slot not in gone and crew.ended_badly(slot)]
+        bad = [
+            process.name
+            for process in processes.all
+            if process not in gone and processes.ended_badly(process)
+        ]
         if bad:
             log.error("did not end in order: %s", ", ".join(bad))
         return EXIT_GAVE_UP if bad else EXIT_OK
@@ -232,9 +242,9 @@ class Supervisor:
     def _current_grace_s(self) -> float:
         return self._config.drain_grace_s if self._grace_s is None else self._grace_s
 
-    def _look_at_fronts(self, limit_s: float) -> None:
+    def _check_fronts(self, limit_s: float) -> None:
         for front in self._fronts:
-            front.look(limit_s)
+            front.check(limit_s)
 
     def _open_sockets(self, stack: ExitStack) -> None:
         try:
@@ -270,10 +280,10 @@ class Supervisor:
         except OSError as error:
             raise CannotStart(f"there is no shared memory: {error}") from error
 
-    def _surroundings(self) -> Surroundings:
+    def _spawn_context(self) -> SpawnContext:
         assert self._link_listener is not None
-        return Surroundings(
-            # With the port that was found, where any would do.
+        return SpawnContext(
+            # With the resolved port.
             config=dataclasses.replace(self._config, port=self._port),
             socket_path=self._socket_path,
             listener_fd=self._link_listener.fileno(),
@@ -305,7 +315,7 @@ class Supervisor:
             log.warning("SIGUSR2: a rolling restart is under way already")
         else:
             roll = RollingRestart(
-                self._crew,
+                self._processes,
                 self._engine,
                 self._fronts,
                 grace_s=lambda: self._current_grace_s,
@@ -318,7 +328,7 @@ class Supervisor:
             self._roll.cancel()
 
     def _on_observer_message(self, frame: FromChild) -> None:
-        """What an operator wants of the service as a whole."""
+        """An operator's order to the service as a whole."""
         match frame:
             case Drain(timeout_s=timeout_s):
                 self._drain_ordered(timeout_s)
@@ -328,17 +338,17 @@ class Supervisor:
                 # For processes that start from now on.
                 self._config = dataclasses.replace(self._config, log_level=level)
             case _:
-                log.error("what the observer says makes no sense: %.100s", frame)
+                log.error("unexpected message of the observer: %.100s", frame)
 
     def _drain_ordered(self, timeout_s: float | None) -> None:
         if self._stop.is_set():
-            return  # it is on its way, in the time it was given first
+            return  # already draining, within the time given first
         if timeout_s is not None and timeout_s >= 0 and math.isfinite(timeout_s):
             self._grace_s = timeout_s
         log.info("an operator: draining, at most %g s", self._current_grace_s)
         self._stop.set()
 
-    def _tell_ready(self) -> None:
+    def _announce_ready(self) -> None:
         self._is_ready = True
         config, observer = self._config, self._observer
         host = f"[{config.host}]" if ":" in config.host else config.host
@@ -349,7 +359,7 @@ class Supervisor:
                 executor=config.executor.kind.value,
                 num_fronts=config.num_fronts,
                 start_s=time.monotonic() - self._started_s,
-                resources=self._engine.slot.facts.get("resources", ""),
+                resources=self._engine.process.facts.get("resources", ""),
                 has_tls=config.security.has_tls,
                 operations_address=None if observer is None else observer.operations_address,
                 metrics_url=None if observer is None else observer.metrics_url,
@@ -361,7 +371,7 @@ async def _end_of(watcher: "asyncio.Task[int]") -> None:
     await asyncio.wait([watcher])
 
 
-async def _look_again_and_again(limit_s: float, look: Callable[[float], None]) -> None:
+async def _poll(limit_s: float, check: Callable[[float], None]) -> None:
     while True:
-        await asyncio.sleep(limit_s / NUM_LOOKS)
-        look(limit_s)
+        await asyncio.sleep(limit_s / NUM_CHECKS)
+        check(limit_s)

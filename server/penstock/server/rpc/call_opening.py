@@ -1,7 +1,7 @@
-"""The way of one request into a front, whatever contract its call came by.
+"""Opens one request on a front, for any contract.
 
-Owns when it is due, and that a refusal names the request it belongs to. The
-message that it takes is ours; who speaks another contract translates first.
+Owns the call's times, and that a refusal carries the request id. Takes our own message; gateway
+services translate theirs first.
 """
 
 from penstock.scheduler.request import NO_TIME
@@ -32,7 +32,7 @@ def begin_call(context: Context, account: RequestAccount) -> CallTimes:
 async def open_request(
     front: Front, message: pb.GenerateRequest, times: CallTimes, account: RequestAccount
 ) -> LiveRequest:
-    """Judge the message and take its request in; the caller releases it. Raises CallFailed."""
+    """Validate the message and open its request; the caller releases it. Raises CallFailed."""
     try:
         generation = read_generation(
             message,

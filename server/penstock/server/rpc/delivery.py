@@ -1,7 +1,7 @@
-"""Writing the stream of one request, that has its call to itself, as messages.
+"""Writes the stream of one request that has a call of its own.
 
-Owns the loop of taking and writing, and how the end of a reader that stalls is told from that of
-one that left. What the messages look like is the encoder's business.
+Owns the loop that takes events and writes messages, and tells a stalled reader from a client that
+disconnected. The encoder owns the form of the messages.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from penstock.server.rpc.handlers import Context
 
 
 class Encoder(Protocol):
-    """Makes the messages of one stream, in order."""
+    """Encodes the events of one stream, in order."""
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterable[bytes]:
-        """What is to be written of these events now; it may be nothing."""
+        """The messages for these events; may be empty."""
         ...
 
 
@@ -33,7 +33,7 @@ async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context:
                 await context.write(message)
                 stream.end_write(clock())
     except asyncio.CancelledError:
-        # Either the peer left, or its reader stalled and we cut it off in mid-write.
+        # The client disconnected, or its reader stalled and the stream was closed during the write.
         if stream.was_cut_off() and stream.refusal is not None:
             raise RequestError(stream.refusal) from None
         raise

@@ -1,7 +1,6 @@
-"""What a recording becomes for operators: StepRecord messages, or a file for a viewer.
+"""Flight recordings for operators: StepRecord messages, or a trace file.
 
-Owns the reading of a recording's bytes for this purpose. Slow where there are many steps: run it
-off the event loop.
+Slow for many steps: run it off the event loop.
 """
 
 from penstock.server.observe.flight.reader import FlightReader
@@ -11,10 +10,10 @@ from penstock.v1 import stats_pb2
 
 
 def record_steps(data: bytes, max_steps: int | None) -> list[stats_pb2.StepRecord]:
-    """The latest steps of a recording, all without `max_steps`, oldest first."""
+    """The latest steps of a recording, oldest first; all of them without `max_steps`."""
     return list(step_records(FlightReader(data).recording(), max_steps))
 
 
 def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
-    """The same as a Chrome trace in JSON."""
+    """The recording as a Chrome trace in JSON."""
     return b"".join(timeline_json(FlightReader(data).recording(), num_steps=max_steps))

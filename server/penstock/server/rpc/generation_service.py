@@ -1,8 +1,7 @@
-"""GenerationService: Generate, GenerateOnce and Cancel. Multiplex and Resume are elsewhere:
-`multiplex_service.py` and `resume_service.py`.
+"""GenerationService: Generate, GenerateOnce and Cancel. Multiplex and Resume have their own
+modules, `multiplex_service.py` and `resume_service.py`.
 
-Owns the path of one call: parse, map, open, write, release. What is generated and how it ends is
-the front's business.
+Owns the path of one call: parse, map, open, write, release.
 """
 
 import asyncio
@@ -15,11 +14,11 @@ import grpc
 from penstock.server.front.errors import RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.request_account import RequestAccount
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.call_opening import begin_call, open_request
 from penstock.server.rpc.delivery import deliver
-from penstock.server.rpc.gate import Gate
 from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
-from penstock.server.rpc.large_turns import LargeTurns
+from penstock.server.rpc.large_messages import LargeMessageTurns
 from penstock.server.rpc.mapping_in.generation import check_request_id, valid_request_id
 from penstock.server.rpc.mapping_in.output import check_no_chunks
 from penstock.server.rpc.mapping_in.resume import check_not_resumable
@@ -42,16 +41,19 @@ T = TypeVar("T")
 class GenerationService:
     """The handlers, over one front.
 
-    `gate` and `turns`: of the requests of Multiplex; without them everybody may, and large messages
-    wait for no others.
+    `gate` and `turns` are for the requests of Multiplex; without them every caller is admitted and
+    large messages do not queue.
     """
 
     def __init__(
-        self, front: Front, gate: Gate | None = None, turns: LargeTurns | None = None
+        self,
+        front: Front,
+        gate: AccessControl | None = None,
+        turns: LargeMessageTurns | None = None,
     ) -> None:
         self._front = front
         key = front.config.tenant_metadata_key
-        self._gate = gate or Gate(tenant_metadata_key=key)
+        self._gate = gate or AccessControl(tenant_metadata_key=key)
         self._turns = turns
         self._accounts = CallAccounts(front, SERVICE_NAME)
         self._resume = ResumeService(front)
@@ -70,7 +72,7 @@ class GenerationService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def on_engine(self) -> None:
-        """An engine is there: see `ResumeService`."""
+        """An engine has connected: see `ResumeService`."""
         self._resume.on_engine()
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
@@ -91,7 +93,7 @@ class GenerationService:
             self._front.release(request)
 
     async def generate_once(self, data: bytes, context: Context, account: RequestAccount) -> bytes:
-        """Answer one request as a whole."""
+        """Return all outputs of one request in one message."""
         times = begin_call(context, account)
         message = parse(pb.GenerateOnceRequest, data).generation
         del data

@@ -1,14 +1,14 @@
-"""Every handler runs inside this: domain errors become statuses, bugs become INTERNAL.
+"""The wrapper around every handler: domain errors become statuses, bugs become INTERNAL.
 
 Owns the border between our exceptions and gRPC's, and the count of calls being handled. Handlers
-take and return bytes, so that malformed ones are ours to judge. CancelledError always goes through:
-a peer that left is no error, and swallowing it leaks the call.
+take and return bytes, so that we report malformed ones ourselves. CancelledError always propagates:
+a client that disconnects is no error, and swallowing it leaks the call.
 
-Nothing here holds on to the bytes of a call: grpc.aio keeps the exception that ended it, and with
-that these frames, until the garbage collector comes by, which does not count bytes.
+No frame here may keep the bytes of a call: grpc.aio keeps the exception that ended it, and with it
+these frames, until the garbage collector runs, which does not count bytes.
 
-A method that serves one request gets that request's account, which is closed here with the status
-that its call ended with: here alone it is known of every end.
+A method that serves one request gets that request's account. It is closed here, the one place that
+sees the status of every call.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The message of a call, and its caller as the gate judged it before the message was read."""
+    """The message of a call, and its caller as authenticated before the message was read."""
 
     data: bytes
     caller: Caller
 
 
 Arrived = Admitted | Refusal
-"""What a call brings, or why nothing is taken from its caller."""
+"""The message of a call, or the refusal of its caller."""
 
 _log = logging.getLogger(__name__)
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 _ABORT_TIMEOUT_S = 5.0
-"""How long a status waits for a peer whose flow-control window is full before the call is reset."""
+"""How long writing a status may block on a full flow-control window before the call is reset."""
 
 
 class CallFailed(Exception):
@@ -67,22 +67,22 @@ class CallFailed(Exception):
 
 
 class AccountKeeper(Protocol):
-    """Who keeps the accounts of the requests of some methods."""
+    """Keeps the accounts of the requests of some methods."""
 
     def open(self, method: str, context: Context) -> RequestAccount:
-        """A call of `method` has come that brings a request. Must not raise."""
+        """A call of `method` has arrived with a request. Must not raise."""
         ...
 
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
-        """The call is over, its status said as far as it could be."""
+        """The call is over and its status was sent, if that was possible."""
         ...
 
 
 class HandlerWrapper:
-    """Makes method handlers. `on_internal_error` is told of every bug.
+    """Makes method handlers. `on_internal_error` is called for every bug.
 
-    `retry_after_s`: when refused callers may come back, where the refusal does not say.
-    `random` draws evenly from [0, 1).
+    `retry_after_s`: when refused callers may retry, where the refusal does not say so. `random`
+    draws uniformly from [0, 1).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class HandlerWrapper:
     def unary_with_caller(
         self, method: str, handler: CallerUnaryHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A unary method that depends on who calls."""
+        """A unary method that needs its caller."""
 
         async def handle(arrived: Arrived, context: Context) -> bytes:
             call = _called(handler, arrived, context)
@@ -125,7 +125,7 @@ class HandlerWrapper:
     def stream_with_caller(
         self, method: str, handler: CallerStreamHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A server-streaming method that depends on who calls."""
+        """A server-streaming method that needs its caller."""
 
         async def handle(arrived: Arrived, context: Context) -> None:
             call = _called(handler, arrived, context)
@@ -186,15 +186,15 @@ class HandlerWrapper:
         await self._idle.wait()
 
     def status(self, refusal: Refusal, request_id: str) -> Status:
-        """The status of a request that shares its call with others; jitter as for a call."""
+        """The status of a request that shares its call with others, with the jitter of a call."""
         return status_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
 
     def internal_error(
         self, method: str, error: Exception, *, request_id: str = "", trace_id: bytes = b""
     ) -> Refusal:
-        """Count and log a bug, with the ids of its request as far as they are known.
+        """Count and log a bug, with the known ids of its request.
 
-        Returns what to tell of it.
+        Returns the failure to report.
         """
         self._on_internal_error()
         # Frames only: the text of an exception may quote a prompt.
@@ -258,8 +258,8 @@ class HandlerWrapper:
         except grpc.aio.AbortError:
             raise
         except grpc.aio.BaseError as error:
-            # A write that was under way when the peer vanished ends like this instead of by
-            # cancellation. Nobody is left to be told, and it is no fault of ours.
+            # A write in progress when the peer vanished raises this instead of being cancelled.
+            # There is no client left to report to, and it is not our error.
             raise asyncio.CancelledError from error
         except Exception as error:
             refusal, request_id = self._bug_of(method, error, account), ""
@@ -274,7 +274,7 @@ class HandlerWrapper:
         except grpc.aio.AbortError:
             raise
         except (TimeoutError, grpc.aio.BaseError) as error:
-            # The peer does not read, or is gone: its deadline may pass while this is said.
+            # The peer does not read or is gone: its deadline may pass while the status is written.
             raise asyncio.CancelledError from error
 
 
@@ -292,7 +292,7 @@ def _called_for(
     arrived: Arrived,
     context: Context,
 ) -> Awaitable[R]:
-    """The request of `account` is the caller's."""
+    """Attribute the request of `account` to its caller."""
     if isinstance(arrived, Refusal):
         return _refused(arrived)
     caller = arrived.caller

@@ -1,8 +1,8 @@
-"""grpc.health.v1, told from the event loop without waiting for anybody.
+"""grpc.health.v1, served from the event loop without blocking.
 
-Owns the serving status by service name and those who watch it. The servicer that comes with
-grpcio-health-checking writes to a watcher while it holds the lock that a change of status needs, so
-one watcher that does not read could hold up a drain; here a change is a plain assignment.
+Owns the serving status by service name and its watchers. The servicer of grpcio-health-checking
+writes to a watcher while it holds the lock that a change of status needs, so that one watcher that
+does not read could block a drain; here a change is a plain assignment.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.He
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """All services serve, or none does. `set_serving` is seen by every watcher.
+    """Either all services serve or none does. Every watcher receives a change of `set_serving`.
 
     `max_stall_s`: how long a watcher may leave a status unread; then its watch ends.
     """
@@ -35,21 +35,21 @@ class Health(health_pb2_grpc.HealthServicer):
 
     @property
     def is_serving(self) -> bool:
-        """What is told now."""
+        """The reported status."""
         return self._is_serving
 
     def close(self) -> None:
         """End all watches: a server that stops waits for open calls."""
         self.shut_down()
         self._is_closed = True
-        self._tell()
+        self._notify()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Tell another status; without effect after `shut_down`."""
+        """Change the status; no effect after `shut_down`."""
         if self._is_final or is_serving == self._is_serving:
             return
         self._is_serving = is_serving
-        self._tell()
+        self._notify()
 
     def shut_down(self) -> None:
         """NOT_SERVING from now on."""
@@ -59,7 +59,7 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Check(  # noqa: N802 - named by the protocol
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> health_pb2.HealthCheckResponse:
-        """The status now; NOT_FOUND for a service that is not ours."""
+        """The status now; NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return self._status(request.service)
@@ -67,7 +67,7 @@ class Health(health_pb2_grpc.HealthServicer):
     async def List(  # noqa: N802
         self, request: object, context: grpc.aio.ServicerContext[object, object]
     ) -> None:
-        """Not offered: not every release of the generated code knows its messages."""
+        """Unimplemented: some releases of the generated code lack its messages."""
         del request
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "use Check or Watch")
 
@@ -75,12 +75,12 @@ class Health(health_pb2_grpc.HealthServicer):
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> None:
         """The status now and after every change, until the caller leaves or the server stops."""
-        told: health_pb2.HealthCheckResponse | None = None
+        sent: health_pb2.HealthCheckResponse | None = None
         while True:
             status = self._status(request.service)
-            if status is not told:
+            if status is not sent:
                 await self._write(status, context)
-                told = status
+                sent = status
                 continue
             if self._is_closed:
                 return
@@ -93,10 +93,10 @@ class Health(health_pb2_grpc.HealthServicer):
             async with asyncio.timeout(self._max_stall_s):
                 await context.write(status)
         except TimeoutError:
-            # Nobody takes a status of the call from a stream that takes no message.
+            # A stream that blocks on a message would block on a status too.
             raise asyncio.CancelledError from None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, None
         if changed is not None and not changed.done():
             changed.set_result(None)

@@ -1,7 +1,7 @@
-"""Token ids as the records of a `PromptEcho` message, without an object of Python for each.
+"""Token ids as the records of a `PromptEcho` message, without a Python object for each.
 
-Owns the bytes of such a record. To make the objects and write them out takes some microseconds a
-token: for a prompt of 128 Ki tokens the event loop would stop for over half a second.
+Owns the bytes of such a record. Making the objects and serialising them takes some microseconds a
+token: a prompt of 128 Ki tokens would block the event loop for over half a second.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ _ID: Final = 1 << 3
 """Field 1 of `TokenRecord`, a varint."""
 _MAX_VARINT_BYTES: Final = 5
 _IDS_AT_ONCE: Final = 4096
-"""Arrays of so many fit into the cache."""
+"""Arrays of this size fit into the cache."""
 
 
 def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
-    """Serialised `PromptEcho` messages with the records of `ids`, so many in each; none of none."""
+    """Serialised `PromptEcho` messages with the records of `ids`, in chunks; none for no ids."""
     num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
     for first in range(0, len(ids), num_at_once):
         data, ends = _records(ids[first : first + num_at_once])
@@ -36,7 +36,7 @@ def _records(ids: NDArray[np.int32]) -> tuple[bytes, list[int]]:
     rows = np.empty((len(values), 3 + _MAX_VARINT_BYTES), dtype=np.uint8)
     is_written = np.ones(rows.shape, dtype=np.bool_)
     rows[:, 0], rows[:, 2] = _RECORDS, _ID
-    # An id of zero is not written at all: a record without any field.
+    # An id of zero is not written: the record has no field.
     is_written[:, 2] = values > 0
     for place in range(3, rows.shape[1]):
         is_written[:, place] = values > 0

@@ -1,6 +1,6 @@
 """The flight recorder's rows as StepRecord messages.
 
-Owns the joining of steps with what happened in them to whom, as far as the recorder still has it.
+Joins steps with the requests they concerned, as far as the recorder still has them.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class _Happened:
 
 
 def step_records(rows: Recording, max_steps: int | None) -> Iterator[pb.StepRecord]:
-    """The steps, oldest first; with `max_steps` only so many of the latest."""
+    """The steps, oldest first; with `max_steps` only the latest ones."""
     steps = rows.steps if max_steps is None else rows.steps[-max_steps:]
     if not len(steps):
         return
@@ -136,5 +136,5 @@ def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
 
 
 def _text(value: bytes) -> str:
-    """A name that may be cut in the middle of a character."""
+    """A name that may be truncated inside a character."""
     return value.decode("utf-8", "ignore")

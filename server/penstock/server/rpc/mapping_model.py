@@ -1,8 +1,8 @@
-"""What the model is, can do and allows, as published by ModelService.
+"""The model's limits and features, as published by ModelService.
 
-Owns the translation of limits and features. A feature that is not built yet is told as false here
-and refused in `mapping_in.chat_message` and `unimplemented`; a test holds the three together. What
-depends on the executor is told as its features say, and not before they are known.
+Features that are not built are published as false here and refused in `mapping_in.chat_message` and
+`unimplemented`; a test compares the three. Features of the executor are published once they are
+known.
 """
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -24,7 +24,7 @@ from penstock.v1 import model_pb2 as pb
 def model_of(
     front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
 ) -> pb.ModelInfo:
-    """The one model of a front. `has_operations`: OperationsService is there, on its own port."""
+    """The one model of a front. `has_operations`: OperationsService is served on its own port."""
     return pb.ModelInfo(
         name=front.model,
         aliases=front.config.model_aliases,
@@ -129,6 +129,6 @@ def _features_of(front: Front, *, has_operations: bool) -> pb.ModelFeatures:
     )
     if front.limits is not None:
         features.sessions = front.limits.has_sessions
-        for feature in Feature:  # named as the contract names them
+        for feature in Feature:  # with the contract's names
             setattr(features, feature.value, feature in front.limits.features)
     return features

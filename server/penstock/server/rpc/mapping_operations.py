@@ -1,7 +1,6 @@
-"""What operators see as protobuf: snapshots and live requests.
+"""Snapshots and live requests as protobuf messages for operators.
 
-Owns the shape of what goes out. The names of states, phases and reasons are those of the contract's
-enums without their prefix.
+The names of states, phases and reasons are those of the contract's enums without their prefix.
 """
 
 import math
@@ -29,7 +28,7 @@ _QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
 def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.ServerStats:
-    """The whole service; with `model`, of its models only that one."""
+    """The whole service; with `model`, only that model."""
     return pb.ServerStats(
         snapshot_time=timestamp_of(snapshot.time_s),
         uptime_duration=duration_of(snapshot.uptime_s),
@@ -94,7 +93,7 @@ def timestamp_of(time_s: float) -> Timestamp:
 
 
 def duration_if_known(duration_s: float | None) -> Duration | None:
-    """None for None, and for what no clock can tell."""
+    """None for None, and for a value that no duration can hold."""
     if duration_s is None or not math.isfinite(duration_s):
         return None
     return duration_of(duration_s)
@@ -180,7 +179,7 @@ def _phase_of(name: str) -> pb.RequestPhase.ValueType:
 
 
 def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
-    """Sums over the history, up to now; nothing but the age where there is none."""
+    """Sums over the history, up to now; only the age without a history."""
     now_s = view.arrival_s + view.age_s
     ends_s = [change.since_s for change in view.history[1:]]
     spent_s = dict.fromkeys((_QUEUE, _PREFILL, _DECODE), 0.0)
@@ -197,7 +196,7 @@ def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
 
 
 def _ttft_s(arrival_s: float, history: Sequence[PhaseChange]) -> float | None:
-    """Decoding begins with the first token."""
+    """Decoding starts with the first token."""
     for change in history:
         if change.phase == _DECODE:
             return max(0.0, change.since_s - arrival_s)

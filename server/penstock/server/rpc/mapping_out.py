@@ -1,7 +1,7 @@
 """Stream events to response messages: numbered, grouped, split.
 
-Owns the shape of what goes out. Pieces of one output that came since the last write become one
-`TokenDelta` message; a message that would grow past the size hint is split where a piece ends.
+Pieces of one output since the last write become one `TokenDelta` message; a message that would
+exceed the size hint is split at the end of a piece.
 """
 
 import math
@@ -19,21 +19,21 @@ from penstock.v1 import state_pb2
 
 _RECORD_BYTES = 20
 _TOP_BYTES = 13
-"""Upper estimates of an encoded record and of each of its alternatives."""
+"""Upper estimates of the size of an encoded record and of each of its alternatives."""
 _BYTES_HEAD = 6
-"""Tag and length around the bytes of a token, and what its length adds to those around it."""
+"""Tag and length of a token's bytes, and what they add to the enclosing lengths."""
 
 TokenBytes = Callable[[int], bytes | None]
 
 
 def no_token_bytes(token_id: int) -> bytes | None:
-    """For a model whose tokens have no bytes of their own."""
+    """For a model whose tokens have no byte values."""
     del token_id
     return None
 
 
 class ResponseEncoder:
-    """The messages of one stream. Numbers them from 0; `sequence` is the next one's number."""
+    """Encodes the messages of one stream, numbered from 0; `sequence` is the next number."""
 
     __slots__ = ("_max_message_bytes", "_token_bytes", "sequence")
 
@@ -46,8 +46,8 @@ class ResponseEncoder:
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
         """Serialised GenerateResponse messages for everything in `batch`, in order.
 
-        Between two other events the order of outputs among each other is not kept, which nobody
-        can observe; the order within an output is.
+        Between two other events the order among outputs is not kept, which no client can observe;
+        the order within an output is.
         """
         pending: dict[int, list[events.TokensPiece]] = {}
         sizes: dict[int, int] = {}
@@ -133,7 +133,7 @@ class ResponseEncoder:
 def encoder_for(
     chunks: ChunkLimits, config: FrontConfig, token_bytes: TokenBytes = no_token_bytes
 ) -> ResponseEncoder:
-    """The encoder of one stream: messages that were asked to be large are not split again."""
+    """The encoder of one stream; when large messages were requested it does not split them."""
     max_bytes = config.max_message_bytes_hint
     if chunks.is_holding:
         max_bytes = max(max_bytes, config.max_shared_message_bytes_hint)
@@ -189,7 +189,7 @@ def accepted_of(event: events.Accepted) -> pb.RequestAccepted:
 
 
 def progress_of(event: events.Progress) -> pb.RequestProgress:
-    """A change of state, or a place in the queue."""
+    """A change of state, or the position in the queue."""
     return pb.RequestProgress(
         state=state_pb2.RequestState.ValueType(event.state.value),
         num_cached_prompt_tokens=event.num_cached_prompt_tokens,
@@ -201,7 +201,7 @@ def progress_of(event: events.Progress) -> pb.RequestProgress:
 
 
 def finished_of(event: events.Finished) -> pb.RequestFinished:
-    """The last message of a stream that ended well."""
+    """The last message of a stream that finished."""
     timings = event.timings
     return pb.RequestFinished(
         outputs=[_end_of(end) for end in event.outputs],
@@ -222,7 +222,7 @@ def finished_of(event: events.Finished) -> pb.RequestFinished:
 
 
 def duration_of(seconds: float) -> Duration:
-    """Whole microseconds: finer than any clock here is worth."""
+    """In whole microseconds."""
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))
     return duration

@@ -1,6 +1,6 @@
-"""What right a method asks for, known by its path alone: before anything of a message is there.
+"""The right that each method requires, by its path: known before a message is read.
 
-Owns that table: it alone decides, for handlers do not ask again.
+Owns that table. Handlers do not check again.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _BY_SERVICE: Final[Mapping[str, Right | None]] = {
     "grpc.channelz.v1.Channelz": Right.INSPECT,
     "grpc.reflection.v1.ServerReflection": Right.INSPECT,
     "grpc.reflection.v1alpha.ServerReflection": Right.INSPECT,
-    # Load balancers ask, and show nothing.
+    # Load balancers call it; it reveals nothing.
     "grpc.health.v1.Health": None,
-    # What gateways of another contract call, where a facade is there.
+    # Methods of the gateway's contract, when one is served.
     "vllm.grpc.engine.VllmEngine": Right.GENERATE,
 }
 _BY_METHOD: Final[Mapping[str, Right | None]] = {
@@ -37,7 +37,7 @@ _BY_METHOD: Final[Mapping[str, Right | None]] = {
     "/vllm.grpc.engine.VllmEngine/GetModelInfo": Right.MODELS,
     "/vllm.grpc.engine.VllmEngine/GetServerInfo": Right.MODELS,
     "/vllm.grpc.engine.VllmEngine/GetTokenizer": Right.MODELS,
-    # A probe, as that of grpc.health.v1.
+    # A health probe, like grpc.health.v1.
     "/vllm.grpc.engine.VllmEngine/HealthCheck": None,
     "/vllm.grpc.engine.VllmEngine/StartProfile": Right.OPERATIONS_WRITE,
     "/vllm.grpc.engine.VllmEngine/StopProfile": Right.OPERATIONS_WRITE,
@@ -45,9 +45,9 @@ _BY_METHOD: Final[Mapping[str, Right | None]] = {
 
 
 def right_of(path: str) -> Right | None:
-    """The right that the method at `path` ("/package.Service/Method") asks for; None for none.
+    """The right that the method at `path` ("/package.Service/Method") requires; None for none.
 
-    Raises KeyError for a service that is not in the table: whom it is for must be said.
+    Raises KeyError for a service that is not in the table: every service must be listed.
     """
     if path in _BY_METHOD:
         return _BY_METHOD[path]

@@ -1,4 +1,4 @@
-"""ModelService: what is served here, and its tokenizer.
+"""ModelService: the served model and its tokenizer.
 
 Owns the handlers of ListModels, GetModel, Tokenize and Detokenize.
 """
@@ -36,11 +36,13 @@ from penstock.v1 import model_service_pb2 as pb
 SERVICE_NAME = "penstock.v1.ModelService"
 _MAX_PAGE_SIZE = 1000
 _TOKENS_AT_ONCE = 4096
-"""Put into a message in about a third of a millisecond."""
+"""Added to a message in about a third of a millisecond."""
 
 
 class ModelService:
-    """The handlers, over one front. `has_operations`: so has the server, on another port."""
+    """The handlers, over one front. `has_operations`: the server has OperationsService on another
+    port.
+    """
 
     def __init__(
         self, front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
@@ -71,7 +73,7 @@ class ModelService:
         if request.HasField("page_size"):
             violations.integer("page_size", request.page_size, 1, _MAX_PAGE_SIZE)
         if request.page_token:
-            violations.add("page_token", "is not one this server gave")
+            violations.add("page_token", "is not a token of this server")
         violations.raise_if_any()
         return pb.ListModelsResponse(models=[self._model()]).SerializeToString()
 
@@ -83,7 +85,7 @@ class ModelService:
         return pb.GetModelResponse(model=self._model()).SerializeToString()
 
     async def tokenize(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        """Text or a dialogue to token ids, as Generate would."""
+        """Text or a chat to token ids, as Generate would."""
         del context
         tenant = caller.tenant
         request = parse(pb.TokenizeRequest, data)
@@ -129,7 +131,7 @@ class ModelService:
         return model_of(self._front, self._keepalive, has_operations=self._has_operations)
 
     def _limits(self) -> Limits:
-        """Bounds of the last engine seen: a tokenizer works while it is away."""
+        """Limits of the last engine: the tokenizer works while none is connected."""
         limits = self._front.limits
         if limits is None:
             raise refuse(
@@ -139,7 +141,7 @@ class ModelService:
 
 
 def _tokens_as_bytes(encoded: EncodedPrompt, *, is_chat: bool) -> bytes:
-    """The answer to Tokenize. In parts: other threads cannot run until one is in the message."""
+    """The response of Tokenize, in parts: other threads are blocked while a part is added."""
     response = pb.TokenizeResponse(
         rendered_text=encoded.text if is_chat else "",
         num_dropped_messages=encoded.num_dropped_messages,

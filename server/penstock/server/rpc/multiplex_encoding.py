@@ -1,11 +1,11 @@
-"""The events of one request as bytes of a MultiplexResponse, which is nothing but such events.
+"""The events of one request as bytes of a MultiplexResponse, which has no other fields.
 
-Owns the wire format of the event that a request has most of: the text of a token or some. It is
-written by hand, because building and serialising protobuf's objects for it costs several times as
-much as all the rest of its way through the front. Everything else is protobuf's own.
+Owns the wire format of the most frequent event: the text of one or more tokens. It is encoded by
+hand, because building and serialising protobuf objects costs several times as much as the rest of
+its path through the front. All other events use protobuf.
 
-A message is any number of these events one after another: concatenating serialised messages merges
-them, and merging appends to repeated fields.
+A message is a concatenation of such events: concatenating serialised messages merges them, and
+merging appends to repeated fields.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ _TEXT = b"\x12"  # TokenDelta.text
 _NUM_TOKENS = b"\x20"  # TokenDelta.num_tokens
 
 _MAX_SHORT_TEXT_BYTES: Final = 64
-"""With a text no longer than this, every length around it takes one byte, whatever the numbers."""
+"""For a text of at most this length, every enclosing length takes one byte."""
 _BYTE = tuple(bytes((value,)) for value in range(128))
 _EVENT_HEAD = tuple(_EVENTS + size for size in _BYTE)
 _RESPONSE_HEAD = tuple(size + _SEQUENCE for size in _BYTE)
@@ -37,12 +37,12 @@ _TEXT_TAIL = tuple(_NUM_TOKENS + count for count in _BYTE)
 
 
 class MultiplexEncoder:
-    """What one request of a stream sends. `key`: its name there."""
+    """Encodes the events of one request of a stream. `key`: its key there."""
 
     __slots__ = ("_head", "_max_plain_chars", "_num_around_response", "_responses")
 
     def __init__(self, key: int, responses: ResponseEncoder, max_plain_chars: int) -> None:
-        """`responses` numbers and splits; `max_plain_chars`: of text that needs no splitting."""
+        """`responses` numbers and splits; texts of at most `max_plain_chars` need no splitting."""
         self._head = _key_field(key) + _RESPONSE
         self._num_around_response = len(self._head) + 1
         self._responses = responses
@@ -50,16 +50,16 @@ class MultiplexEncoder:
 
     @property
     def responses(self) -> ResponseEncoder:
-        """What numbers them."""
+        """The encoder that numbers them."""
         return self._responses
 
     @property
     def num_responses(self) -> int:
-        """Made so far."""
+        """How many were made so far."""
         return self._responses.sequence
 
     def encode(self, batch: Sequence[StreamEvent]) -> Sequence[bytes]:
-        """Everything in `batch`, in order, each event as the bytes of a message of its own."""
+        """Everything in `batch`, in order, each event as the bytes of one message."""
         piece = batch[0] if len(batch) == 1 else _plain_tokens(batch)
         if isinstance(piece, TokensPiece):
             index, text, num_tokens, records = piece
@@ -74,7 +74,7 @@ class MultiplexEncoder:
         return [_framed(self._head, data) for data in messages]
 
     def encode_text(self, text: str, num_tokens: int = 1) -> bytes:
-        """What `encode` gives for a piece of output 0 without records."""
+        """As `encode`, for text of output 0 without records."""
         responses = self._responses
         number = responses.sequence
         data = text.encode()
@@ -97,7 +97,7 @@ class MultiplexEncoder:
         )
 
     def _tokens(self, index: int, text: str, num_tokens: int) -> bytes:
-        """A message of tokens without records, whatever their number and length."""
+        """A message of tokens without records, of any number and length."""
         responses = self._responses
         number = responses.sequence
         responses.sequence = number + 1
@@ -120,7 +120,7 @@ def error_event(key: int, status: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Base 128, lowest digits first. `value` is not negative."""
+    """Base 128, least significant first. `value` is not negative."""
     if value < 128:
         return _BYTE[value]
     if value < 16384:
@@ -138,13 +138,13 @@ def _key_field(key: int) -> bytes:
 
 
 def _framed(head: bytes, data: bytes) -> bytes:
-    """`data` behind its key, as an event of a message."""
+    """`data` after its key, as an event of a message."""
     event = b"".join((head, varint(len(data)), data))
     return b"".join((_EVENTS, varint(len(event)), event))
 
 
 def _plain_tokens(batch: Sequence[StreamEvent]) -> TokensPiece | None:
-    """All of `batch` as one piece, where it is nothing but text of one output."""
+    """All of `batch` as one piece, if it is only text of one output."""
     first = batch[0]
     if not isinstance(first, TokensPiece):
         return None

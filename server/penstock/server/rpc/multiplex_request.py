@@ -1,6 +1,6 @@
-"""One request of a Multiplex stream: what of it may be written now.
+"""One request of a Multiplex stream: what may be written now.
 
-Owns its credit and whether it is marked as ready. Does not know the other requests.
+Owns its credit and its ready mark. Does not know the other requests.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ _MAX_BYTES_PER_CHAR = 4
 class MultiplexedRequest:
     """A request under its key. `num_credit_tokens` None: no limit.
 
-    `request`: what lives on the front, None for one that was refused. `is_ended`: its last event
-    was taken.
+    `request`: the live request, None for one that was refused. `is_ended`: its last event was
+    taken.
     """
 
     __slots__ = (
@@ -70,16 +70,16 @@ class MultiplexedRequest:
 
     @property
     def num_messages(self) -> int:
-        """Messages of its own that it would have been sent so far, had it a stream of its own."""
+        """How many messages it would have received on a stream of its own."""
         return 0 if self._encoder is None else self._encoder.num_responses
 
     @property
     def request_id(self) -> str:
-        """What is known of its id; empty for nothing."""
+        """Its id, if known; else empty."""
         return self._request_id if self.request is None else self.request.request_id
 
     def live(self, request: LiveRequest, front: Front) -> None:
-        """`front` has taken it: what its stream gets is written from now on."""
+        """`front` has opened it: from now on its events are written."""
         config = front.config
         self.request = request
         self._stream = request.stream
@@ -93,24 +93,24 @@ class MultiplexedRequest:
         self.mark()
 
     def refuse(self, refusal: Refusal, request_id: str) -> None:
-        """The front has not taken it."""
+        """The front has refused it."""
         self._refusal, self._request_id = refusal, request_id
         self.mark()
 
     def give_credit(self, num_tokens: int) -> None:
-        """So many more tokens may be sent; nothing changes where there is no limit."""
+        """Allow that many more tokens; no effect without a limit."""
         if self._num_credit_tokens is not None:
             self._num_credit_tokens += num_tokens
             self.mark()
 
     def mark(self) -> None:
-        """There may be something to write. Once is enough until it is taken."""
+        """It may have events to write. One mark is enough until it is taken."""
         if not self._is_marked and not self.is_ended:
             self._is_marked = True
             self._writer.mark(self)
 
     def take(self) -> Sequence[bytes]:
-        """The events that may be written now, all of them; sets `is_ended` with the last.
+        """Take all events that may be written now; sets `is_ended` with the last.
 
         A failure is not among them: see `refusal` once it has ended.
         """
@@ -119,7 +119,7 @@ class MultiplexedRequest:
         if stream is None or encoder is None or self._refusal is not None:
             self.is_ended = self._refusal is not None
             return ()
-        # Most requests have one token, and no more than its text, each time they are looked at.
+        # The common case: one token of plain text per call.
         text = stream.take_text() if credit != 0 else None
         if text is not None:
             num_tokens = 1
@@ -132,11 +132,11 @@ class MultiplexedRequest:
         if credit is not None:
             self._num_credit_tokens = credit - num_tokens
             if stream.is_closed:
-                # No backlog grows any more that would end it where credit never comes.
+                # Where credit never comes, no backlog grows that would end it.
                 stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
         return events
 
     def break_with(self, refusal: Refusal) -> None:
-        """`take` itself failed: what it had taken is lost, and the request ends here."""
+        """`take` failed: the events taken are lost, and the request ends here."""
         self._refusal = refusal
         self.is_ended = True

@@ -1,11 +1,11 @@
 """Multiplex: many requests over one stream.
 
-Owns the life of one call: its reader, its writer, and the end of both. What a command does is in
-`multiplex_table.py`, what goes out in `multiplex_writer.py`.
+Owns one call: its reader, its writer, and the end of both. `multiplex_table.py` executes commands,
+`multiplex_writer.py` writes events.
 
-The call ends with OK once its client has closed its side and the last request has ended; in failure
-on a command that makes no sense, a reader that stalls, and a drain. However it ends, and also when
-it is cancelled or its connection is lost, the requests it leaves behind are released at once.
+The call ends with OK once its client has closed its side and the last request has ended; with an
+error on an invalid command, a stalled reader, or a drain. However it ends, cancellation and lost
+connections included, its requests are released at once.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ import grpc.aio
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse, refuse_field
 from penstock.server.front.front import Front
 from penstock.server.front.shared_writer import SharedWriter
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import Context, HandlerWrapper
-from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
+from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
 from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.multiplex_table import MultiplexCaller, MultiplexTable
 from penstock.server.rpc.multiplex_writer import MultiplexWriter
@@ -41,17 +41,17 @@ class MultiplexService:
         front: Front,
         wrapper: HandlerWrapper,
         accounts: CallAccounts,
-        gate: Gate | None = None,
-        turns: LargeTurns | None = None,
+        gate: AccessControl | None = None,
+        turns: LargeMessageTurns | None = None,
     ) -> None:
         self._front = front
-        self._turns = turns or LargeTurns()
-        self._gate = gate or Gate(tenant_metadata_key=front.config.tenant_metadata_key)
+        self._turns = turns or LargeMessageTurns()
+        self._gate = gate or AccessControl(tenant_metadata_key=front.config.tenant_metadata_key)
         self._wrapper = wrapper
         self._accounts = accounts
 
     async def handle(self, context: Context) -> None:
-        """Serve one call. Raises RequestError when it ends in failure."""
+        """Serve one call. Raises RequestError when it fails."""
         front = self._front
         tenant = self._gate.admit(context, Right.GENERATE).tenant
         if front.is_draining:
@@ -73,7 +73,7 @@ class MultiplexService:
         timeout_s = call_timeout_s(context)
         outcome = OK
         try:
-            # So that a client knows its stream stands before there is anything to tell.
+            # The client sees that the stream is open before the first event.
             await context.send_initial_metadata(())
             reader.start()
             await writer.run()
@@ -93,7 +93,7 @@ class MultiplexService:
 
 
 class _Reader:
-    """The task that takes commands; where it fails, the writer is cut and tells why."""
+    """The task that reads commands; when it fails, it closes the writer with the error."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Reader:
             data = await self._read()
 
     async def _first(self) -> Any:
-        """Nobody opens a stream for nothing; later ones may take their time."""
+        """The first command must come in time; later ones may take any time."""
         try:
             async with asyncio.timeout(self._max_arrival_s):
                 return await self._read()
@@ -154,7 +154,7 @@ class _Reader:
 
 
 def apply_command(message: pb.MultiplexRequest, table: MultiplexTable) -> None:
-    """Do what a client asks for. Raises RequestError where that makes no sense."""
+    """Execute a client's command. Raises RequestError when it is invalid."""
     match message.WhichOneof("command"):
         case "submit":
             table.submit(message.submit)

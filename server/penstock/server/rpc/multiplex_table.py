@@ -1,7 +1,7 @@
-"""The requests of one Multiplex stream, by the keys that its client gave them.
+"""The requests of one Multiplex stream, by the keys that its client chose.
 
-Owns their way in and out: what a command does, the tasks that tokenise, and the release of all that
-lives when the stream ends. Does not know how commands arrive or events leave.
+Owns their start and end: executing commands, the tasks that tokenise, and the release of all live
+requests when the stream ends. Does not know how commands arrive or events leave.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
 
 MAX_UNSENT_REFUSALS: Final = 256
-"""A client that does not read what it is refused is not read either."""
+"""Commands are not read while so many refusals are unread."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultiplexCaller:
-    """Who opened a call: what its requests have in common.
+    """The caller of a call: what its requests have in common.
 
-    `admit` judges again whether it may submit, since a call may outlive a policy; RequestError.
+    `admit` checks its rights again, since a call may outlive a policy; RequestError.
     """
 
     tenant: str
@@ -47,7 +47,7 @@ class MultiplexCaller:
 
 
 class MultiplexTable:
-    """The requests of one call, all of one tenant. Every method is called on the event loop."""
+    """The requests of one call, all of one tenant. Call every method on the event loop."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class MultiplexTable:
 
     @property
     def has_unwritten_ends(self) -> bool:
-        """Whether requests have ended that are not settled."""
+        """Whether there are ended requests that are not settled."""
         return bool(self._ended)
 
     def submit(self, message: pb.MultiplexSubmit) -> None:
         """Start a request. Its own failures become its event.
 
-        Raises RequestError naming the key where that is live already: whose events would be whose?
+        Raises RequestError naming the key when it is in use: its events would be ambiguous.
         """
         account = self._open_account(message)
         if message.key in self._requests:
@@ -112,19 +112,19 @@ class MultiplexTable:
         task.add_done_callback(self._starting.discard)
 
     def cancel(self, key: int) -> None:
-        """End a request as CANCELLED; without effect on a key that is not live."""
+        """End a request as CANCELLED; no effect on a key that is not live."""
         request = self._requests.get(key)
         if request is not None and request.request is not None:
             self._front.cancel_here(request.request)
 
     def give_credit(self, key: int, num_tokens: int) -> None:
-        """Let so many more tokens of a request out; without effect on a key that is not live."""
+        """Allow that many more tokens of a request; no effect on a key that is not live."""
         request = self._requests.get(key)
         if request is not None:
             request.give_credit(num_tokens)
 
     async def wait_for_room(self) -> None:
-        """Return once there are not too many refusals that nobody has read."""
+        """Return once there are not too many unread refusals."""
         await self._room.wait()
 
     def end(self, request: MultiplexedRequest) -> None:
@@ -140,16 +140,16 @@ class MultiplexTable:
         self._room.set()
 
     def settle(self) -> None:
-        """Everything that was taken has been written."""
+        """All events that were taken have been written."""
         if self._ended:
             ended, self._ended = self._ended, []
             for account, outcome in ended:
                 self._accounts.close(account, outcome)
 
     def release_all(self, outcome: Outcome) -> None:
-        """The stream is over, and with it all of its requests; `outcome`: of its call.
+        """The stream has ended, and with it all of its requests; `outcome`: of its call.
 
-        What a request had to be told in failure counts, though it was not told.
+        A failure that a request had to report is recorded even if it was not delivered.
         """
         for task in self._starting:
             task.cancel()

@@ -1,8 +1,8 @@
-"""What all requests of a Multiplex stream have to tell, as few messages as that takes.
+"""Writes the events of all requests of a Multiplex stream, in as few messages as possible.
 
-Owns the messages: after each step one, with the events of every request that the step touched,
-split where it would grow past the size hint. While a write is blocked the requests' backlogs grow,
-and the next message carries more.
+After each step one message has the events of every request that the step touched; it is split when
+it would exceed the size hint. While a write is blocked the requests' backlogs grow, and the next
+message carries more.
 """
 
 import asyncio
@@ -18,11 +18,13 @@ from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.multiplex_table import MultiplexTable
 
 _LAST_WRITE_S: Final = 1.0
-"""How long a write that was under way when its call was cancelled may take to return."""
+"""How long a write in progress may take to return after its call was cancelled."""
 
 
 class MultiplexWriter:
-    """Writes until the stream is over; `write` sends one message, blocked while nobody reads."""
+    """Writes until the stream ends; `write` sends one message and blocks while the client does not
+    read.
+    """
 
     def __init__(
         self,
@@ -41,15 +43,15 @@ class MultiplexWriter:
         self._is_half_closed = False
 
     def half_close(self) -> None:
-        """No more commands will come: the stream is over when its last request has ended."""
+        """No more commands will come: the stream ends when its last request has ended."""
         self._is_half_closed = True
         self._ready.wake()
 
     async def run(self) -> None:
-        """Write what comes, until nothing more can.
+        """Write events until the stream ends.
 
-        Raises RequestError: DRAINING once a server that is about to stop has nothing more to say
-        here, or what the stream was cut with.
+        Raises RequestError: DRAINING once a stopping server has no more events, or the error that
+        closed the stream.
         """
         ready, clock = self._ready, self._front.clock
         try:
@@ -60,7 +62,8 @@ class MultiplexWriter:
                     ready.end_write(clock())
                 self._table.settle()
         except asyncio.CancelledError:
-            # Either the peer left, or its reader stalled and we cut it off in mid-write.
+            # The client disconnected, or its reader stalled and the stream was closed during the
+            # write.
             if ready.was_cut_off() and ready.refusal is not None:
                 raise RequestError(ready.refusal) from None
             raise
@@ -68,8 +71,8 @@ class MultiplexWriter:
     async def _send(self, message: bytes) -> None:
         """Write one message.
 
-        A client may leave as soon as it has the last event of its last request, and the call may be
-        cancelled here before the write returns: what was written by then has ended well.
+        A client may disconnect as soon as it has the last event of its last request, and the call
+        may be cancelled here before the write returns: requests written by then have finished.
         """
         if not self._table.has_unwritten_ends:
             await self._write(message)
@@ -99,7 +102,7 @@ class MultiplexWriter:
             try:
                 events = request.take()
             except Exception as error:
-                # A bug in our own handling: this request ends, the others must not notice.
+                # A bug in our own code: this request ends, the others must not be affected.
                 refusal = self._wrapper.internal_error(
                     "Multiplex",
                     error,

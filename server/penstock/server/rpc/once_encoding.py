@@ -1,4 +1,4 @@
-"""A whole stream that ended well as one GenerateOnceResponse, a part at a time.
+"""A finished stream as one GenerateOnceResponse, a part at a time.
 
 Owns the parts: serialised messages that are the response when they stand one behind another, since
 merging appends to repeated fields. Each takes no more than some milliseconds to make, so that the

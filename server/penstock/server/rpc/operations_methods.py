@@ -32,13 +32,13 @@ DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
 DEFAULT_PROFILE_S, MAX_PROFILE_S = 5.0, 60.0
 MAX_CHUNK_BYTES: Final = 256 << 10
 MAX_FLIGHT_MAKERS: Final = 2
-"""Flight records that are made at a time: it takes a processor and much memory."""
+"""Flight records that are made at a time: each needs a processor and much memory."""
 MAX_FLIGHT_READERS: Final = 8
-"""Flight records that are being read at a time: each is in memory until its reader has it."""
+"""Flight records that are read at a time: each is in memory until its reader has it."""
 MAX_FLIGHT_WRITE_S: Final = 10.0
 """How long a reader may leave one message of a flight record unread."""
 MAX_FLIGHT_READ_S: Final = 120.0
-"""How long a reader may take for the whole of it."""
+"""How long a reader may take for the whole record."""
 _LEVELS = {
     pb.LOG_LEVEL_DEBUG: "debug",
     pb.LOG_LEVEL_INFO: "info",
@@ -55,7 +55,7 @@ _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESS
 
 
 class OperationsMethods:
-    """The handlers. `stopping` is set when the server is about to stop: watchers are let go."""
+    """The handlers. `stopping` is set when the server is about to stop: watches end."""
 
     def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
         self._operations = operations
@@ -119,7 +119,7 @@ class OperationsMethods:
         if request.HasField("page_size"):
             size = violations.integer("page_size", request.page_size, 1, MAX_PAGE_SIZE)
         if request.HasField("state") and request.state not in _LIVE_STATES:
-            violations.add("state", "must be PENDING or PROCESSING: others have ended")
+            violations.add("state", "must be PENDING or PROCESSING: other requests have ended")
         violations.raise_if_any()
         self._model_of(request)
         found = [view for view in await self._live_requests() if _is_asked_for(view, request)]
@@ -136,7 +136,7 @@ class OperationsMethods:
                 filters=filters.SerializeToString(deterministic=True),
             )
         except BadPageToken:
-            raise refuse_field("page_token", "is not one this server gave for this list") from None
+            raise refuse_field("page_token", "is not a token of this list") from None
         return pb.ListLiveRequestsResponse(
             requests=[live_request_of(view) for view in page.entries],
             next_page_token=page.next_token,
@@ -182,11 +182,11 @@ class OperationsMethods:
         max_steps = request.max_steps if request.HasField("max_steps") else None
         violations = Violations()
         if request.format not in pb.FlightRecordFormat.values():
-            violations.add("format", "is not one this server knows")
+            violations.add("format", "is not a known format")
         if max_steps == 0:
             violations.add("max_steps", "must be at least 1")
         elif max_steps is not None and is_raw:
-            violations.add("max_steps", "does not go with RAW, which is always whole")
+            violations.add("max_steps", "cannot be combined with RAW, which is always complete")
         violations.raise_if_any()
         self._model_of(request)
         if self._num_flight_readers >= MAX_FLIGHT_READERS:
@@ -194,7 +194,7 @@ class OperationsMethods:
             raise refuse(ErrorReason.NOT_POSSIBLE_NOW, why)
         self._num_flight_readers += 1
         try:
-            # No turn is held while a reader reads: one that does not must not keep others waiting.
+            # No slot is held while a reader reads: a slow one must not block others.
             async with self._flight_turns:
                 responses = await self._flight_responses(request.format, max_steps)
             await _write_in_time(context, responses)
@@ -216,7 +216,7 @@ class OperationsMethods:
         return _step_responses(records)
 
     async def dump_flight_record(self, data: bytes, context: Context) -> bytes:
-        """The recorder's memory, into a file of the server's."""
+        """Write the recorder's memory to a file on the server."""
         del context
         request = parse(pb.DumpFlightRecordRequest, data)
         self._model_of(request)
@@ -225,7 +225,7 @@ class OperationsMethods:
         return pb.DumpFlightRecordResponse(path=str(path)).SerializeToString()
 
     async def set_log_level(self, data: bytes, context: Context) -> bytes:
-        """Of every process."""
+        """Set the log level of every process."""
         del context
         request = parse(pb.SetLogLevelRequest, data)
         level = _LEVELS.get(request.level)
@@ -237,7 +237,7 @@ class OperationsMethods:
         return pb.SetLogLevelResponse().SerializeToString()
 
     async def profile(self, data: bytes, context: Context) -> None:
-        """What a process does, sampled."""
+        """Sample the stacks of a process."""
         request = parse(pb.ProfileRequest, data)
         process, duration_s = _profile_of(request)
         with _told():
@@ -253,7 +253,7 @@ class OperationsMethods:
         | pb.GetFlightRecordRequest
         | pb.DumpFlightRecordRequest,
     ) -> str | None:
-        """The model that is asked for, None for all; raises RequestError for one that is not."""
+        """The requested model, None for all; raises RequestError for an unknown one."""
         model = request.model if request.HasField("model") else None
         check_model(model, tuple(each.model for each in self._operations.snapshot().models))
         return model
@@ -285,13 +285,13 @@ def _profile_of(request: pb.ProfileRequest) -> tuple[str, float]:
     violations = Violations()
     process = _PROCESSES.get(request.process)
     if process is None:
-        violations.add("process", "is not one this server knows")
+        violations.add("process", "is not a known process")
     elif process == "front":
         if not request.HasField("front_index"):
             violations.add("front_index", "is required for a front")
         process = f"front {request.front_index}"
     elif request.HasField("front_index"):
-        violations.add("front_index", "goes with FRONT alone")
+        violations.add("front_index", "is allowed for FRONT only")
     duration = request.duration if request.HasField("duration") else _default_profile()
     duration_s = violations.duration_s("duration", duration, MAX_PROFILE_S)
     violations.raise_if_any()
@@ -306,7 +306,7 @@ def _default_profile() -> Duration:
 
 
 async def _write_in_time(context: Context, responses: Iterable[pb.GetFlightRecordResponse]) -> None:
-    """Write all of them; raises RequestError for a reader that takes too long over it."""
+    """Write all of them; raises RequestError for a reader that takes too long."""
     try:
         async with asyncio.timeout(MAX_FLIGHT_READ_S):
             for response in responses:
@@ -324,7 +324,7 @@ def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:
 def _step_responses(
     records: Iterable[stats_pb2.StepRecord],
 ) -> Iterator[pb.GetFlightRecordResponse]:
-    """As many steps in a message as its size allows."""
+    """Groups of steps, as many in a message as fit."""
     response, size = pb.GetFlightRecordResponse(), 0
     for record in records:
         num_bytes = record.ByteSize()

@@ -1,6 +1,6 @@
-"""OperationsService as a gRPC server of its own: for operators, apart from where clients connect.
+"""OperationsService as a gRPC server of its own, on a separate port for operators.
 
-Owns the server, its health and its bounds. The handlers are `operations_methods`'.
+Owns the server, its health and its bounds. The handlers are in `operations_methods`.
 """
 
 import asyncio
@@ -13,18 +13,19 @@ from grpc_health.v1 import health_pb2_grpc
 
 from penstock.server.observe.operations.operations import Operations
 from penstock.server.rpc import health, reflection
-from penstock.server.rpc.arrival import TimelyServer
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.operations_methods import SERVICE_NAME, OperationsMethods
 from penstock.server.rpc.options import KeepaliveConfig, server_options
+from penstock.server.rpc.read_limiter import RequestReadLimiter
 from penstock.server.rpc.secure_port import add_port
 from penstock.server.security.security import Security
 
 MAX_CALLS = 256
-"""Calls handled at a time of those who may make them, and as many of health, which everybody may
-ask: more are refused with RESOURCE_EXHAUSTED. gRPC's own bound would count strangers in."""
+"""Calls of admitted callers handled at a time, and as many again of health, which needs no right:
+more are refused with RESOURCE_EXHAUSTED. gRPC's own bound would count unauthenticated calls.
+"""
 _MAX_ARRIVAL_S = 30.0
 _MAX_STALL_S = 30.0
 _RETRY_AFTER_S = 1.0
@@ -35,7 +36,7 @@ class OperationsServer:
     """Serves `Operations` on `host` and `port` (0: any free one). Lives on one running event loop.
 
     `is_port_reserved`: this service holds the port already, by a socket with SO_REUSEPORT that does
-    not listen. `security` None: plain text, and everybody may call.
+    not listen. `security` None: plain text, every caller is admitted.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class OperationsServer:
         is_port_reserved: bool = False,
         security: Security | None = None,
     ) -> None:
-        # An address of IPv6 stands in brackets.
+        # IPv6 addresses need brackets.
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_port_reserved = is_port_reserved
         self._health = Health((SERVICE_NAME,), max_stall_s=_MAX_STALL_S)
         self._stopping = asyncio.Event()
         self._tls = None if security is None else security.tls
-        self._gate = Gate(security)
+        self._gate = AccessControl(security)
         self._methods = OperationsMethods(operations, self._stopping)
         self._wrapper = HandlerWrapper(
             retry_after_s=_RETRY_AFTER_S, on_internal_error=self._count_internal_error
@@ -62,12 +63,12 @@ class OperationsServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Serve; the port that was bound. Raises OSError when the address cannot be bound."""
-        # One process serves operators: a port that somebody else has must not be shared.
+        """Serve; returns the bound port. Raises OSError when the address cannot be bound."""
+        # One process serves operators: the port must not be shared with another program.
         options = dict(server_options(KeepaliveConfig()))
         options["grpc.so_reuseport"] = int(self._is_port_reserved)
         server = grpc.aio.server(options=tuple(options.items()))
-        timely = TimelyServer(
+        timely = RequestReadLimiter(
             server,
             self._gate,
             max_arrival_s=_MAX_ARRIVAL_S,
@@ -88,7 +89,7 @@ class OperationsServer:
         return port
 
     async def stop(self) -> None:
-        """Let watchers go and stop, within half a second. Idempotent."""
+        """End the watches and stop, within half a second. Idempotent."""
         self._stopping.set()
         self._health.shut_down()
         server, self._server = self._server, None

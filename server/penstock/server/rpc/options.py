@@ -1,8 +1,8 @@
 """The gRPC server's options, one by one with their reasons.
 
-Owns the transport's limits. gRPC accepts unknown option names in silence, so the tests look each
-name up in the core and try the option's effect where that takes little time. Some values are the
-core's own defaults, given so that another release changes nothing; they are tried with others.
+Owns the transport's limits. gRPC ignores unknown option names silently, so the tests look each name
+up in the core and check the option's effect where that is quick. Some values are the core's own
+defaults, set so that another release changes nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ ServerOptions = tuple[tuple[str, int], ...]
 MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_METADATA_BYTES: Final = 8 << 10
 MAX_ANY_METADATA_BYTES: Final = 2 * MAX_METADATA_BYTES
-"""What is refused whatever chance says."""
+"""Metadata above this size is always refused."""
 _UNREAD_BYTES: Final = 64 << 10
 MAX_CONCURRENT_STREAMS: Final = 1024
-"""On one connection; the core may refuse what comes beyond, and clients then see UNAVAILABLE."""
+"""Per connection; the core may refuse more, which clients see as UNAVAILABLE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,9 @@ class KeepaliveConfig:
 
 
 def keepalive_of(front: FrontConfig) -> KeepaliveConfig:
-    """What the settings say. The grace is never below the longest deadline: it must not cut."""
+    """Keepalive from the settings. The grace is never below the longest deadline, so that no
+    request is interrupted.
+    """
     usual = KeepaliveConfig()
     return replace(
         usual,
@@ -53,38 +55,38 @@ def server_options(
         # Without it, a burst of resets on one connection cancels the calls of other clients.
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),  # the core's default
-        # A stream that nobody reads may fill its window, and what is read is bounded elsewhere
-        # (`reading_slots.py`). The core's own guess at the window is as large as it finds.
+        # A stream that is not read may fill its window, and reading is bounded elsewhere
+        # (`reading_slots.py`). The core's own estimate makes the window as large as possible.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
-        # Between soft and hard limit the core rejects at random, so both are set. Its defaults.
+        # Between soft and hard limit the core rejects at random, so both are set, to its defaults.
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
         ("grpc.keepalive_time_ms", _ms(keepalive.server_ping_interval_s)),
         ("grpc.keepalive_timeout_ms", ping_timeout_ms),
-        # An idle stream of a client that is half dead is noticed by this one alone.
+        # Only this detects an idle stream of a client that is half dead.
         ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         (
             "grpc.http2.min_ping_interval_without_data_ms",
             _ms(keepalive.min_client_ping_interval_s),
         ),
-        # The grace exceeds the longest generation: what outlives it is cut.
+        # The grace exceeds the longest generation: a longer call is ended.
         ("grpc.max_connection_age_ms", _ms(keepalive.max_connection_age_s)),
         ("grpc.max_connection_age_grace_ms", _ms(keepalive.max_connection_age_grace_s)),
-        # Nobody may take all memory and descriptors with connections. Those that greet and then do
-        # nothing end by their age. They could sooner by grpc.max_connection_idle_ms, which closes
-        # without a warning: a call that is on its way then would be lost.
+        # Bounds the memory and descriptors of connections. Connections without calls end by their
+        # age. grpc.max_connection_idle_ms would end them sooner, but closes without a warning: a
+        # call that is just being sent would be lost.
         ("grpc.max_allowed_incoming_connections", transport.max_connections),
         ("grpc.server_handshake_timeout_ms", _ms(transport.handshake_timeout_s)),
-        # Until a client has acknowledged our settings it is not held to most of them.
+        # Until a client has acknowledged our settings most of them do not bind it.
         ("grpc.http2.settings_timeout", _ms(transport.handshake_timeout_s)),
         # By default half of 5,000 calls that arrive at once are dropped.
         ("grpc.server.max_pending_requests", 20_000),
-        # From that limit to this one chance decides. They are the same, so nothing is left to it.
+        # Between the two limits the core refuses at random; equal limits leave nothing to chance.
         ("grpc.server.max_pending_requests_hard_limit", 20_000),
-        # Fronts share the port; the supervisor makes sure that no stranger does. The
-        # core's default where the system knows how.
+        # Fronts share the port; the supervisor keeps other programs off. The core's default where
+        # the system supports it.
         ("grpc.so_reuseport", 1),
     )
 

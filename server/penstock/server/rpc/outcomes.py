@@ -1,6 +1,6 @@
-"""How a request ended, as the status of its call says it, or would have had anybody listened.
+"""The outcome of a request: the status of its call, or the one it would have had.
 
-Owns the judgement of calls that were cancelled: by their client, by their deadline, or by us.
+Owns the rules for cancelled calls: by their client, by their deadline, or by us.
 """
 
 import math
@@ -16,28 +16,29 @@ OK: Final = Outcome(grpc.StatusCode.OK.value[0])
 CANCELLED: Final = Outcome(grpc.StatusCode.CANCELLED.value[0])
 _DEADLINE_SLACK_S = 0.01
 _DEADLINE_SLACK_SHARE = 0.01
-"""A client's time is over before ours: its timeout comes rounded up, by less than a hundredth, and
-then it cancels."""
+"""A client's deadline passes before ours: its timeout arrives rounded up by less than a hundredth,
+and then it cancels.
+"""
 
 
 class Timed(Protocol):
-    """As much of a call's context as is needed here."""
+    """The part of a call's context that is used here."""
 
     def time_remaining(self) -> float:
-        """Seconds to the deadline of the call; None without one, whatever the stubs say."""
+        """Seconds to the deadline of the call; None without one, despite the stubs."""
         ...
 
 
 def outcome_of(refusal: Refusal) -> Outcome:
-    """The outcome of a request that is told `refusal`."""
+    """The outcome of a request that was refused or failed with `refusal`."""
     return Outcome(STATUS_RULES[refusal.reason].code.value[0], refusal.reason.value)
 
 
 def outcome_of_failure(account: RequestAccount, context: Timed) -> Outcome:
     """The outcome of a call that raised.
 
-    What we had to say counts, even where nobody was left to hear it: so what fails here does not
-    hide behind clients that lose patience.
+    Our own failure counts even if the client had disconnected: otherwise impatient clients would
+    hide it.
     """
     if account.refusal is not None:
         return outcome_of(account.refusal)
@@ -47,9 +48,9 @@ def outcome_of_failure(account: RequestAccount, context: Timed) -> Outcome:
 
 
 def outcome_of_leaving(context: Timed, timeout_s: float) -> Outcome:
-    """The outcome of a call that ended under way: its deadline passed, or its client left.
+    """The outcome of a call that ended early: its deadline passed, or its client disconnected.
 
-    `timeout_s`: what the deadline was at first, infinite without one.
+    `timeout_s`: the deadline at the start, infinite without one.
     """
     remaining_s = cast(float | None, context.time_remaining())
     slack_s = _DEADLINE_SLACK_S + _DEADLINE_SLACK_SHARE * timeout_s

@@ -1,8 +1,7 @@
-"""Lists in pages: where the next one starts, as a token that callers cannot read anything into.
+"""Paged lists, with opaque page tokens.
 
-Owns the token. It names the last entry of a page and the filters of the list, so that a page goes
-on where the one before ended, whatever has come and gone meanwhile, and a token of another list is
-refused.
+A token names the last entry of a page and the filters of the list, so that the next page continues
+there, whatever was added or removed meanwhile, and a token of another list is refused.
 """
 
 import base64
@@ -15,7 +14,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Place = tuple[float, str, str]
-"""What entries are sorted by; no two have the same."""
+"""The sort key of entries; unique."""
 MAX_TOKEN_CHARS = 4096
 
 
@@ -39,9 +38,9 @@ def page_of(
     token: str,
     filters: bytes,
 ) -> Page[T]:
-    """The page that starts where `token` says, of `entries` in order of their places.
+    """The page of `entries` (sorted) that starts at `token`.
 
-    `filters` is whatever tells one list from another. Raises BadPageToken.
+    `filters` identifies the list. Raises BadPageToken.
     """
     digest = zlib.crc32(filters)
     if token:
@@ -52,7 +51,7 @@ def page_of(
 
 
 def _after(place: Place, entries: Sequence[T], place_of: Callable[[T], Place]) -> Sequence[T]:
-    """By name where the entry is still there: the clock it arrived by may have been set since."""
+    """By name while the entry exists: the clock behind its arrival may have been set since."""
     for index, entry in enumerate(entries):
         if place_of(entry)[1:] == place[1:]:
             return entries[index + 1 :]
@@ -71,11 +70,11 @@ def _decode(token: str, digest: int) -> Place:
         packed = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
         if zlib.crc32(packed[4:]) != int.from_bytes(packed[:4]):
             raise BadPageToken
-        told, at_s, tenant, request_id = json.loads(packed[4:])
-    except (ValueError, TypeError, RecursionError):  # whoever made it knows the checksum
+        given, at_s, tenant, request_id = json.loads(packed[4:])
+    except (ValueError, TypeError, RecursionError):  # the sender can compute the checksum too
         raise BadPageToken from None
     is_place = isinstance(at_s, float) and isinstance(tenant, str) and isinstance(request_id, str)
-    # Infinity and NaN are JSON to Python, and nothing comes after them.
-    if told != digest or not is_place or not math.isfinite(at_s):
+    # Python reads Infinity and NaN as JSON, and no entry comes after them.
+    if given != digest or not is_place or not math.isfinite(at_s):
         raise BadPageToken
     return at_s, tenant, request_id

@@ -1,6 +1,6 @@
-"""Bytes to protobuf messages, with errors that say what is wrong with the bytes.
+"""Bytes to protobuf messages, with errors that describe what is wrong with the bytes.
 
-Owns the handling of malformed input. gRPC's own deserialisers would answer UNKNOWN and show class
+Owns the handling of malformed input. gRPC's own deserialisers would return UNKNOWN and show class
 names; here the handler parses.
 """
 
@@ -22,11 +22,12 @@ from penstock.server.front.errors import (
 M = TypeVar("M", bound=Message)
 _MAX_DEPTH = 16
 _MAX_FIELDS_EXPLAINED = 10_000
-"""Some milliseconds of looking for what is wrong; hostile bytes hold millions of fields."""
+"""Some milliseconds of search; hostile bytes hold millions of fields."""
 MAX_UNKNOWN_BYTES = 16 << 10
 MAX_UNKNOWN_FIELDS = 1_000
-"""What clients of later releases may add; Python takes a second for the fields that fit a message.
-The bytes are what bounds the work: no field can be counted without listing them all."""
+"""Fields that clients of later releases may add; Python takes a second for as many as fit into a
+message. The bytes bound the work: fields cannot be counted without listing them all.
+"""
 _MAX_MESSAGES_SEARCHED = 10_000
 _LONG_TEXT = 1024
 _MAX_PARTS_CLEARED = 64
@@ -42,11 +43,11 @@ def parse(message_type: type[M], data: bytes) -> M:
 
 
 def num_unknown_fields(message: Message) -> int:
-    """Fields that this build does not know, at any depth: ignored, but worth a count.
+    """Fields that this build does not know, at any depth: ignored but counted.
 
-    For a message that has passed its bounds, and has been read: its lists of numbers, its long
-    texts and what is not known of it are gone afterwards. Raises RequestError MALFORMED_REQUEST
-    where there are more than clients of later releases have a use for.
+    For a message that is within its bounds and was read: its lists of numbers, long texts and
+    unknown fields are cleared. Raises RequestError MALFORMED_REQUEST when there are more than a
+    later release could add.
     """
     _drop_long_values(message)
     encoded = message.SerializeToString()
@@ -65,7 +66,7 @@ def num_unknown_fields(message: Message) -> int:
         num_fields += len(UnknownFieldSet(searched))
         for descriptor, value in searched.ListFields():
             kind = descriptor.message_type
-            # What is taken of maps has plain values; their entries keep nothing that is not known.
+            # The maps that are read have plain values; their entries keep no unknown fields.
             if kind is not None and not kind.GetOptions().map_entry:
                 left.extend(value if is_repeated(descriptor) else (value,))
     if num_fields > MAX_UNKNOWN_FIELDS:
@@ -74,7 +75,7 @@ def num_unknown_fields(message: Message) -> int:
 
 
 def _drop_long_values(message: Message) -> None:
-    """Clear the lists of numbers and the long texts of a message: they take time to write out."""
+    """Clear the lists of numbers and the long texts of a message: serialising them takes time."""
     for descriptor, value in message.ListFields():
         if descriptor.message_type is not None:
             parts = value if is_repeated(descriptor) else (value,)
@@ -97,7 +98,7 @@ def _too_much_unknown(found: str, allowed: str) -> RequestError:
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """Whether a field is a list; older releases of protobuf do not say so themselves."""
+    """Whether a field is repeated; older releases of protobuf lack the property."""
     return isinstance(field.default_value, list)
 
 
@@ -117,7 +118,7 @@ def _invalid_strings(
 ) -> Iterator[str]:
     """Paths of strings that are not UTF-8, up to where the wire format breaks (ValueError).
 
-    Looks at no more fields than `budget` has items.
+    Visits no more fields than `budget` has items.
     """
     seen: dict[int, int] = {}
     for (number, value), _ in zip(_fields(data), budget, strict=False):

@@ -1,10 +1,9 @@
-"""How many messages may be on their way in at a time, and whose.
+"""Bounds how many messages are read at a time, in all and per caller.
 
-Owns the bound on the memory of messages that are begun. Once somebody reads, the core takes in a
-message of any size that is allowed, however slowly it comes; until then it takes in next to nothing
-(`options.py`). So reading is what is rationed: so much for all, a share of it for each caller, and
-callers take turns. Who sends slowly cannot keep others waiting: a slot that is wanted is given back
-after a while. Knows neither gRPC nor messages.
+Owns the bound on the memory of partly received messages. Once a read starts, the core receives a
+message of any allowed size, however slowly it comes; before that it buffers next to nothing
+(`options.py`). So reads are limited: a number in all, a share for each caller, callers in turn. A
+slow sender cannot block others: a slot that others wait for must be given back after a while.
 """
 
 import asyncio
@@ -17,20 +16,20 @@ from typing import Protocol
 
 
 class Deadline(Protocol):
-    """The part of `asyncio.Timeout` that is needed."""
+    """The part of `asyncio.Timeout` that is used."""
 
     def expired(self) -> bool:
-        """Whether the time was up already."""
+        """Whether it has expired."""
         ...
 
     def reschedule(self, when: float | None) -> None:
-        """Let the time be up at `when`; not once it was."""
+        """Move the deadline to `when`; not once it has expired."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One message that is read. `since_s`: when that began, infinite once it is there."""
+    """One message that is read. `since_s`: when the read started, infinite once it has arrived."""
 
     caller: str
     deadline: Deadline
@@ -43,7 +42,7 @@ Waiter = tuple[Slot, "asyncio.Future[None]"]
 class ReadingSlots:
     """At most `max_num` slots, `max_per_caller` for one caller; lives on one event loop.
 
-    `hurried_s`: how long a slot may be held while somebody waits for it. `clock`: in the time of
+    `yield_after_s`: how long a slot may be held while another caller waits. `clock`: the clock of
     the deadlines; None for the running loop's.
     """
 
@@ -52,18 +51,18 @@ class ReadingSlots:
         *,
         max_num: int,
         max_per_caller: int,
-        hurried_s: float,
+        yield_after_s: float,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._max_num = max_num
         self._max_per_caller = max_per_caller
-        self._hurried_s = hurried_s
+        self._yield_after_s = yield_after_s
         self._clock = clock or _loop_time
         self._held: dict[Slot, None] = {}
         self._num_held_by: dict[str, int] = {}
-        # Callers in the order of their turns.
+        # Callers in round-robin order.
         self._waiting: dict[str, deque[Waiter]] = {}
-        self._hurry: asyncio.TimerHandle | None = None
+        self._expiry_timer: asyncio.TimerHandle | None = None
 
     @property
     def num_held(self) -> int:
@@ -71,7 +70,7 @@ class ReadingSlots:
         return len(self._held)
 
     async def take(self, caller: str, deadline: Deadline) -> Slot:
-        """A slot, once there is one. `deadline` is moved up when its time is wanted by others."""
+        """A slot, once one is free. `deadline` is moved up when others need the slot."""
         slot = Slot(caller, deadline, 0.0)
         if self._can_hold(caller):
             self._grant(slot)
@@ -79,19 +78,19 @@ class ReadingSlots:
         granted = asyncio.get_running_loop().create_future()
         waiter = (slot, granted)
         self._waiting.setdefault(caller, deque()).append(waiter)
-        self._watch()
+        self._set_timer()
         try:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self.give_back(slot)
             else:
-                self._leave(waiter)
+                self._remove_waiter(waiter)
             raise
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """The message is handled, or will not come."""
+        """The message was handled, or will not arrive."""
         del self._held[slot]
         num_left = self._num_held_by[slot.caller] - 1
         if num_left:
@@ -99,18 +98,18 @@ class ReadingSlots:
         else:
             del self._num_held_by[slot.caller]
         if self._waiting:
-            self._take_turns()
+            self._grant_waiting()
 
     def note_arrival(self, slot: Slot) -> None:
-        """The message is there, and waits to be handled: it cannot be late any more."""
+        """The message has arrived and waits to be handled: it cannot be late any more."""
         slot.since_s = math.inf
 
-    def hurry(self) -> None:
-        """Time is up for those that have held for long what others wait for."""
+    def expire_slow(self) -> None:
+        """Expire the deadlines of slots that were held long enough and that others wait for."""
         now_s = self._clock()
         is_full = len(self._held) >= self._max_num
         for slot in self._held:
-            if slot.since_s > now_s - self._hurried_s:
+            if slot.since_s > now_s - self._yield_after_s:
                 continue
             is_wanted = is_full or slot.caller in self._waiting
             if is_wanted and not slot.deadline.expired():
@@ -127,7 +126,7 @@ class ReadingSlots:
         self._held[slot] = None
         self._num_held_by[slot.caller] = self._num_held_by.get(slot.caller, 0) + 1
 
-    def _take_turns(self) -> None:
+    def _grant_waiting(self) -> None:
         for caller in tuple(self._waiting):
             if len(self._held) >= self._max_num:
                 return
@@ -141,9 +140,9 @@ class ReadingSlots:
                     granted.set_result(None)
                     break
             if queue:
-                self._waiting[caller] = queue  # behind all others
+                self._waiting[caller] = queue  # to the end of the order
 
-    def _leave(self, waiter: Waiter) -> None:
+    def _remove_waiter(self, waiter: Waiter) -> None:
         queue = self._waiting.get(waiter[0].caller)
         if queue is None:
             return
@@ -152,16 +151,16 @@ class ReadingSlots:
         if not queue:
             del self._waiting[waiter[0].caller]
 
-    def _watch(self) -> None:
-        if self._hurry is None:
+    def _set_timer(self) -> None:
+        if self._expiry_timer is None:
             loop = asyncio.get_running_loop()
-            self._hurry = loop.call_later(self._hurried_s / 4, self._look)
+            self._expiry_timer = loop.call_later(self._yield_after_s / 4, self._on_timer)
 
-    def _look(self) -> None:
-        self._hurry = None
+    def _on_timer(self) -> None:
+        self._expiry_timer = None
         if self._waiting:
-            self.hurry()
-            self._watch()
+            self.expire_slow()
+            self._set_timer()
 
 
 def _loop_time() -> float:

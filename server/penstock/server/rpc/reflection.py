@@ -1,8 +1,8 @@
 """Server reflection, v1 and v1alpha.
 
-Owns the v1 names: grpcio-reflection ships v1alpha only, and the two differ in nothing but the
-package, so v1 is served with the same messages under its own name. Its descriptor is derived from
-the other's, so that tools can describe the service they found.
+grpcio-reflection ships v1alpha only. The two differ only in the package, so v1 is served with the
+same messages under its own name. Its descriptor is derived from the other's, so that tools can
+describe the service they found.
 """
 
 from collections.abc import Iterable
@@ -20,15 +20,15 @@ _V1_PACKAGE = "grpc.reflection.v1"
 _V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
-class HandlerHouse(Protocol):
-    """Where handlers are added: a server, or what stands in for one."""
+class HandlerRegistry(Protocol):
+    """Where handlers are added: a server, or a wrapper of one."""
 
     def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
-        """Serve them too."""
+        """Serve these handlers too."""
         ...
 
 
-def add_reflection(server: HandlerHouse, service_names: Iterable[str]) -> None:
+def add_reflection(server: HandlerRegistry, service_names: Iterable[str]) -> None:
     """Serve reflection of `service_names` and of itself."""
     _register_v1_descriptor()
     names = (*service_names, ALPHA_SERVICE_NAME, V1_SERVICE_NAME)

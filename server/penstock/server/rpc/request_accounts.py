@@ -1,7 +1,7 @@
-"""The accounts of requests, as far as calls and messages tell of them.
+"""The accounts of requests, as far as calls and messages describe them.
 
-Owns the reading of trace context and peer from a call, and of what is told of a request from its
-message. Nothing is read where no accounts are kept.
+Reads trace context and peer from a call, and the options of a request from its message. Nothing is
+read where no accounts are kept.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from penstock.server.rpc.handlers import Context
 from penstock.v1 import generation_service_pb2 as pb
 
 _OPTION_DIGITS = 6
-"""They come as single-precision numbers: 0.7 would be told as 0.699999988."""
+"""They arrive in single precision: 0.7 would be recorded as 0.699999988."""
 
 
 class CallAccounts:
@@ -40,7 +40,7 @@ class CallAccounts:
         return self.open_under(method, context.peer(), self.parent_of(context))
 
     def open_under(self, method: str, peer: str, parent: RemoteParent | None) -> RequestAccount:
-        """The account of a request that does not have its call to itself."""
+        """The account of a request that shares its call with others."""
         name = f"{self._service_name}/{method}"
         arrival_s = self._front.clock()
         return self._accounts.open(name, arrival_s=arrival_s, peer=peer, parent=parent)
@@ -51,7 +51,7 @@ class CallAccounts:
             self._front.close_account(account, outcome)
 
     def parent_of(self, context: Context) -> RemoteParent | None:
-        """The span that a call's metadata names, if any is named well and only one."""
+        """The span in a call's metadata, if there is exactly one valid value."""
         if not self._accounts.is_tracing:
             return None
         metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
@@ -71,17 +71,17 @@ class CallAccounts:
     def describe(
         self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
     ) -> None:
-        """What `message` asks for, whether or not it is then refused."""
+        """Record the options of `message`, whether or not it is refused later."""
         if not self._accounts.are_kept:
             return
-        # A name that is not ours could be anything, and would be a new series in every metric.
+        # Another name could be anything, and would add a series to every metric.
         if not message.HasField("model") or message.model in self._model_names:
             account.model = self._model
         account.options = _options_of(message, is_stream=is_stream)
 
 
 def peer_of(front: Front, context: Context) -> str:
-    """Where a call comes from, as gRPC writes it; empty where nobody asks."""
+    """The address of the peer, as gRPC writes it; empty without accounts."""
     return context.peer() if front.accounts.are_kept else ""
 
 

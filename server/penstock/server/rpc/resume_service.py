@@ -1,6 +1,6 @@
 """Resume: the rest of the stream of a request that outlives its calls.
 
-Owns the path of such a call. Where the request is, and how it comes here, is the front's business.
+Owns the path of such a call. The front finds the request and attaches its stream.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.received import Received, received
-from penstock.server.link.attaching import ResumePort
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.rpc.delivery import deliver
 from penstock.server.rpc.handlers import CallFailed, Context
 from penstock.server.rpc.mapping_in.generation import check_request_id, read_generation
@@ -36,9 +36,9 @@ class ResumeService:
         self._attachments = Attachments(front, self._read)
 
     def on_engine(self) -> None:
-        """An engine is there: let go of what other fronts take over."""
+        """An engine has connected: release requests that other fronts attach."""
         if isinstance(self._front.port, ResumePort):
-            self._front.port.on_detached(self._attachments.let_go)
+            self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the rest of a request's stream, after the tokens that were received."""
@@ -75,7 +75,7 @@ class ResumeService:
         had = received(generation, message.next_sequence, message.received_token_counts)
         encoder = encoder_for(generation.output.chunks, front.config, front.text.token_bytes)
         encoder.sequence = message.next_sequence
-        # It may have nothing to tell for a long time: its client knows by this that it stands.
+        # It may take long before the first event: the client sees that the stream is open.
         await context.send_initial_metadata(())
         await deliver(front, request, _RestEncoder(encoder, request, had), context)
 
@@ -92,7 +92,7 @@ class ResumeService:
 
 
 class _RestEncoder:
-    """Makes the messages of what a client has not had."""
+    """Encodes what a client has not received."""
 
     def __init__(self, encoder: ResponseEncoder, request: LiveRequest, had: Received) -> None:
         self._encoder = encoder

@@ -1,7 +1,4 @@
-"""How a gRPC server listens: in plain text, or by TLS with certificates that may be replaced.
-
-Owns what gRPC is given for that.
-"""
+"""The listening port of a gRPC server: plain text, or TLS with replaceable certificates."""
 
 from typing import Any, cast
 
@@ -12,16 +9,18 @@ from penstock.server.security.tls_files import TlsFiles, TlsMaterial
 
 
 def add_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
-    """Listen on `address`; the bound port. Raises RuntimeError, as gRPC does, when it cannot."""
+    """Listen on `address`; returns the bound port. Raises RuntimeError, as gRPC does, when it
+    cannot.
+    """
     if tls is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, _credentials(tls))
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials that are asked at every handshake whether there are newer files.
+    """Credentials that check at every handshake for newer files.
 
-    No file is looked at there: that would hold up everybody, so `tls` is polled elsewhere.
+    No file is read then, which would block all calls: `tls` is polled elsewhere.
     """
     used = tls.material
 
@@ -33,7 +32,7 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
         used = material
         return _configuration(material)
 
-    # That None means no change is documented, and missing in the stubs.
+    # That None means no change is documented, but missing in the stubs.
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used),
         cast(Any, newer),

@@ -1,7 +1,7 @@
-"""One front as a gRPC server: the services over one port, and its life from start to drain.
+"""One front as a gRPC server: its services on one port, from start to drain.
 
-Owns the grpc.aio server, health, and the order of things at the end. Hands the engine's news on to
-the front; knows neither processes nor signals.
+Owns the grpc.aio server, health, and the order of shutdown. Passes the engine's events on to the
+front; does not know processes or signals.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from penstock.server.rpc import (
     model_service,
     reflection,
 )
-from penstock.server.rpc.arrival import TimelyServer
-from penstock.server.rpc.foreign import FacadeMaker
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.access_control import AccessControl
+from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.generation_service import GenerationService
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
-from penstock.server.rpc.large_turns import LargeTurns
+from penstock.server.rpc.large_messages import LargeMessageTurns
 from penstock.server.rpc.model_service import ModelService
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
+from penstock.server.rpc.read_limiter import RequestReadLimiter
 from penstock.server.rpc.secure_port import add_port
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
@@ -47,13 +47,15 @@ _log = logging.getLogger(__name__)
 _OWN_SERVICES = (generation_service.SERVICE_NAME, model_service.SERVICE_NAME)
 _CHANNELZ_SERVICE = "grpc.channelz.v1.Channelz"
 _DRAINING = Refusal(reason=ErrorReason.DRAINING)
-_LAST_WORDS_S = 1.0
-"""How long the streams that a drain cuts may take to send their status."""
+_FINAL_EVENTS_S = 1.0
+"""How long streams that a drain ends may take to send their status."""
 _FLUSH_S = 0.5
-"""How long what was written may take to leave; only a call that hangs takes all of it."""
+"""How long written data may take to be sent; only a call that hangs takes all of it."""
 _QUIET_S = 0.2
 _MAX_LINGER_S = 2.0
-"""A drain goes on refusing until so long nothing has come, and no longer than the second."""
+"""A drain continues to refuse calls until none has come for the first time, and no longer than the
+second.
+"""
 _MAX_SWEEP_INTERVAL_S = 1.0
 
 
@@ -68,7 +70,7 @@ class FrontServer:
     front, None for none.
     """
 
-    def __init__(  # noqa: PLR0913 (whatever a composition root may want to set)
+    def __init__(  # noqa: PLR0913 (everything that a composition root may set)
         self,
         text: ModelText,
         config: FrontConfig,
@@ -82,28 +84,28 @@ class FrontServer:
         recorder: RequestRecorder | None = None,
         is_tracing: bool = False,
         security: Security | None = None,
-        facade: FacadeMaker | None = None,
+        facade: GatewayServiceMaker | None = None,
     ) -> None:
         self.front = Front(
             text, config, port=port, clock=clock, recorder=recorder, is_tracing=is_tracing
         )
         self._keepalive = keepalive or KeepaliveConfig()
         self._tls = None if security is None else security.tls
-        self._gate = Gate(security, tenant_metadata_key=config.tenant_metadata_key)
+        self._gate = AccessControl(security, tenant_metadata_key=config.tenant_metadata_key)
         self._facade = None if facade is None else facade(self.front, self._gate)
         foreign = () if self._facade is None else (self._facade.name,)
         self._services = (*_OWN_SERVICES, *foreign)
         self.health = Health(self._services, max_stall_s=config.max_reader_stall_s)
         self._models = ModelService(self.front, self._keepalive, has_operations=has_operations)
         own_options = server_options(self._keepalive, config.transport)
-        # Of two options with one name the core takes the first.
+        # The core takes the first of two options with one name.
         self._options = tuple(dict((*own_options, *extra_options)).items())
         self._wrapper = HandlerWrapper(
             retry_after_s=config.retry_after_s,
             on_internal_error=self._count_internal_error,
             random=random,
         )
-        self._turns = LargeTurns()
+        self._turns = LargeMessageTurns()
         self._generation = GenerationService(self.front, self._gate, self._turns)
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -116,18 +118,18 @@ class FrontServer:
 
     @property
     def num_active_calls(self) -> int:
-        """Calls that are open, whatever they carry."""
+        """Open calls of any kind."""
         return self._wrapper.num_active_calls
 
     async def start(self, address: str) -> int:
         """Listen on `address` ("127.0.0.1:50051"; port 0 picks one) and return the bound port.
 
-        Raises OSError when the address cannot be bound. Serves at once; health says NOT_SERVING
+        Raises OSError when the address cannot be bound. Serves at once; health reports NOT_SERVING
         until the engine's hello.
         """
         server = grpc.aio.server(options=self._options)
         config = self.front.config
-        timely = TimelyServer(
+        timely = RequestReadLimiter(
             server,
             self._gate,
             max_arrival_s=config.transport.max_arrival_s,
@@ -142,7 +144,7 @@ class FrontServer:
         )
         if self._facade is not None:
             timely.add_generic_rpc_handlers((self._facade.handlers(self._wrapper),))
-        # Annotated with the servers there are, and satisfied with what stands in for one.
+        # Annotated with concrete servers, but accepts a wrapper of one.
         health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
         # Untyped upstream.
         add_channelz = cast(Any, channelz_pb2_grpc.add_ChannelzServicer_to_server)  # pyright: ignore[reportUnknownMemberType]
@@ -174,23 +176,24 @@ class FrontServer:
         self.front.on_lost()
 
     async def drain(self, grace_s: float, *, is_hand_over: bool = False) -> None:
-        """Take nothing new, let what lives finish for `grace_s` seconds, then stop.
+        """Accept nothing new, let live requests finish for `grace_s` seconds, then stop.
 
-        What is left then ends with UNAVAILABLE. Health and refusals go on being answered
-        meanwhile; but not for long in a hand-over: there is another server on this port, to which
-        callers are sent.
+        Requests left then end with UNAVAILABLE. Health and refusals continue meanwhile; in a
+        hand-over only briefly, since callers can reach another server on this port.
         """
         self.front.begin_drain()
         self.health.shut_down()
         if is_hand_over:
-            self._sending_away = asyncio.create_task(self._send_away(grace_s))
+            self._sending_away = asyncio.create_task(self._refuse_new(grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._wrapper.wait_until_idle()
         if self.num_live_requests:
             num_unread = self.front.num_parked
             if num_unread:
-                _log.info("drain: %d requests that nobody reads are left to others", num_unread)
+                _log.info(
+                    "drain: %d requests without a reader are left for other fronts", num_unread
+                )
             if self.num_live_requests > num_unread:
                 num_late = self.num_live_requests - num_unread
                 _log.warning("drain: %d requests did not finish in time", num_late)
@@ -213,29 +216,29 @@ class FrontServer:
             await asyncio.gather(self._sending_away, return_exceptions=True)
         if self._server is not None:
             server, self._server = self._server, None
-            # Not zero: that would cut statuses that are on their way out.
+            # Not zero: that would drop statuses that are being sent.
             await server.stop(_FLUSH_S)
         self.front.accounts.settle()
 
-    async def _send_away(self, grace_s: float) -> None:
-        """Close the door: whoever comes back connects anew, and finds the other server."""
+    async def _refuse_new(self, grace_s: float) -> None:
+        """Stop listening: clients that reconnect reach the other server."""
         await self._linger()
         self.health.close()
         if self._server is not None:
-            await self._server.stop(grace_s + _LAST_WORDS_S)
+            await self._server.stop(grace_s + _FINAL_EVENTS_S)
 
     async def _fail_all(self) -> None:
         self.front.leave_resumable(_DRAINING)
         self.front.fail_all(_DRAINING)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_FINAL_EVENTS_S):
                 await self._wrapper.wait_until_idle()
 
     async def _linger(self) -> None:
-        """Refuse what still comes, until callers have gone elsewhere.
+        """Refuse new calls until clients have moved elsewhere.
 
-        Once it shuts down, the core cancels every call that no handler has seen, and its caller
-        reads CANCELLED: that nobody should try again.
+        Once the core shuts down, it cancels every call that no handler has seen, and the client
+        reads CANCELLED, which must not be retried.
         """
         for _ in range(round(_MAX_LINGER_S / _QUIET_S)):
             num_calls = self._wrapper.num_calls

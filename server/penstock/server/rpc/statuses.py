@@ -1,7 +1,7 @@
-"""The one table from reasons to gRPC statuses, and the google.rpc details that go with each.
+"""The table from reasons to gRPC statuses and their google.rpc details.
 
-Owns codes, standard sentences and which details a status carries. Nothing that goes out quotes a
-prompt, an output or an exception.
+Owns codes, standard messages and which details a status carries. No message quotes a prompt, an
+output or an exception.
 """
 
 import math
@@ -27,10 +27,10 @@ from penstock.server.front.errors import ErrorReason, QuotaViolation, Refusal
 DOMAIN: Final = "penstock.dev"
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_VIOLATIONS: Final = 16
-"""Violations told in one status: details travel in metadata, which peers bound."""
+"""Violations in one status: details travel in metadata, which peers bound."""
 MAX_DETAIL_CHARS: Final = 256
 MAX_RETRY_SPREAD: Final = 0.25
-"""Share by which the time to come back is drawn out."""
+"""Share by which the retry delay is spread."""
 _MAX_PUSHBACK_MS: Final = 2**31 - 1
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
@@ -40,9 +40,9 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRule:
-    """How one reason is told. `is_retryable`: always with RetryInfo and the push-back trailer.
+    """How one reason is reported. `is_retryable`: always with RetryInfo and the push-back trailer.
 
-    The others have them where the refusal itself says when to come back.
+    Others have them where the refusal itself has a retry time.
     """
 
     code: grpc.StatusCode
@@ -83,9 +83,9 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         message="a quota of the tenant is exceeded",
         is_retryable=True,
     ),
-    # Not told to come again: it is not load that ended the request, but its own reader.
+    # Not retryable: the request ended because of its own reader, not because of load.
     ErrorReason.READER_STALLED: StatusRule(
-        code=_C.RESOURCE_EXHAUSTED, message="the stream was not read for too long and was cut"
+        code=_C.RESOURCE_EXHAUSTED, message="the stream was not read for too long and was closed"
     ),
     ErrorReason.DEADLINE_UNREACHABLE: StatusRule(
         code=_C.DEADLINE_EXCEEDED, message="the deadline cannot be met", is_retryable=True
@@ -105,7 +105,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
     ErrorReason.EXECUTOR_REQUEST_FAILED: StatusRule(
         code=_C.INTERNAL, message="the executor failed on this request"
     ),
-    ErrorReason.INTERNAL: StatusRule(code=_C.INTERNAL, message="a fault of the server"),
+    ErrorReason.INTERNAL: StatusRule(code=_C.INTERNAL, message="internal error"),
     ErrorReason.UNAUTHENTICATED: StatusRule(
         code=_C.UNAUTHENTICATED, message="no credentials, or wrong ones"
     ),
@@ -125,17 +125,17 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         code=_C.ABORTED, message="another stream took the request over"
     ),
     ErrorReason.EXECUTOR_REFUSED: StatusRule(
-        code=_C.INVALID_ARGUMENT, message="the executor cannot do what the request asks for"
+        code=_C.INVALID_ARGUMENT, message="the executor does not support what the request asks for"
     ),
     ErrorReason.NOT_POSSIBLE_NOW: StatusRule(
-        code=_C.FAILED_PRECONDITION, message="this cannot be had now"
+        code=_C.FAILED_PRECONDITION, message="not available now"
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """What `context.abort` is given."""
+    """Arguments of `context.abort`."""
 
     code: grpc.StatusCode
     message: str
@@ -143,11 +143,11 @@ class Abort:
 
 
 def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float | None:
-    """After how long its caller is told to come back; None to tell nothing.
+    """How long the caller should wait before it retries; None to leave it out.
 
-    The refusal's own word, or else `default_s` where its reason is one that passes, and up to
-    MAX_RETRY_SPREAD of it longer: whoever was refused together must not come back together.
-    `chance` is drawn evenly from [0, 1).
+    The refusal's own value, or else `default_s` for a retryable reason, and up to MAX_RETRY_SPREAD
+    longer: callers that were refused together must not retry together. `chance` is drawn uniformly
+    from [0, 1).
     """
     delay_s = refusal.retry_after_s
     if delay_s is None:
@@ -164,7 +164,7 @@ def status_of(
 ) -> Status:
     """The rich status of a refusal; its message is at most 1 KiB.
 
-    `retry_after_s` goes into RetryInfo; without it there is none.
+    `retry_after_s` becomes RetryInfo; without it there is none.
     """
     rule = STATUS_RULES[refusal.reason]
     status = Status(code=rule.code.value[0], message=_message(refusal, rule))

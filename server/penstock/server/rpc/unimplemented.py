@@ -1,4 +1,4 @@
-"""RPCs of the contract that come later: UNIMPLEMENTED, naming the feature.
+"""RPCs of the contract that are not built yet: UNIMPLEMENTED, naming the feature.
 
 Owns the table of such RPCs.
 """

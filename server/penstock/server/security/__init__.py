@@ -1,1 +1,1 @@
-"""Who may do what: credentials, rights, limits and certificates, from files that may change."""
+"""Authentication, rights, quotas and certificates, from files that may change."""

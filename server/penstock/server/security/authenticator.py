@@ -1,40 +1,42 @@
-"""Who a caller is, by what it shows: a bearer token, a certificate, or both.
+"""Authenticates callers by a bearer token, a certificate, or both.
 
-Owns the judgement, by the policy and the keys that hold. Knows neither gRPC nor HTTP. Whatever
-is missing, doubtful or contradictory is nobody: it fails closed.
+Uses the policy and the keys in force. Knows neither gRPC nor HTTP. Missing, invalid or
+contradictory credentials are refused: it fails closed.
 """
 
+import hmac
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Final
 
 from penstock.server.security.key_set import KeySet
-from penstock.server.security.policy import Policy
+from penstock.server.security.policy import Policy, StaticToken
 from penstock.server.security.policy_file import PolicyFile
 from penstock.server.security.rights import Caller
-from penstock.server.security.token_table import TokenTable
 from penstock.server.security.web_tokens import BadToken, WebTokens
 
 _BEARER: Final = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE | re.ASCII)
 Names = Callable[[], Iterable[str]]
-"""The names of the caller's certificate, as a policy writes them; read only if one matters."""
+"""The names of the caller's certificate, as a policy writes them; evaluated only if needed."""
 
 
 class Unknown(Exception):
-    """The caller proves nothing. The message is for our log, not for the caller."""
+    """The caller has no valid credentials. The message is for our log, not for the caller."""
 
 
 class NotListed(Exception):
-    """The caller is who it says, and the policy has no place for it."""
+    """The caller is authenticated, but the policy has no such tenant."""
 
 
 class Authenticator:
-    """Judges callers by a policy file. `clock`: the time of day, Unix seconds.
+    """Authenticates callers by a policy file. `clock`: the time of day, Unix seconds.
 
     `has_client_certificates`: TLS is mutual, so that callers have certificates. Raises ValueError
-    or OSError when the policy or its key set cannot be used to begin with.
+    or OSError when the policy or its key set is invalid at the start.
     """
 
     def __init__(
@@ -50,19 +52,19 @@ class Authenticator:
 
     @property
     def policy(self) -> Policy:
-        """What holds now."""
+        """The policy in force."""
         return self._judge.policy
 
     def poll(self) -> None:
-        """Look whether a file has changed. A broken one is told, and changes nothing."""
+        """Check whether a file has changed. A broken file is logged and ignored."""
         if self._file.poll():
             self._judge = self._prepare()
 
     def identify(self, authorizations: list[str], names: Names) -> Caller:
         """The caller with these Authorization headers and certificate names.
 
-        Raises Unknown and NotListed. A token that is shown must be good, whatever else there is;
-        and where a token and a certificate name two tenants, somebody has another's token.
+        Raises Unknown and NotListed. A token that is sent must be valid, whatever else there is; a
+        token and a certificate of two tenants are refused, since one of them is stolen.
         """
         judge = self._judge
         by_token = self._by_token(judge, authorizations) if authorizations else None
@@ -83,17 +85,17 @@ class Authenticator:
             raise Unknown("more than one authorization")
         match = _BEARER.fullmatch(authorizations[0])
         if match is None:
-            raise Unknown("an authorization that is no bearer token")
+            raise Unknown("an authorization that is not a bearer token")
         return judge.tenant_of_token(match[1].encode("ascii"))
 
 
 class _Judge:
-    """One policy, prepared for quick looks."""
+    """One policy, indexed for fast look-ups."""
 
     def __init__(self, policy: Policy, keys: KeySet | None, clock: Callable[[], float]) -> None:
         self.policy = policy
         self._clock = clock
-        self._tokens = TokenTable(policy.tokens)
+        self._tokens = _StaticTokens(policy.tokens)
         self._web_tokens: WebTokens | None = None
         if policy.jwt is not None and keys is not None:
             self._web_tokens = WebTokens(policy.jwt, keys, clock)
@@ -121,9 +123,32 @@ class _Judge:
             raise Unknown(str(error)) from None
 
     def tenant_of_names(self, names: Names) -> str | None:
-        """Whose certificate it is; None where the policy knows none of its names."""
+        """The tenant of a certificate; None where the policy has none of its names."""
         known = self.policy.certificates
         found = {known[name] for name in names() if name in known}
         if len(found) > 1:
             raise Unknown("a certificate of several tenants")
         return found.pop() if found else None
+
+
+class _StaticTokens:
+    """Static bearer tokens by a keyed hash; stores no token.
+
+    The time of a look-up reveals nothing about known tokens: they are found by a hash under a
+    random key, and then compared in constant time.
+    """
+
+    def __init__(self, tokens: Iterable[StaticToken]) -> None:
+        self._key = secrets.token_bytes(32)
+        self._tokens = {self._keyed_hash(token.digest): token for token in tokens}
+
+    def find(self, token: bytes) -> StaticToken | None:
+        """The entry of a token, expired or not."""
+        digest = sha256(token).digest()
+        found = self._tokens.get(self._keyed_hash(digest))
+        if found is None or not hmac.compare_digest(found.digest, digest):
+            return None
+        return found
+
+    def _keyed_hash(self, digest: bytes) -> bytes:
+        return blake2b(digest, key=self._key, digest_size=16).digest()

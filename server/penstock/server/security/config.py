@@ -1,6 +1,6 @@
-"""The settings of security: which files, and whether strangers on the network are meant.
+"""The settings of security: files, and whether unauthenticated callers on the network are intended.
 
-Owns the settings and which of them need each other. Reads no file.
+Owns the settings and their dependencies. Reads no file.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class SecurityConfig:
         "TOML file with tenants, their rights, limits and credentials; docs/security.md has its"
         " keys",
         is_everyday=True,
-        shown="none: everybody may do everything",
+        shown="none: no authentication",
     )
     tls_cert: Path | None = setting(
         None,
@@ -34,24 +34,24 @@ class SecurityConfig:
     tls_client_ca: Path | None = setting(
         None,
         "security",
-        "PEM file with authorities: clients must show a certificate of one (mutual TLS)",
+        "PEM file with certificate authorities: clients need a certificate of one (mutual TLS)",
         shown="none",
     )
     allows_anonymous_network: bool = setting(
         False,
         "security",
-        "whether callers from other machines may need no credentials",
+        "whether callers from other machines may call without credentials",
         name="allow_anonymous_network",
     )
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             missing, given = ("tls_key", "tls_cert") if self.tls_cert else ("tls_cert", "tls_key")
-            raise SettingError("{} means nothing without {}", given, missing)
+            raise SettingError("{} requires {}", given, missing)
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise SettingError("{} means nothing without {}", "tls_client_ca", "tls_cert")
+            raise SettingError("{} requires {}", "tls_client_ca", "tls_cert")
 
     @property
     def has_tls(self) -> bool:
-        """Whether the ports for gRPC are encrypted."""
+        """Whether the gRPC ports use TLS."""
         return self.tls_cert is not None

@@ -1,7 +1,7 @@
-"""TLS for the metrics port: the certificate of the other ports, over Python's own TLS.
+"""TLS for the metrics port: the certificate of the other ports, with Python's own TLS.
 
-Owns the context, and that a newer certificate gets into it. Clients need no certificate there: a
-probe has none, and scrapers have a token.
+Owns the context and its renewal. Client certificates are not needed there: a probe has none, and
+scrapers have a token.
 """
 
 import socket
@@ -14,7 +14,7 @@ from penstock.server.security.tls_files import TlsFiles, TlsMaterial
 
 
 class HttpsContext:
-    """Wraps accepted sockets. `tls` is polled elsewhere; what it has then is used from then on."""
+    """Wraps accepted sockets. `tls` is polled elsewhere; its current files are used."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
@@ -23,7 +23,7 @@ class HttpsContext:
         self._context = _context(self._used)
 
     def wrap(self, accepted: socket.socket) -> ssl.SSLSocket:
-        """The socket with TLS on it, its handshake still to be made, by whoever reads first."""
+        """The socket with TLS; the first read does the handshake."""
         with self._lock:
             material = self._tls.material
             if material is not self._used:
@@ -34,8 +34,8 @@ class HttpsContext:
 def _context(material: TlsMaterial) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # OpenSSL reads a chain from a path alone, and this must be what was checked, not what the
-    # files hold by now. The folder is this user's own, and gone at once.
+    # OpenSSL reads a chain only from a path, and this must be the bytes that were checked, not what
+    # the files contain by now. The folder is private to this user, and removed at once.
     with tempfile.TemporaryDirectory(prefix="penstock-tls-") as folder:
         path = Path(folder) / "chain-and-key.pem"
         path.touch(mode=0o600)

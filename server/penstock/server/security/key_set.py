@@ -1,7 +1,7 @@
-"""The public keys that JSON Web Tokens are checked by: a JWKS file (RFC 7517), read strictly.
+"""The public keys for JSON Web Tokens: a JWKS file (RFC 7517), read strictly.
 
-Owns which keys are taken. PyJWT is imported when the first key set is read: the extra `jwt` brings
-it, and nothing else of the service needs it, beside `web_tokens`.
+Owns which keys are accepted. PyJWT is imported when the first key set is read: the extra `jwt`
+installs it, and only `web_tokens` needs it besides.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _CURVES: Final = {("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
 
 
 class BadKeySet(ValueError):
-    """The bytes are no key set that can be used; the message quotes no key."""
+    """The bytes are not a usable key set; the message quotes no key."""
 
 
 class KeySet:
@@ -39,7 +39,7 @@ class KeySet:
 
 
 def check_installed() -> None:
-    """Raise ValueError naming the extra unless JSON Web Tokens can be checked here."""
+    """Raise ValueError naming the extra unless JSON Web Tokens can be verified here."""
     try:
         import cryptography
         import jwt
@@ -53,8 +53,8 @@ def check_installed() -> None:
 def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
     """The keys of a file that sign with one of `algorithms`. Raises BadKeySet.
 
-    Keys of other kinds are passed over, as the standard has it. A secret is refused: one that is
-    shared, and one half of a pair that belongs to the issuer alone.
+    Keys of other types are ignored, as in the standard. Secrets are refused: shared ones, and
+    private keys, which belong to the issuer alone.
     """
     try:
         root: Any = parse_json(data.decode("utf-8"))
@@ -79,18 +79,18 @@ def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
         if not isinstance(key_id, str):
             raise BadKeySet(f"{where}.kid must be a string")
         if (algorithm, key_id) in keys:
-            raise BadKeySet(f"{where}.kid is there twice for {algorithm}")
+            raise BadKeySet(f"{where}.kid occurs twice for {algorithm}")
         keys[algorithm, key_id] = _key(jwk, algorithm, where)
     if not keys:
-        raise BadKeySet(f"holds no key for {', '.join(algorithms)}")
+        raise BadKeySet(f"has no key for {', '.join(algorithms)}")
     return KeySet(keys)
 
 
 def _algorithm(jwk: Mapping[str, Any], where: str) -> str | None:
-    """What the key signs with; None for one that is of no use here."""
+    """The algorithm of a key; None for one that cannot be used here."""
     kind = jwk.get("kty")
     if kind == "oct":
-        raise BadKeySet(f"{where} is a shared secret, by which everybody could sign")
+        raise BadKeySet(f"{where} is a shared secret, with which every verifier could sign")
     if "d" in jwk:
         raise BadKeySet(f"{where} is a private key, which belongs to the issuer alone")
     if jwk.get("use", "sig") != "sig":
@@ -100,7 +100,7 @@ def _algorithm(jwk: Mapping[str, Any], where: str) -> str | None:
         return None
     algorithm = "RS256" if kind == "RSA" else _CURVES.get((str(kind), str(jwk.get("crv"))))
     said = jwk.get("alg", algorithm)
-    # What RFC 9864 calls it.
+    # The name in RFC 9864.
     return algorithm if said in (algorithm, jwk.get("crv")) else None
 
 

@@ -1,7 +1,6 @@
-"""The policy: tenants with their rights, limits and credentials, as one value that never changes.
+"""The policy: tenants with their rights, limits and credentials, as one immutable value.
 
-Owns the values and what they refuse. Where they were written is `policy_text`'s, how a credential
-is judged by them the authenticator's.
+Owns the values and their validation. `policy_text` parses them, the authenticator applies them.
 """
 
 import math
@@ -17,13 +16,13 @@ from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
 from penstock.server.tenants import MAX_PRIORITY, PriorityCeilings
 
 JWT_ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
-"""Signatures of key pairs only: with a shared key, whoever can check a token can make one."""
+"""Signatures of key pairs only: with a shared key, any verifier could make tokens."""
 MAX_LEEWAY_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantPolicy(TenantQuota):
-    """What one tenant may do and use. Raises SettingError naming the field.
+    """The rights and limits of one tenant. Raises SettingError naming the field.
 
     `max_priority`, `max_retention_priority`: a higher priority in the queue, or for blocks in the
     prefix cache, is lowered to this. `weight`: its share under fair order.
@@ -40,14 +39,16 @@ class TenantPolicy(TenantQuota):
         return TenantQuota(**{item.name: getattr(self, item.name) for item in fields(TenantQuota)})
 
     def caller(self, tenant: str) -> Caller:
-        """A caller who is this tenant."""
+        """A caller of this tenant."""
         ceilings = PriorityCeilings(self.max_priority, self.max_retention_priority)
         return Caller(tenant=tenant, rights=self.rights, ceilings=ceilings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticToken:
-    """A bearer token by its SHA-256; `expires_unix_s` infinite for never. Not the token itself."""
+    """A bearer token by its SHA-256; `expires_unix_s` infinite for never. Does not store
+    the token.
+    """
 
     digest: bytes
     tenant: str
@@ -56,11 +57,12 @@ class StaticToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JwtPolicy:
-    """Which JSON Web Tokens (RFC 7519) are believed, and which of their claims is the tenant.
+    """Which JSON Web Tokens (RFC 7519) are accepted, and which claim is the tenant.
 
     Signed by a key of `jwks_file` (RFC 7517) with one of `algorithms`, issued by `issuer` for
-    `audience`, not expired and not too early, give or take `leeway_s`. `takes_unlisted_tenants`:
-    whom the policy does not list gets its defaults, instead of nothing.
+    `audience`, not expired and not before its time, give or take `leeway_s`.
+    `takes_unlisted_tenants`: tenants that the policy does not list get its defaults, instead of
+    being refused.
     """
 
     jwks_file: Path
@@ -86,9 +88,9 @@ class JwtPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """All of it. `certificates`: the tenant by a name that its certificate has (`cn:NAME`).
+    """The whole policy. `certificates`: the tenant by a name in its certificate (`cn:NAME`).
 
-    `default` is for tenants that are not listed, where such are let in at all.
+    `default` is for tenants that are not listed, where those are accepted.
     """
 
     default: TenantPolicy = field(default_factory=TenantPolicy)
@@ -99,19 +101,19 @@ class Policy:
 
     @property
     def has_credentials(self) -> bool:
-        """Whether there is any way to prove who one is."""
+        """Whether there is any way to authenticate."""
         return bool(self.tokens or self.certificates or self.jwt is not None)
 
     def of(self, tenant: str) -> TenantPolicy:
-        """What holds for a tenant, listed or not."""
+        """The policy of a tenant, listed or not."""
         return self.tenants.get(tenant, self.default)
 
     @property
     def quotas(self) -> Mapping[str, TenantQuota]:
-        """The limits of the tenants that are listed; `default.quota` holds for the others."""
+        """The limits of the listed tenants; `default.quota` applies to the others."""
         return {name: tenant.quota for name, tenant in self.tenants.items()}
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The shares of the tenants that are listed; `default.weight` holds for the others."""
+        """The shares of the listed tenants; `default.weight` applies to the others."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}

@@ -1,8 +1,7 @@
-"""The policy file of a running service and the key set that it names, and newer ones of both.
+"""The policy file of a running service and its key set, reloaded when they change.
 
-Owns the one judgement of whether they can be used, which is the same in every process, and that
-what is broken never replaces what is good. Knows no clock: whoever needs the policy asks `poll`
-about once a second.
+Owns their validation, which is the same in every process, and that an invalid file never replaces a
+valid one. Has no clock: call `poll` about once a second.
 """
 
 import logging
@@ -17,13 +16,12 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyFile:
-    """One policy, watched. Raises ValueError or OSError when there is none to begin with.
+    """One policy, watched. Raises ValueError or OSError when it is invalid at the start.
 
-    `is_behind_proxy`: a proxy tells the tenants, so that nobody proves anything here; then the
-    policy must hold no credentials, and otherwise it must. `has_client_certificates`: TLS is
-    mutual, so that names of certificates mean something. Without `needs_keys` it begins with a
-    policy whose key set cannot be read as well: for whom judges nobody, its limits are better than
-    none.
+    `is_behind_proxy`: a proxy names the tenants; then the policy must not contain credentials, and
+    otherwise it must. `has_client_certificates`: TLS is mutual, so that names of certificates can
+    be used. Without `needs_keys` it also starts with a policy whose key set cannot be read: a
+    process that authenticates no callers needs only its limits.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class PolicyFile:
         self._path = path
         self._is_behind_proxy = is_behind_proxy
         self._has_client_certificates = has_client_certificates
-        self._told = ""
+        self._last_error = ""
         self._newer: Policy | None = None
         self._keys_stamp: Stamp = ()
         self.keys: KeySet | None = None
@@ -47,21 +45,21 @@ class PolicyFile:
         except (ValueError, OSError) as error:
             if needs_keys:
                 raise
-            _log.error("the policy holds without its keys: %s", error)
+            _log.error("the policy is in force without its keys: %s", error)
 
     def poll(self) -> bool:
-        """Look whether a file has changed; True when `policy` or `keys` are others now.
+        """Check whether a file has changed; True when `policy` or `keys` were replaced.
 
-        What is gone or broken is told once, and all stays as it was. A newer policy that lacks its
-        key set only is tried at every look: the one may come after the other. Meanwhile the keys
-        of the policy that holds are watched on.
+        A missing or invalid file is logged once, and the old values stay. A newer policy that only
+        lacks its key set is read again at every check, since the key set may follow. Meanwhile the
+        keys of the policy in force are watched.
         """
-        self._look()
+        self._check()
         if self._newer is not None and self._replace(self._newer):
             return True
         return self._poll_keys()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Read the policy if its file has changed."""
         stamp = stamp_of((self._path,))
         if stamp == self._stamp:
@@ -72,11 +70,11 @@ class PolicyFile:
             return
         except (ValueError, OSError) as error:
             self._stamp = stamp
-            self._newer, self._told = None, ""
-            self._tell(error)
+            self._newer, self._last_error = None, ""
+            self._report(error)
             return
-        # The one that holds may be back, after one that was refused.
-        self._newer, self._told = None if newer == self.policy else newer, ""
+        # The file may contain the policy in force again, after an invalid one.
+        self._newer, self._last_error = None if newer == self.policy else newer, ""
 
     def _replace(self, newer: Policy) -> bool:
         try:
@@ -84,11 +82,11 @@ class PolicyFile:
         except FilesChanged:
             return False
         except (ValueError, OSError) as error:
-            self._tell(error)
+            self._report(error)
             return False
         self.policy, self.keys, self._keys_stamp = newer, keys, keys_stamp
-        self._newer, self._told = None, ""
-        _log.info("a new policy holds, of %d tenants", len(newer.tenants))
+        self._newer, self._last_error = None, ""
+        _log.info("a new policy is in force, with %d tenants", len(newer.tenants))
         return True
 
     def _poll_keys(self) -> bool:
@@ -104,15 +102,15 @@ class PolicyFile:
             return False
         except (ValueError, OSError) as error:
             self._keys_stamp = stamp
-            _log.error("the keys stay as they were: %s", error)
+            _log.error("the old keys stay in force: %s", error)
             return False
-        _log.info("a new key set holds")
+        _log.info("a new key set is in force")
         return True
 
-    def _tell(self, error: Exception) -> None:
-        if str(error) != self._told:
-            self._told = str(error)
-            _log.error("the policy stays as it was: %s", error)
+    def _report(self, error: Exception) -> None:
+        if str(error) != self._last_error:
+            self._last_error = str(error)
+            _log.error("the old policy stays in force: %s", error)
 
     def _read(self) -> tuple[Policy, Stamp]:
         path = self._path
@@ -129,18 +127,18 @@ class PolicyFile:
         return policy, stamp
 
     def _fault(self, policy: Policy) -> str | None:
-        """Why the policy is not one for this service."""
+        """Why the policy cannot be used by this service."""
         if self._is_behind_proxy:
             if not policy.has_credentials:
                 return None
             return (
-                "holds credentials, and tenant-metadata-key lets a proxy say who calls; they"
+                "contains credentials, and tenant-metadata-key takes tenants from a proxy; they"
                 " exclude each other"
             )
         if not policy.has_credentials:
-            return "holds no credentials, so nobody could call"
+            return "contains no credentials, so every call would be refused"
         if policy.certificates and not self._has_client_certificates:
-            return "names certificates, which mean nothing without tls-client-ca"
+            return "names certificates, which requires tls-client-ca"
         return None
 
 

@@ -1,7 +1,7 @@
-"""The policy as people write it: TOML, read strictly.
+"""Parses a policy: TOML, strictly.
 
-Owns the form. Every complaint names the place (`tenants.acme.max_priority`) and quotes no value of
-a credential; what is unknown is refused, because a misspelt limit is no limit.
+Every error names the place (`tenants.acme.max_priority`) and quotes no value of a credential;
+unknown keys are refused, because a misspelt limit is no limit.
 """
 
 import datetime
@@ -25,7 +25,7 @@ _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 
 
 class BadPolicy(ValueError):
-    """The text is no policy; the message names the place and holds no secret."""
+    """The text is not a valid policy; the message names the place and contains no secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,11 @@ class _File:
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
-            raise SettingError(f"{{}} must be {VERSION}: this release knows no other", "version")
+            raise SettingError(f"{{}} must be {VERSION}: this release supports no other", "version")
 
 
 def parse_policy(text: str, folder: Path) -> Policy:
-    """The policy of a text; `folder` is where relative paths in it start. Raises BadPolicy."""
+    """The policy of a text; relative paths in it start at `folder`. Raises BadPolicy."""
     try:
         file = from_json_value(_File, _with_defaults(tomllib.loads(text)), "")
     except tomllib.TOMLDecodeError as error:
@@ -85,12 +85,12 @@ def parse_policy(text: str, folder: Path) -> Policy:
         where = f"tenants.{name}" if name.isidentifier() else f"tenants.{name!r}"
         fault = tenant_fault(name)
         if fault is not None:
-            raise BadPolicy(f"{where} is no name of a tenant: it {fault}")
+            raise BadPolicy(f"{where} is not a valid tenant name: it {fault}")
         _add_tokens(tenant, where, name, tokens)
         for index, certificate in enumerate(tenant.certificates):
             if certificate in certificates:
                 place = f"{where}.certificates[{index}]"
-                raise BadPolicy(f"{place} is there twice: {certificate!r}")
+                raise BadPolicy(f"{place} occurs twice: {certificate!r}")
             certificates[certificate] = name
     jwt = file.jwt
     return Policy(
@@ -103,7 +103,7 @@ def parse_policy(text: str, folder: Path) -> Policy:
 
 
 def _with_defaults(root: dict[str, Any]) -> dict[str, Any]:
-    """What a tenant leaves out is as in `default`."""
+    """Keys that a tenant leaves out are those of `default`."""
     default, tenants = _table(root.get("default")), _table(root.get("tenants"))
     known = {item.name for item in fields(TenantPolicy)}
     base = {name: value for name, value in default.items() if name in known}
@@ -127,6 +127,6 @@ def _add_tokens(tenant: _Tenant, where: str, name: str, tokens: dict[bytes, Stat
         digest = bytes.fromhex(token.sha256)
         if digest in tokens:
             place = f"{where}.tokens[{index}].sha256"
-            raise BadPolicy(f"{place} is there twice: it would be two tenants' token")
+            raise BadPolicy(f"{place} occurs twice: one token cannot be of two tenants")
         expires_unix_s = math.inf if token.expires is None else token.expires.timestamp()
         tokens[digest] = StaticToken(digest=digest, tenant=name, expires_unix_s=expires_unix_s)

@@ -1,23 +1,23 @@
-"""What callers may be allowed to do, and who a caller turned out to be.
+"""The rights of callers, and the authenticated caller.
 
-Owns the names of rights. Does not know how a caller proves anything, nor which call needs which.
+Owns the names of rights. Does not know how callers authenticate, nor which call needs which right.
 """
 
 import enum
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.server.tenants import NO_CEILINGS, NOBODY, PriorityCeilings
+from penstock.server.tenants import NO_CEILINGS, NO_TENANT, PriorityCeilings
 
 
 class Right(enum.StrEnum):
-    """One thing that a tenant may be allowed.
+    """A right that a tenant may have.
 
-    GENERATE: all calls that make output, `Resume` among them. CANCEL: `Cancel`. MODELS: to look at
-    models and to use their tokenizers. LOAD_MODELS: to load and unload them. INSPECT: reflection
-    and channelz, which tells the addresses of other callers. OPERATIONS_READ: what goes on, of all
+    GENERATE: all calls that generate output, `Resume` included. CANCEL: `Cancel`. MODELS: list
+    models and use their tokenizers. LOAD_MODELS: load and unload them. INSPECT: reflection and
+    channelz, which shows the addresses of other callers. OPERATIONS_READ: monitoring, of all
     tenants. OPERATIONS_WRITE: drain, log levels, profiles, files on the server. METRICS: the
-    metrics port, where that asks at all.
+    metrics port, where it needs a right at all.
     """
 
     GENERATE = "generate"
@@ -32,7 +32,7 @@ class Right(enum.StrEnum):
 
 ALL_RIGHTS: Final = frozenset(Right)
 CLIENT_RIGHTS: Final = frozenset({Right.GENERATE, Right.CANCEL, Right.MODELS})
-"""What a tenant may do that nobody said anything of."""
+"""The default rights of a tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,5 +44,5 @@ class Caller:
     ceilings: PriorityCeilings = NO_CEILINGS
 
 
-ANYBODY: Final = Caller(tenant=NOBODY, rights=ALL_RIGHTS)
-"""Every caller of a service that asks for no credentials."""
+ANONYMOUS: Final = Caller(tenant=NO_TENANT, rights=ALL_RIGHTS)
+"""The caller of a service without authentication."""

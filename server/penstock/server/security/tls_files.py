@@ -1,6 +1,6 @@
-"""Certificate, key and client CA of a running service, and newer ones when there are some.
+"""Certificate, key and client CA of a running service, reloaded when they change.
 
-Owns that only files that go together are ever used. Does not know what a server makes of them.
+Only files that belong together are ever used. Does not know how a server uses them.
 """
 
 import logging
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TlsMaterial:
-    """PEM bytes. `client_ca` None: clients are asked for no certificate."""
+    """PEM bytes. `client_ca` None: no client certificates."""
 
     cert_chain: bytes
     private_key: bytes
@@ -24,7 +24,7 @@ class TlsMaterial:
 
 
 class TlsFiles:
-    """The files of a config that has TLS. Raises ValueError or OSError if they cannot be used."""
+    """The files of a config that has TLS. Raises ValueError or OSError if they are invalid."""
 
     def __init__(self, config: SecurityConfig) -> None:
         assert config.tls_cert is not None
@@ -42,9 +42,9 @@ class TlsFiles:
         return self._client_ca is not None
 
     def poll(self) -> bool:
-        """Look whether files have changed; True when `material` is other now.
+        """Check whether files have changed; True when `material` was replaced.
 
-        Files that do not go together, as between two writes, are told once and not used.
+        Files that do not belong together, as between two writes, are logged once and not used.
         """
         stamp = stamp_of(self._paths)
         if stamp == self._stamp:
@@ -55,12 +55,12 @@ class TlsFiles:
             return False
         except (ValueError, OSError) as error:
             self._stamp = stamp
-            _log.error("the certificate stays as it was: %s", error)
+            _log.error("the old certificate stays in use: %s", error)
             return False
         is_other = material != self.material
         self.material = material
         if is_other:
-            _log.info("new certificates hold for new connections")
+            _log.info("new connections use new certificates")
         return is_other
 
     @property
@@ -71,7 +71,7 @@ class TlsFiles:
     def _load(self) -> tuple[TlsMaterial, Stamp]:
         contents, stamp = read_together(self._paths)
         self._check()
-        # What was checked is what was read: OpenSSL opens the files by itself.
+        # OpenSSL opens the files itself: what was checked must be what was read.
         if stamp_of(self._paths) != stamp:
             raise FilesChanged(self._paths)
         client_ca = contents[2] if self._client_ca is not None else None
@@ -81,12 +81,12 @@ class TlsFiles:
     def _check(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # A password would be asked for on the terminal.
+            # OpenSSL would ask for a password on the terminal.
             context.load_cert_chain(self._cert, self._key, password=_no_password)
         except ssl.SSLError as error:
             raise ValueError(f"{self._cert} and {self._key}: {_reason(error)}") from None
         except _NeedsPassword:
-            raise ValueError(f"{self._key} is encrypted: give the key as it is") from None
+            raise ValueError(f"{self._key} is encrypted: an unencrypted key is needed") from None
         if self._client_ca is None:
             return
         try:
@@ -94,7 +94,7 @@ class TlsFiles:
         except ssl.SSLError as error:
             raise ValueError(f"{self._client_ca}: {_reason(error)}") from None
         if not context.cert_store_stats()["x509_ca"]:
-            raise ValueError(f"{self._client_ca}: holds no certificate of an authority")
+            raise ValueError(f"{self._client_ca}: contains no certificate of an authority")
 
 
 class _NeedsPassword(Exception):

@@ -1,7 +1,7 @@
 """Files that may be replaced under a running service.
 
-Owns how a change is noticed: by looking, because a folder that Kubernetes mounts swaps a symlink
-and tells nobody. Does not know what is in them.
+Detects changes by polling, because a folder that Kubernetes mounts swaps a symlink without a
+notification. Does not know their content.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""Of each file what changes when it is written or replaced; None for one that cannot be seen."""
+"""For each file what changes when it is written or replaced; None for an unreadable one."""
 
 MAX_FILE_BYTES: Final = 4 << 20
 
 
 class FilesChanged(OSError):
-    """They were being written while they were read."""
+    """The files were written while they were read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         names = " and ".join(str(path) for path in paths)
@@ -23,14 +23,14 @@ class FilesChanged(OSError):
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
-    """How the files look now."""
+    """The current stamp of the files."""
     return tuple(_stamp(path) for path in paths)
 
 
 def read_together(paths: Sequence[Path]) -> tuple[tuple[bytes, ...], Stamp]:
     """The files' bytes and the stamp they had before and after they were read.
 
-    Raises FilesChanged when those differ, OSError, and ValueError for a file beyond any reason.
+    Raises FilesChanged when those differ, OSError, and ValueError for a file that is far too large.
     """
     before = stamp_of(paths)
     contents = tuple(_read(path) for path in paths)

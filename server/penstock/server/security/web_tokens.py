@@ -1,7 +1,7 @@
-"""JSON Web Tokens as bearer tokens: whose one is, and until when.
+"""JSON Web Tokens as bearer tokens: the tenant and the expiry.
 
-Owns the judgement (RFC 7519, RFC 8725) and the memory of tokens that were found good. PyJWT is
-imported when the first token is judged; it is there, because the keys were read by it.
+Owns the validation (RFC 7519, RFC 8725) and the cache of valid tokens. PyJWT is imported when the
+first token is checked; it is installed, because reading the keys needed it.
 """
 
 import math
@@ -22,7 +22,7 @@ MAX_REMEMBERED: Final = 4096
 
 
 class BadToken(Exception):
-    """The token proves nothing. The message is for the log, and quotes nothing of it."""
+    """The token is not valid. The message is for the log, and quotes nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,20 @@ class _Good:
 
 
 class WebTokens:
-    """Judges tokens by one policy and one key set. `clock`: the time of day, Unix seconds."""
+    """Validates tokens by one policy and one key set. `clock`: the time of day, Unix seconds."""
 
     def __init__(self, policy: JwtPolicy, keys: KeySet, clock: Callable[[], float]) -> None:
         self._policy = policy
         self._keys = keys
         self._clock = clock
         self._secret = secrets.token_bytes(32)
-        # The latest used last. Threads of the metrics port share it.
+        # Least recently used first. Threads of the metrics port share it.
         self._good: OrderedDict[bytes, _Good] = OrderedDict()
         self._lock = threading.Lock()
 
     def tenant_of(self, token: bytes) -> str:
-        """The tenant that a token names. Raises BadToken."""
-        # Under a key of ours: how long the look-up takes tells nothing of the tokens of others.
+        """The tenant of a token. Raises BadToken."""
+        # Under a random key: the time of the look-up reveals nothing about other tokens.
         place = blake2b(token, key=self._secret, digest_size=32).digest()
         with self._lock:
             known = self._good.pop(place, None)
@@ -61,7 +61,7 @@ class WebTokens:
 
     @property
     def num_remembered(self) -> int:
-        """Tokens whose signature need not be checked again."""
+        """Tokens whose signature need not be verified again."""
         return len(self._good)
 
     def _judge(self, token: bytes) -> _Good:
@@ -74,7 +74,7 @@ class WebTokens:
         try:
             header = get_unverified_header(token)
             algorithm, key_id = header.get("alg"), header.get("kid")
-            # No extension is understood here, so none may be critical (RFC 7515, 4.1.11).
+            # No extension is supported here, so none may be critical (RFC 7515, 4.1.11).
             if algorithm not in policy.algorithms or "crit" in header:
                 raise BadToken("a web token of another kind")
             key = self._keys.find(algorithm, key_id)
@@ -100,7 +100,7 @@ class WebTokens:
         return self._checked(claims)
 
     def _checked(self, claims: dict[str, Any]) -> _Good:
-        """Times by our own clock, and the tenant."""
+        """Check the times by our own clock; returns the tenant."""
         policy, now_s = self._policy, self._clock()
         expires_s = _time(claims, "exp") + policy.leeway_s
         if not now_s < expires_s:
@@ -116,12 +116,13 @@ class WebTokens:
 def _time(claims: dict[str, Any], name: str) -> float:
     value = claims[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadToken(f"a web token whose {name} is no time")
+        raise BadToken(f"a web token whose {name} is not a time")
     try:
         time_s = float(value)
     except OverflowError:
         time_s = math.inf
-    # JSON has neither, but its readers take them: no bound holds for NaN, and Infinity never ends.
+    # JSON has neither, but its parsers accept them: no bound catches NaN, and Infinity never
+    # expires.
     if not math.isfinite(time_s):
-        raise BadToken(f"a web token whose {name} is no time")
+        raise BadToken(f"a web token whose {name} is not a time")
     return time_s

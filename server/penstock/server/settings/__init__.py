@@ -1,5 +1,5 @@
 """Settings, each declared once: its flag, its variable, its key in a file, its help, its bounds.
 
-`table` finds what the annotations of a configuration declare, `sources` reads what users give and
-builds the configuration, `flags` shows it. Knows no setting by name.
+`table` reads the annotations of a configuration, `sources` reads values and builds the
+configuration, `flags` adds it to a command line. Does not know single settings.
 """

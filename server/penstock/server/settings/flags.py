@@ -1,4 +1,4 @@
-"""Settings as flags: groups with headings, those of every day first, every default shown."""
+"""Settings as flags: groups with headings, common ones first, with their defaults."""
 
 import argparse
 import dataclasses
@@ -10,8 +10,10 @@ from penstock.server.settings.table import Declared
 def add_flags(
     parser: argparse.ArgumentParser, table: Sequence[Declared], groups: Mapping[str, str]
 ) -> None:
-    """Add a flag for each setting and `--config`; texts are read later, with the other sources."""
-    everyday = parser.add_argument_group("every day")
+    """Add a flag for each setting and `--config`; texts are parsed later, with the other
+    sources.
+    """
+    everyday = parser.add_argument_group("common")
     everyday.add_argument(
         "--config", metavar="FILE", help="TOML file with settings (default: no file)"
     )
@@ -24,7 +26,7 @@ def add_flags(
 
 
 def add_to(group: argparse._ArgumentGroup, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
-    """Add a flag for each of the settings; one without a default must be given."""
+    """Add a flag for each of the settings; one without a default is required."""
     for item in items:
         is_required = item.default is dataclasses.MISSING and not item.setting.shown
         default = "" if is_required else f" (default: {item.shown_default})"

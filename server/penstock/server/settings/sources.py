@@ -1,7 +1,7 @@
-"""What users give: flags over variables over a file; and the configuration that is built of it.
+"""The sources of settings: flags override variables, variables override a file.
 
-Owns the order of the sources, the reading of texts, and messages in the words of the source: a flag
-is named as a flag, a variable as a variable, a key of a file with its table and its file.
+Owns the order of the sources, the parsing of texts, and error messages that name a setting as its
+source does: a flag, a variable, or a key of a file with its table and file.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class BadSetting(ValueError):
-    """A setting is wrong; the message names it as the user did."""
+    """A setting is invalid; the message names it as the user did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of the field's type, and what the user called it."""
+    """A value of the field's type, and the name that the user gave it by."""
 
     value: Any
     spelling: str
@@ -33,7 +33,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What was given of `table`, by name. `environment`: what other variables say is read there."""
+    """The given values of `table`, by name. `environment`: for other variables."""
 
     table: Sequence[Declared] = field(repr=False)
     given: Mapping[str, Given]
@@ -51,17 +51,17 @@ class Sources:
         return self.get(name, next(item.default for item in self.table if item.name == name))
 
     def spell(self, name: str) -> str:
-        """What the user called it; the flag where it was not given."""
+        """The name that the user gave it by; the flag where it was not given."""
         return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
 
     def refuse(self, names: Iterable[str], why: str) -> None:
-        """Raise BadSetting for the first of them that was given."""
+        """Raise BadSetting for the first of these settings that was given."""
         for name in names:
             if name in self.given:
                 raise BadSetting(f"{self.spell(name)} {why}")
 
     def build(self, kind: type[T], derived: Mapping[str, Any]) -> T:
-        """The configuration. `derived`: fields by their path, over what was given.
+        """The configuration. `derived`: fields by their path, which override given values.
 
         Raises BadSetting.
         """
@@ -98,9 +98,9 @@ def gather(
     environment: Mapping[str, str],
     file: Path | None = None,
 ) -> Sources:
-    """What was given, each value read and within its bounds. Raises BadSetting.
+    """The given values, each parsed and within its bounds. Raises BadSetting.
 
-    `arguments`: by name; texts are read, other values are taken as they are, None was not given.
+    `arguments`: by name; texts are parsed, other values are used unchanged, None was not given.
     """
     given = {} if file is None else _read_file(table, file)
     for item in table:
@@ -133,7 +133,7 @@ def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
 
 
 def _meant(table: Sequence[Declared], name: str, known: Iterable[str]) -> str:
-    """The key of that very name elsewhere, else what is near."""
+    """The same key in another table, else similar ones."""
     keys = [item.key for item in table if item.name == name]
     names = {item.key.rpartition(".")[2]: item.key for item in table}
     near = [names[word] for word in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
@@ -162,7 +162,7 @@ def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -
 
 
 def _of_text(item: Declared, text: str, spelling: str) -> Any:
-    """A value of what a flag or a variable says."""
+    """The value of a flag or a variable."""
     kind = item.kind
     if dataclasses.is_dataclass(kind):
         return _of_value(item, *_read_json_or_file(text, spelling))
@@ -186,7 +186,7 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
 
 
 def _of_value(item: Declared, data: Any, spelling: str) -> Any:
-    """A value of what a file says, or JSON."""
+    """A value of a file, or of JSON."""
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
@@ -199,13 +199,13 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
 
 
 def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
-    """The value of a JSON text, or of a .toml or JSON file; and what to call it in messages."""
+    """The value of a JSON text, or of a .toml or JSON file; and its name in messages."""
     if not text.lstrip().startswith(("{", "[")):
         return read_table(Path(text).expanduser(), spelling), spelling
     try:
         return parse_json(text), spelling
     except ValueError as error:
-        raise BadSetting(f"{spelling} is no JSON: {error}") from error
+        raise BadSetting(f"{spelling} is not valid JSON: {error}") from error
 
 
 def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
@@ -217,20 +217,20 @@ def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
     except OSError as error:
         raise BadSetting(f"{spelling}: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadSetting(f"{spelling}: {path} is no {form}: it is not UTF-8") from error
+        raise BadSetting(f"{spelling}: {path} is not valid {form}: it is not UTF-8") from error
     except ValueError as error:
-        raise BadSetting(f"{spelling}: {path} is no {form}: {error}") from error
+        raise BadSetting(f"{spelling}: {path} is not valid {form}: {error}") from error
     except RecursionError as error:  # of TOML
         raise BadSetting(f"{spelling}: {path} is nested too deep") from error
 
 
 def _pairs(text: str, spelling: str) -> dict[str, float]:
-    """`a=2,b=1`; what stands before the last `=` is the name, which may be empty."""
+    """`a=2,b=1`; the name before the last `=` may be empty."""
     pairs: dict[str, float] = {}
     for part in text.split(","):
         name, is_pair, number = part.rpartition("=")
         if name in pairs:
-            raise BadSetting(f"{spelling}: {name!r} is there twice")
+            raise BadSetting(f"{spelling}: {name!r} occurs twice")
         try:
             pairs[name] = float(number if is_pair else "")
         except ValueError:

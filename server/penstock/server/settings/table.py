@@ -1,6 +1,6 @@
-"""The settings that a configuration declares, found in the annotations of its dataclasses.
+"""The settings that a configuration declares in the annotations of its dataclasses.
 
-Owns how a setting is called everywhere: one name, as a flag, as a variable, as a key of its group.
+Owns the spellings of a setting: as a flag, as a variable, as a key of its group.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """One setting. `path`: of its field, such as `scheduler.order`. `kind`: what users write.
+    """One setting. `path`: of its field, such as `scheduler.order`. `kind`: the type of values.
 
-    `default`: of the field, MISSING where the configuration must be told.
+    `default`: of the field, MISSING where a value is required.
     """
 
     path: str
@@ -32,27 +32,27 @@ class Declared:
 
     @property
     def name(self) -> str:
-        """The one name."""
+        """The setting's name."""
         return self.setting.name or self.path.rpartition(".")[2]
 
     @property
     def flag(self) -> str:
-        """On the command line, behind two dashes."""
+        """The flag, with two dashes."""
         return self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """In the environment."""
+        """The environment variable."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
     def key(self) -> str:
-        """In a file: its table and its name there."""
+        """The table and the name in a file."""
         return f"{self.setting.group}.{self.name}"
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values, where they are words."""
+        """All values of an enumeration."""
         if self.kind is bool:
             return ON, OFF
         if isinstance(self.kind, type) and issubclass(self.kind, enum.Enum):
@@ -61,7 +61,7 @@ class Declared:
 
     @property
     def metavar(self) -> str:
-        """What stands behind the flag in its help."""
+        """The placeholder of the value in the help."""
         if self.choices:
             return f"{{{','.join(self.choices)}}}"
         if dataclasses.is_dataclass(self.kind):
@@ -71,7 +71,7 @@ class Declared:
 
     @property
     def shown_default(self) -> str:
-        """The default as users would write it, or in words."""
+        """The default as users would write it, or its description."""
         if self.setting.shown:
             return self.setting.shown
         if isinstance(self.default, bool):

@@ -1,4 +1,4 @@
-"""Text on both sides of the model: from a client's words to token ids, from token ids to text.
+"""Text on both sides of the model: from text to token ids, and back.
 
-Knows the tokenizer's files and nothing of gRPC, protobuf, requests or the engine.
+Knows the tokenizer's files; does not know gRPC, protobuf, requests or the engine.
 """

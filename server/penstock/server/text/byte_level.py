@@ -1,7 +1,7 @@
 """The alphabet in which byte-level vocabularies write bytes: one printable character for each.
 
-Owns that mapping in both directions (it is GPT-2's: printable Latin-1 characters stand for
-themselves, the other bytes for the characters from U+0100 on, in order).
+The mapping, in both directions, is GPT-2's: printable Latin-1 characters stand for themselves, the
+other bytes for the characters from U+0100 on, in order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ def _alphabet() -> list[str]:
 
 
 _CHAR_OF_BYTE = _alphabet()
-# Characters outside the alphabet must not pass for bytes, so all of Latin-1 is mapped first.
+# Characters outside the alphabet must not count as bytes, so all of Latin-1 is mapped first.
 _TO_LATIN_1 = (
     dict.fromkeys(range(256), _FOREIGN)
     | {ord(char): chr(byte) for byte, char in enumerate(_CHAR_OF_BYTE)}
@@ -28,12 +28,12 @@ _TO_LATIN_1 = (
 
 
 def to_byte_level(data: bytes) -> str:
-    """How a byte-level vocabulary writes `data`."""
+    """`data` as a byte-level vocabulary writes it."""
     return "".join([_CHAR_OF_BYTE[byte] for byte in data])
 
 
 def bytes_of_tokens(tokens: Iterable[str]) -> list[bytes]:
-    """The bytes that tokens stand for, as the tokenizers library's ByteLevel decoder sees them.
+    """The bytes of tokens, as the tokenizers library's ByteLevel decoder gives them.
 
     A token with any character outside the alphabet stands for its own UTF-8. All tokens are
     translated as one string, which is several times faster than one by one.

@@ -1,7 +1,7 @@
-"""Control tokens in what a client sends for a chat template: their spelling is broken everywhere.
+"""Escapes control tokens in everything that a client sends for a chat template.
 
-Owns the walk over messages, tool calls, tools and template arguments. How a spelling is broken is
-the business of `control_tokens.py`.
+Owns the walk over messages, tool calls, tools and template arguments; `control_tokens.py` does the
+escaping.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,9 @@ _ASSISTANT: Final = "assistant"
 def guarded_chat(
     messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
 ) -> tuple[list[ChatMessage], TemplateData, bool]:
-    """The same with broken control tokens, and whether there was any. Raises ControlTokenError."""
+    """The same with control tokens escaped, and whether there were any. Raises
+    ControlTokenError.
+    """
     guarded = [_guarded_message(message, controls) for message in messages]
     guarded_data = data
     if data.tools or data.arguments:
@@ -29,7 +31,7 @@ def guarded_chat(
         )
     is_guarded = guarded != list(messages) or guarded_data != data
     if is_guarded and _has_mark(messages, data):
-        raise ControlTokenError("the conversation has U+FDD0 beside a control token's spelling")
+        raise ControlTokenError("the conversation contains U+FDD0 next to a control token")
     return guarded, guarded_data, is_guarded
 
 
@@ -68,19 +70,19 @@ def _guarded_value(value: JsonValue, guard: Callable[[str], str]) -> JsonValue:
 
 
 def _has_mark(messages: Sequence[ChatMessage], data: TemplateData) -> bool:
-    """Whether a text has the character that breaks spellings."""
+    """Whether a text contains the character that escapes control tokens."""
     found = False
 
-    def look(text: str) -> str:
+    def check(text: str) -> str:
         nonlocal found
         found = found or MARK in text
         return text
 
     for message in messages:
-        look(message.role + message.content + message.name + message.tool_call_id)
+        check(message.role + message.content + message.name + message.tool_call_id)
         for call in message.tool_calls:
-            look(call.id + call.name)
-            _guarded_object(call.arguments, look)
+            check(call.id + call.name)
+            _guarded_object(call.arguments, check)
     for each in (*data.tools, data.arguments):
-        _guarded_object(each, look)
+        _guarded_object(each, check)
     return found

@@ -1,7 +1,7 @@
-"""Renders a dialogue with the model's chat template.
+"""Renders a chat with the model's chat template.
 
-Owns the Jinja environment in which Hugging Face templates expect to run, sandboxed, and the bounds
-on it. Does not tokenise, and does not know what a control token is.
+Owns the Jinja environment that Hugging Face templates expect, sandboxed, and its bounds. Does not
+tokenise, and does not know what a control token is.
 """
 
 import json
@@ -41,7 +41,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message of a conversation. `role` in the template's words; the rest where it is set."""
+    """One message of a chat. `role` as the template names it; the rest where it is set."""
 
     role: str
     content: str
@@ -51,7 +51,9 @@ class ChatMessage:
 
     @property
     def text(self) -> str:
-        """All that a template may write of it, but for tool calls: `TemplateData` counts them."""
+        """Everything that a template may write of it, except tool calls: `TemplateData` counts
+        them.
+        """
         return "".join((self.role, self.content, self.name, self.tool_call_id))
 
 
@@ -93,10 +95,10 @@ class ChatTemplate:
         self._arguments = known - _OWN_VARIABLES - {*self._variables, *functions}
 
     def check(self, messages: Sequence[ChatMessage], data: TemplateData) -> None:
-        """Raise ToolsUnsupported or BadTemplateArgument for what would have no effect."""
+        """Raise ToolsUnsupported or BadTemplateArgument for data that would have no effect."""
         has_tools = data.tools or any(message.tool_calls for message in messages)
         if has_tools and not self.has_tools:
-            raise ToolsUnsupported("the model's chat template has no tools")
+            raise ToolsUnsupported("the model's chat template does not support tools")
         for name in data.arguments:
             if name not in self._arguments:
                 known = ", ".join(sorted(self._arguments)) or "none"
@@ -114,7 +116,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text. Raises ChatTemplateError, also above `max_bytes` of UTF-8.
 
-        Stops in the middle once it is too long, so a template cannot multiply its input.
+        Stops as soon as it is too long, so a template cannot multiply its input.
         """
         turns = [_turn(message) for message in messages]
         pieces: list[str] = []
@@ -134,25 +136,27 @@ class ChatTemplate:
                     break
         except _Refusal as error:
             raise ChatTemplateError(self._safe_message(str(error))) from error
-        # A template is a program: it may fail with any exception on a dialogue it does not expect.
+        # A template is a program: it may raise any exception on a chat it does not expect.
         except Exception as error:
             raise ChatTemplateError(
-                f"the model's chat template failed on this dialogue ({type(error).__name__})"
+                f"the model's chat template failed on this chat ({type(error).__name__})"
             ) from error
         text = "".join(pieces)
         if num_chars > max_bytes or len(text.encode()) > max_bytes:
-            raise ChatTemplateError(f"the rendered dialogue is longer than {max_bytes} bytes")
+            raise ChatTemplateError(f"the rendered chat is longer than {max_bytes} bytes")
         return text
 
     def _safe_message(self, message: str) -> str:
-        """The template's own words if they stand in its source, else none of them."""
+        """The template's own message if it is a literal in its source, else none."""
         if message and message in self._source:
-            return f"the model's chat template refuses this dialogue: {message[:200]}"
-        return "the model's chat template refuses this dialogue"
+            return f"the model's chat template refuses this chat: {message[:200]}"
+        return "the model's chat template refuses this chat"
 
 
 def _turn(message: ChatMessage) -> dict[str, object]:
-    """A message as templates expect it; keys only for what is set, which they may ask for."""
+    """A message as templates expect it; only with the keys that are set, since templates test for
+    them.
+    """
     turn: dict[str, object] = {"role": message.role, "content": message.content}
     if message.name:
         turn["name"] = message.name
@@ -175,7 +179,7 @@ class _Refusal(Exception):
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}`, which marks answers for training: here it only prints its body."""
+    """`{% generation %}`, which marks answers for training: here it only outputs its body."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
 
@@ -195,7 +199,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _functions(local_time: Callable[[], datetime]) -> dict[str, object]:
-    """What templates may call besides what Jinja offers."""
+    """The functions that templates may call in addition to Jinja's."""
 
     def raise_exception(message: object = "") -> None:
         raise _Refusal(str(message))

@@ -1,20 +1,19 @@
-"""A sliding window over a long dialogue: which messages are left out so that the rest fits.
+"""A sliding window over a long chat: which messages are dropped so that the rest fits.
 
-Owns where a dialogue is cut. Does not know tokenizers or templates: it is brought two functions,
-whose work is done in steps (`tokenizer_pool.py`).
+Owns where a chat is cut. Does not know tokenizers or templates: it gets two functions, whose work
+is done in steps (`tokenizer_pool.py`).
 
-**The cut moves in strides.** If every turn left out just what is too much, every turn would begin
-elsewhere and find nothing in the cache. So when the window overflows, the dialogue is cut down to
-about half of it, and stays cut there until it overflows again: between two cuts it keeps its
-beginning. Nothing is remembered for that. The dialogue is walked from its first message as it once
-grew, and the cuts fall where they fell then; so the cut follows from the dialogue alone, on any
-server.
+**The cut moves in strides.** If every turn dropped just the excess, every prompt would start at
+another message and miss the prefix cache. So when the window overflows, the chat is cut to about
+half of it, and keeps that start until it overflows again. This needs no state: the chat is replayed
+from its first message, and the cuts fall where they fell before; so the cut depends on the chat
+alone, on any server.
 
-**What it costs.** The walk adds up the tokens of single messages, each encoded once, and what the
-template adds to a message as measured on a dialogue of three short ones. That is exact for
-templates that write all messages alike. The kept part is then rendered and counted; where it has
-more tokens than the sum said, the walk is done again in a somewhat smaller window. So a dialogue is
-encoded once in pieces and its kept part seldom more than once, however many messages it has.
+**Cost.** The replay adds up the tokens of single messages, each encoded once, and the template's
+tokens per message as measured on a chat of three short ones. That is exact for templates that write
+all messages alike. The kept part is then rendered and counted; if it has more tokens than the sum,
+the replay is repeated with a slightly smaller window. So a chat is encoded once in pieces and its
+kept part seldom more than once, however many messages it has.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +27,16 @@ from penstock.server.text.tokenizer_pool import Steps
 
 _LEADING_ROLES: Final = frozenset({"system", "developer"})
 _KEPT_SHARE: Final = 0.5
-"""Of the window behind what leads the dialogue, what a cut leaves: half is recomputed per stride,
-so that every token is computed about twice over a dialogue, whatever its length."""
+"""Share of the window, behind the leading messages, that a cut keeps: half is recomputed per
+stride, so every token is computed about twice over a chat, whatever its length.
+"""
 _SMALLER_WINDOWS: Final = (1.0, 7 / 8, 3 / 4, 1 / 2, 1 / 4)
 _USUAL_MESSAGE_TOKENS: Final = 8
-"""What a template adds to a message, where the dialogue that it is measured on is refused."""
+"""Tokens that a template adds per message, if it refuses the chat for the measurement."""
 
 
 class _Encoded(Protocol):
-    """A rendered dialogue."""
+    """A rendered chat."""
 
     def __len__(self) -> int: ...
 
@@ -46,7 +46,7 @@ EncodedT = TypeVar("EncodedT", bound=_Encoded)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCost:
-    """Tokens that a template adds: to every dialogue, and to every message beside its role."""
+    """Tokens that a template adds: to every chat, and to every message besides its role."""
 
     base_tokens: int
     message_tokens: int
@@ -55,7 +55,7 @@ class TemplateCost:
 def measure_template(
     encode: Callable[[Sequence[ChatMessage]], _Encoded], num_tokens: Callable[[str], int]
 ) -> TemplateCost:
-    """What the template behind `encode` adds, seen on short dialogues.
+    """The cost of the template behind `encode`, measured on short chats.
 
     A template that refuses them gets usual figures: the kept part is counted anyway.
     """
@@ -78,12 +78,12 @@ def fit_window(
     num_tokens: Callable[[str], Steps[int]],
     cost: TemplateCost,
 ) -> Steps[tuple[EncodedT, int, int]]:
-    """The kept part of a dialogue, encoded, at most `window_tokens` long; how many messages were
-    cut; how many tokens were made in all.
+    """The kept part of a chat, encoded, at most `window_tokens` long; the number of dropped
+    messages; the number of tokens that were encoded in all.
 
-    `encode` renders and encodes a dialogue, `num_tokens` counts those of a plain text. Raises
-    WindowTooSmall when what leads the dialogue and its last turn alone are longer, and what the
-    two functions raise.
+    `encode` renders and encodes a chat, `num_tokens` counts those of a plain text. Raises
+    WindowTooSmall when the leading messages and the last turn alone are longer, and the exceptions
+    of the two functions.
     """
     num_leading = _num_leading(messages)
     turns = messages[num_leading:]
@@ -111,19 +111,19 @@ def fit_window(
         if num_encoded <= window_tokens:
             return encoded, start, num_made
     raise WindowTooSmall(
-        "is too small for what leads the dialogue and its last turn, which have at"
+        "is too small for the leading messages and the last turn, which have at"
         f" least {num_encoded} tokens",
         num_made,
     )
 
 
 def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int:
-    """The first message that is kept of a dialogue that grew message by message.
+    """The first message that is kept of a chat that grew message by message.
 
-    `sums` [n + 1]: tokens of the first i messages. `may_start` [n]: where the kept part may begin.
+    `sums` [n + 1]: tokens of the first i messages. `may_start` [n]: where the kept part may start.
     Whenever the kept part has more than `room_tokens`, it is cut to `_KEPT_SHARE` of them, or to
-    the latest possible beginning. Takes time in proportion to n: no beginning is looked at twice,
-    because one that is too early at some length is too early at every greater one.
+    the latest possible start. Linear in n: no start is checked twice, because one that is too early
+    at some length is too early at every greater one.
     """
     starts = [index for index, may in enumerate(may_start) if may and index]
     start = num_passed = 0
@@ -139,7 +139,7 @@ def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int
 
 
 def _num_leading(messages: Sequence[ChatMessage]) -> int:
-    """How many messages lead the dialogue and are never cut; at least one is not among them."""
+    """How many leading messages are never cut; at least one is not among them."""
     for index, message in enumerate(messages):
         if message.role not in _LEADING_ROLES:
             return index

@@ -1,12 +1,12 @@
-"""Keeps a client's text from turning into control tokens.
+"""Keeps a client's text from becoming control tokens.
 
 Owns which tokens are control tokens, and the guard: a text that spells one gets an invisible mark
-inside the spelling, and a twin of the tokenizer drops the mark where it can no longer join into the
+inside the spelling, and a copy of the tokenizer drops the mark where it can no longer join into the
 token. So the template's own control tokens work, in one call over the whole prompt, while the same
-characters in a client's text are encoded as the ordinary text they are. Does not know templates.
+characters in a client's text are encoded as ordinary text. Does not know templates.
 
 The mark is a noncharacter of Unicode. It is put only into texts that spell a control token, and
-such a text must not hold the mark already; every other text may hold anything.
+such a text must not contain the mark already; every other text may.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from penstock.server.text.tokenizer_settings import TokenizerSettings
 
 MARK = "\ufdd0"
 _GUARD_SPEED = 16
-"""How much faster text is searched than encoded, at least."""
+"""How much faster searching is than encoding, at least."""
 _SEARCHED_CHARS = 64 << 10
 _IDS_AT_ONCE = 16 << 10
 
@@ -36,8 +36,8 @@ _IDS_AT_ONCE = 16 << 10
 class ControlTokens:
     """The control tokens of one tokenizer.
 
-    They are its special tokens and, besides, those added tokens that the chat template writes
-    (some models do not flag their turn markers as special).
+    They are its special tokens and those added tokens that the chat template writes (some models do
+    not flag their turn markers as special).
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class ControlTokens:
         }
         self._special = _Spellings(special.values())
         self._all = _Spellings([*special.values(), *written.values()])
-        # The last is nobody's: it stands for every id of the tokenizer beyond the model's.
+        # The last entry stands for every id of the tokenizer beyond the model's.
         self._is_control = np.zeros(max([vocab_size, *added]) + 2, dtype=np.bool_)
-        # Text outside the vocabulary becomes the unknown token: harmless, and not a forgery.
+        # Text outside the vocabulary becomes the unknown token: harmless, no forgery.
         unknown = cast("object", getattr(tokenizer.model, "unk_token", None))
         for token_id, content in (special | written).items():
             self._is_control[token_id] = content != unknown
 
     def first_step_bytes(self, num_chars: int) -> int:
-        """What a text costs up to the end of its first slice: it is searched as a whole."""
+        """The cost of a text up to the end of its first slice: it is searched as a whole."""
         return num_chars // _GUARD_SPEED + self._cuts.slice_chars(num_chars)
 
     def guard(self, text: str, *, is_models_own: bool = False) -> str:
-        """`text` with every control token in it broken by a mark; most texts come back as they are.
+        """`text` with a mark in every control token; most texts are returned unchanged.
 
-        `is_models_own`: the text is an earlier answer. Only special tokens are broken then, because
-        templates look into answers for tokens such as the end of a reasoning part. Raises
+        `is_models_own`: the text is an earlier answer. Only special tokens are marked then, because
+        templates search answers for tokens such as the end of a reasoning part. Raises
         ControlTokenError if that cannot be done.
         """
         return (self._special if is_models_own else self._all).broken(text)
@@ -82,12 +82,12 @@ class ControlTokens:
         add_special_tokens: bool,
         max_tokens: int | None = None,
     ) -> Steps[NDArray[np.int32]]:
-        """Token ids of a text that went through `guard`, int32 [n], a slice in each step.
+        """Token ids of a guarded text, int32 [n], a slice in each step.
 
-        `is_guarded`: some part of the text came back changed. Control tokens that the text spells
-        unbroken are the template's and are let through. Raises ControlTokenError if there are more:
-        normalisation or an odd vocabulary made one of ordinary characters. Raises TooManyTokens as
-        soon as there are more than `max_tokens`.
+        `is_guarded`: some part of the text was changed. Control tokens that the text spells without
+        a mark are the template's and are allowed. Raises ControlTokenError if there are more:
+        normalisation or an unusual vocabulary made one of ordinary characters. Raises TooManyTokens
+        as soon as there are more than `max_tokens`.
         """
         tokenizer = self._twin if is_guarded else self._tokenizer
         before, after = self._added_ids if add_special_tokens else ([], [])
@@ -96,7 +96,7 @@ class ControlTokens:
         for index, part in enumerate(self._cuts.slices(text)):
             if index:
                 yield len(part)
-            # Not `encode`, which keeps all other threads from running until it is done.
+            # Not `encode`, which holds the interpreter lock until it is done.
             (encoding,) = tokenizer.encode_batch_fast([part], add_special_tokens=False)
             num_tokens += len(encoding)
             if max_tokens is not None and num_tokens > max_tokens:
@@ -111,7 +111,7 @@ class ControlTokens:
 
     @cached_property
     def _added_ids(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after every text, whatever it is."""
+        """What the tokenizer puts before and after any text."""
         encoding = self._tokenizer.encode("a")
         ids, is_added = encoding.ids, encoding.special_tokens_mask
         start = is_added.index(0) if 0 in is_added else len(ids)
@@ -120,16 +120,16 @@ class ControlTokens:
 
     @cached_property
     def _twin(self) -> tokenizers.Tokenizer:
-        """The tokenizer with one more step: split at the mark and drop it.
+        """A copy of the tokenizer with one more step: split at the mark and drop it.
 
-        The step comes last in pre-tokenisation, after added tokens have been looked for and the
-        text has been cut into words, so nothing but the broken spelling is encoded differently.
-        It shares the model, hence costs next to nothing.
+        The step comes last in pre-tokenisation, after added tokens were matched and the text was
+        split into words, so only the marked spelling is encoded differently. It shares the model,
+        hence costs next to nothing.
         """
         source = self._tokenizer
         twin = tokenizers.Tokenizer(source.model)
         added = [token for _, token in sorted(source.get_added_tokens_decoder().items())]
-        # By runs and not one by one: the library rebuilds its search after every call.
+        # In batches: the library rebuilds its automaton after every call.
         for is_special, run in itertools.groupby(added, key=lambda token: token.special):
             tokens: list[str | tokenizers.AddedToken] = list(run)
             if is_special:
@@ -152,7 +152,7 @@ class ControlTokens:
 
 
 class _Spellings:
-    """Finds the spellings of some tokens in a text, and breaks them."""
+    """Finds the spellings of some tokens in a text, and marks them."""
 
     def __init__(self, contents: Iterable[str]) -> None:
         spellings = {content for content in contents if content}
@@ -164,28 +164,28 @@ class _Spellings:
 
     def broken(self, text: str) -> str:
         """`text` with a mark after the first character of every spelling."""
-        # Every start, so that overlapping spellings are broken too.
+        # At every position, so that overlapping spellings are marked too.
         starts = [found.start() for found in self._matches(text, overlapping=True)]
         if not starts:
             return text
         if any(self._unbreakable.match(text, start) for start in starts):
-            raise ControlTokenError("the text holds a control token of a single character")
+            raise ControlTokenError("the text contains a control token of a single character")
         if MARK in text:
-            raise ControlTokenError("the text holds U+FDD0 beside the spelling of a control token")
+            raise ControlTokenError("the text contains U+FDD0 next to a control token")
         borders = [0, *(start + 1 for start in starts), len(text)]
         return MARK.join(text[a:b] for a, b in itertools.pairwise(borders))
 
     def count(self, text: str) -> int:
-        """Spellings from left to right, the longest first, as tokenizers look for them."""
+        """Spellings from left to right, the longest first, as tokenizers match them."""
         return sum(1 for _ in self._matches(text))
 
     def _matches(self, text: str, *, overlapping: bool = False) -> Iterator[re.Match[str]]:
-        """From left to right. In slices: other threads cannot run until a search returns."""
+        """From left to right, in slices: a search holds the interpreter lock until it returns."""
         position = 0
         while position < len(text):
             next_slice = position + _SEARCHED_CHARS
             found = self._find.search(text, position, next_slice + self._longest - 1)
-            # What begins behind the slice may be cut short, and is found in the next one.
+            # A match that starts behind the slice may be truncated; the next slice finds it.
             if found is None or found.start() >= next_slice:
                 position = next_slice
                 continue
@@ -194,9 +194,9 @@ class _Spellings:
 
 
 def trie_pattern(words: Iterable[str]) -> str:
-    """A regular expression for any of `words`, longest first, that shares their beginnings.
+    """A regular expression for any of `words`, longest first, as a trie.
 
-    A plain alternation tries thousands of reserved tokens one by one at every "<".
+    A plain alternation would try thousands of reserved tokens one by one at every "<".
     """
     trie: dict[str, object] = {}
     for word in words:
@@ -234,5 +234,5 @@ def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 
 def _is_markup(content: str, template: str) -> bool:
-    """True for what a template writes as a mark: neither a plain word nor white space."""
+    """True for what a template writes as a marker: neither a plain word nor white space."""
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))

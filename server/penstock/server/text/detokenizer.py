@@ -1,10 +1,10 @@
-"""Turns token ids into text as they come, never splitting a character.
+"""Incremental detokenising that never splits a character.
 
-Owns the streams. Text is the same however the ids are cut: the pieces of a stream, joined, are what
-`Detokenizer.decode` gives for all ids at once. That equals the tokenizers library's own decode,
-with one exception, by choice: where byte-fallback tokens do not spell valid UTF-8, the library
-replaces the whole run of them, complete characters included; here complete characters, which may be
-on a client's screen already, stay, and only the broken bytes become U+FFFD.
+Owns the streams. The text does not depend on how the ids are split: the pieces of a stream, joined,
+equal `Detokenizer.decode` of all ids at once. That equals the tokenizers library's own decode, with
+one deliberate exception: where byte-fallback tokens are no valid UTF-8, the library replaces the
+whole run of them, complete characters included; here complete characters, which may have been sent
+already, stay, and only the invalid bytes become U+FFFD.
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ class DetokenizerStream(Protocol):
     """The text of one output."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that these tokens complete."""
+        """The text that these tokens complete."""
         ...
 
     def push_one(self, token_id: int) -> str:
-        """The same for one token, as they come while text is generated."""
+        """As `push`, for one token during generation."""
         ...
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """The same, one entry per token: the text it completes."""
+        """As `push`, with one entry per token."""
         ...
 
     def flush(self) -> str:
-        """The end: what was incomplete, as U+FFFD."""
+        """The end: incomplete bytes, as U+FFFD."""
         ...
 
 
@@ -63,11 +63,11 @@ class Detokenizer:
 
     @property
     def is_exact_table(self) -> bool:
-        """Whether streams work from the table."""
+        """Whether streams use the table."""
         return self._table is not None
 
     def cover(self, vocab_size: int) -> None:
-        """Streams from now on take every id below `vocab_size`; unknown ones give no text."""
+        """From now on streams accept every id below `vocab_size`; unknown ones have no text."""
         table = self._table
         if table is not None and len(table.pieces) < vocab_size:
             unknown = range(len(table.pieces), vocab_size)
@@ -78,7 +78,7 @@ class Detokenizer:
             )
 
     def new_stream(self, *, is_continuation: bool = False) -> DetokenizerStream:
-        """A stream. `is_continuation`: its text goes on another, so leading space is kept."""
+        """A stream. `is_continuation`: its text continues another, so leading space is kept."""
         table = self._table
         if table is None:
             return _WindowStream(self._tokenizer, skip_special_tokens=self._skips_special)
@@ -87,7 +87,9 @@ class Detokenizer:
         return _OpeningStream(table)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What a token adds to a text, its name if it is special; None where neither is known."""
+        """The bytes of a token, its name if it is special; None if its bytes depend on
+        neighbours.
+        """
         table = self._table
         if table is None or token_id >= len(table.pieces):
             return None
@@ -103,7 +105,7 @@ class Detokenizer:
 
 
 class _TableStream:
-    """A stream from the table, past the beginning of the text."""
+    """A stream that uses the table, after the start of the text."""
 
     __slots__ = ("_pending", "_table")
 
@@ -144,14 +146,14 @@ class _TableStream:
         return self._take_pending()
 
     def _take_pending(self) -> str:
-        """Bytes of which no more comes, as U+FFFD."""
+        """Incomplete bytes, as U+FFFD."""
         pending, self._pending = self._pending, b""
         if self._table.is_per_byte:
             return _REPLACEMENT * len(pending)
         return pending.decode(errors="replace")
 
     def _extend(self, data: bytes) -> str:
-        """Add bytes; give the characters they complete."""
+        """Add bytes; returns the characters they complete."""
         data = self._pending + data
         if self._table.is_per_byte:
             return self._extend_per_byte(data)
@@ -174,7 +176,7 @@ class _TableStream:
 
 
 class _OpeningStream(_TableStream):
-    """A stream from the table whose decoder treats the beginning of the text differently."""
+    """A stream that uses the table, for a decoder that treats the start of the text differently."""
 
     __slots__ = ("_num_to_strip",)
 
@@ -214,7 +216,7 @@ class _OpeningStream(_TableStream):
         return text
 
     def _with_first(self, token_ids: Sequence[int]) -> list[str]:
-        """Metaspace: the first token that is not skipped has a piece of its own."""
+        """Metaspace: the first token that is not skipped has its own piece."""
         table = self._table
         for index, token_id in enumerate(token_ids):
             if token_id in table.skipped:
@@ -227,20 +229,20 @@ class _OpeningStream(_TableStream):
 
 
 class _WindowStream:
-    """A stream for decoders that look at neighbours: decode a short window again for each token.
+    """A stream for decoders that need neighbours: decodes a short window again for each token.
 
-    `_window`: tokens whose text is out (`_num_shown` of them, kept for context) and those whose
-    text is not. The text of the window's first part is `_shown`.
+    `_window`: tokens whose text was returned (`_num_returned` of them, kept for context) and those
+    whose text was not. The text of the window's first part is `_returned`.
     """
 
-    __slots__ = ("_num_shown", "_shown", "_skips_special", "_tokenizer", "_window")
+    __slots__ = ("_num_returned", "_returned", "_skips_special", "_tokenizer", "_window")
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skips_special = skip_special_tokens
         self._window: list[int] = []
-        self._num_shown = 0
-        self._shown = ""
+        self._num_returned = 0
+        self._returned = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         return "".join(self.pieces(token_ids))
@@ -253,26 +255,26 @@ class _WindowStream:
 
     def flush(self) -> str:
         text = self._decode(self._window)
-        new = text[len(self._shown) :]
-        self._window, self._num_shown, self._shown = [], 0, ""
+        new = text[len(self._returned) :]
+        self._window, self._num_returned, self._returned = [], 0, ""
         return new
 
     def _step(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode(self._window)
-        num_held = len(self._window) - self._num_shown
-        if len(text) <= len(self._shown):
-            # Nothing to see (a special token): it must not become the whole context.
+        num_held = len(self._window) - self._num_returned
+        if len(text) <= len(self._returned):
+            # No text (a special token): it must not become the whole context.
             if num_held > _MAX_HELD_TOKENS:
-                del self._window[self._num_shown :]
+                del self._window[self._num_returned :]
             return ""
-        # A replacement character at the end may be a character of which more is to come.
+        # A replacement character at the end may be an incomplete character.
         if text.endswith(_REPLACEMENT) and num_held < _MAX_HELD_TOKENS:
             return ""
-        new = text[len(self._shown) :]
-        del self._window[: self._num_shown]
-        self._num_shown = len(self._window)
-        self._shown = self._decode(self._window)
+        new = text[len(self._returned) :]
+        del self._window[: self._num_returned]
+        self._num_returned = len(self._window)
+        self._returned = self._decode(self._window)
         return new
 
     def _decode(self, token_ids: list[int]) -> str:

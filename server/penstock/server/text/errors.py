@@ -1,16 +1,16 @@
-"""What can go wrong with text. Owns the error types; knows nothing of statuses."""
+"""Errors about text. Does not know statuses."""
 
 
 class ModelFilesError(Exception):
-    """A model's folder cannot be used: the message names the file and what is wrong with it."""
+    """A model's folder is invalid: the message names the file and the fault."""
 
 
 class TextError(Exception):
-    """A client's text cannot be used. The message is safe to send: it quotes no content."""
+    """A client's text is invalid. The message is safe to send: it quotes no content."""
 
 
 class ChatTemplateError(TextError):
-    """The chat template refused the dialogue, failed on it, or made too much of it."""
+    """The chat template refused the chat, failed on it, or its output was too large."""
 
 
 class ChatTemplateMissing(TextError):
@@ -26,9 +26,9 @@ class BadTemplateArgument(TextError):
 
 
 class WindowTooSmall(TextError):
-    """Not even the last turn of a dialogue fits the window that was asked for.
+    """Not even the last turn of a chat fits the requested window.
 
-    `num_tokenised`: tokens that were made to find that out.
+    `num_tokenised`: tokens that were encoded to find that out.
     """
 
     def __init__(self, message: str, num_tokenised: int = 0) -> None:
@@ -37,11 +37,11 @@ class WindowTooSmall(TextError):
 
 
 class ControlTokenError(TextError):
-    """The text would become a control token in spite of all precautions."""
+    """The text would become a control token in spite of the guard."""
 
 
 class TooManyTokens(TextError):
-    """The text has more tokens than were asked for. `num_tokens`: at least so many."""
+    """The text has more tokens than allowed. `num_tokens`: at least so many."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"has at least {num_tokens} tokens")
@@ -49,9 +49,9 @@ class TooManyTokens(TextError):
 
 
 class TooMuchText(TextError):
-    """The tenant has as much text waiting to be tokenised as it may, `max_bytes`."""
+    """The tenant has too much text waiting to be tokenised: more than `max_bytes`."""
 
     def __init__(self, *, max_bytes: int, retry_after_s: float) -> None:
-        super().__init__(f"{max_bytes} bytes of text wait already")
+        super().__init__(f"{max_bytes} bytes of text are waiting already")
         self.max_bytes = max_bytes
         self.retry_after_s = retry_after_s

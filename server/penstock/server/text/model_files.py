@@ -1,7 +1,7 @@
-"""What the text layer needs from a Hugging Face folder, read once.
+"""The text files of a Hugging Face folder.
 
-Owns the reading of tokenizer.json, config.json, generation_config.json, tokenizer_config.json and
-the chat template, and the rules by which they complete each other. Does not know the weights.
+Reads tokenizer.json, config.json, generation_config.json, tokenizer_config.json and the chat
+template, and owns the rules by which they complete each other. Does not know the weights.
 """
 
 import json
@@ -22,11 +22,11 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_le
 class ModelFiles:
     """The text side of one model.
 
-    `vocab_size`: logits the model has, so every token id is below it. `eos_ids`: all ids that end
+    `vocab_size`: of the model's logits, so every token id is below it. `eos_ids`: all ids that end
     an output, ascending: those of generation_config.json (else config.json) and the tokenizer's
     own. `prepends_bos`: the tokenizer's files ask for a begin-of-sequence token that tokenizer.json
-    does not add by itself. `special_tokens`: named special tokens ("bos_token": "<s>") as chat
-    templates see them.
+    does not add itself. `special_tokens`: named special tokens ("bos_token": "<s>") for chat
+    templates.
     """
 
     path: Path
@@ -111,7 +111,7 @@ class _Json:
         except RecursionError as error:
             raise ModelFilesError(f"{path}: nested too deep") from error
         if not isinstance(value, dict):
-            raise ModelFilesError(f"{path}: must hold a JSON object")
+            raise ModelFilesError(f"{path}: must contain a JSON object")
         return cls(path=path, values=cast("dict[str, object]", value))
 
     def integer(self, key: str) -> int | None:
@@ -151,10 +151,11 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     text = _read_text(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    # The library raises plain Exception for everything it finds wrong in the file.
+    # The library raises plain Exception for any fault in the file.
     except Exception as error:
-        raise ModelFilesError(f"{path}: the tokenizers library refuses it: {error}") from error
-    # Some folders carry the settings of their training; cutting or padding a prompt is never right.
+        raise ModelFilesError(f"{path}: the tokenizers library rejects it: {error}") from error
+    # Some folders have the settings of their training; truncating or padding a prompt is never
+    # right.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -181,7 +182,7 @@ def _token_id(tokenizer: tokenizers.Tokenizer, token: str, path: Path, key: str)
 
 
 def _eos_ids(*sources: _Json) -> set[int]:
-    """The ids of the first source that names any: an integer or a list of them."""
+    """The ids of the first source that has any: an integer or a list."""
     for source in sources:
         value = source.values.get("eos_token_id")
         if value is None:
@@ -224,7 +225,7 @@ def _chat_template(folder: Path, settings: _Json) -> str | None:
 
 
 def _default_template(value: object, path: Path) -> str:
-    """The one named "default" of a list of `{"name", "template"}`."""
+    """The entry named "default" of a list of `{"name", "template"}`."""
     if not isinstance(value, list):
         raise ModelFilesError(f"{path}: chat_template must be a string or a list")
     templates: dict[object, object] = {}

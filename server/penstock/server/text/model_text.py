@@ -1,6 +1,6 @@
-"""Everything about text for one model, put together.
+"""The text processing of one model: files, tokenizer and detokenizer.
 
-Owns the composition of files, tokenizer and detokenizer. Knows neither requests nor the engine.
+Knows neither requests nor the engine.
 """
 
 from pathlib import Path
@@ -46,7 +46,7 @@ class ModelText:
         )
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What a token adds to the text; None where that depends on its neighbours."""
+        """The bytes of a token; None where they depend on its neighbours."""
         return self.detokenizer.token_bytes(token_id)
 
     def new_stream(
@@ -58,10 +58,10 @@ class ModelText:
         stop_ids: frozenset[int] = frozenset(),
         is_continuation: bool = True,
     ) -> TextStream:
-        """The stream of one output.
+        """The text stream of one output.
 
-        `is_continuation`: the output goes on the prompt's text, so a leading space belongs to it;
-        an answer in a dialogue begins afresh. `min_tokens`, `stop_ids`: see `TextStream`.
+        `is_continuation`: the output continues the prompt's text, so a leading space belongs to it;
+        an answer in a chat starts without one. `min_tokens`, `stop_ids`: see `TextStream`.
         """
         matcher = None
         if stops is not None:

@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives in pieces.
 
-Owns the search and the hold-back of text that may turn out to begin a stop string. Does not know
-tokens. The result depends on the whole text alone, never on how it was cut.
+Owns the search and the hold-back of text that may start a stop string. Does not know tokens. The
+result depends on the whole text alone, not on how it was split.
 """
 
 import re
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Some stop strings, compiled once; shared by any number of matchers.
+    """Stop strings, compiled once; shared by any number of matchers.
 
     The first one to be complete wins; of several that end at the same character, the longest. This
     is the automaton of Aho and Corasick ("Efficient string matching: an aid to bibliographic
-    search", 1975): a state is the longest end of the text that begins a stop string, so what must
-    be held back is the depth of the state, exactly. Built in the total length of the strings.
+    search", 1975): a state is the longest suffix of the text that starts a stop string, so exactly
+    the depth of the state must be held back. Built in the total length of the strings.
     """
 
     __slots__ = ("depth", "fail", "find_start", "has_children", "match", "strings", "trie")
@@ -49,7 +49,7 @@ class StopStrings:
         self.match[state] = string
 
     def _link(self) -> None:
-        """Where each state goes on when a character does not fit: breadth first."""
+        """The fail transitions of all states, breadth first."""
         queue = deque(self.trie[0].values())
         while queue:
             state = queue.popleft()
@@ -76,10 +76,11 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, piece: str, *, is_armed: bool = True) -> tuple[str, str | None]:
-        """Take the next piece: the text that may be shown now, and the stop string it completed.
+        """Take the next piece; returns the text that may be sent now, and the stop string it
+        completed.
 
         While not `is_armed`, stop strings that become complete in this piece do not count. After a
-        match the matcher is spent: the text that follows is not its business.
+        match the matcher must not be used again.
         """
         stops = self._stops
         trie, fail, match = stops.trie, stops.fail, stops.match
@@ -106,12 +107,12 @@ class StopMatcher:
             return piece, None
         self._state = state
         text = self._held + piece
-        num_shown = len(text) - stops.depth[state]
-        self._held = text[num_shown:]
-        return text[:num_shown], None
+        num_released = len(text) - stops.depth[state]
+        self._held = text[num_released:]
+        return text[:num_released], None
 
     def flush(self) -> str:
-        """The text still held back: it began a stop string that did not come."""
+        """The text still held back: it started a stop string that was not completed."""
         held, self._held, self._state = self._held, "", 0
         return held
 

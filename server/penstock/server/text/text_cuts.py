@@ -1,10 +1,10 @@
-"""Where a long text can be cut so that its parts, encoded one by one, have the same tokens.
+"""Where a long text can be split so that its parts, encoded separately, have the same tokens.
 
 Owns the proof. A vocabulary is applied to the words that a pre-tokeniser makes, and never across
-two of them. The patterns known here match from left to right, look at no character before a match,
-and none of them matches a letter together with a space, a line break or a full stop after it. So
-between such a letter and such a character one word always ends and another begins, and what stands
-before the cut has no part in how the text after it is split. Does not encode anything.
+two of them. The patterns known here match from left to right, check no character before a match,
+and none of them matches a letter together with a following space, line break or full stop. So
+between such a letter and such a character one word always ends and another starts, and the text
+before the split does not affect how the text after it is split. Does not encode anything.
 """
 
 import re
@@ -39,15 +39,15 @@ _KNOWN_ALTERNATIVES = frozenset(
         r"\s+",
     }
 )
-"""Of the patterns of GPT-2, Llama 3, Qwen and their relatives (in \\p{} notation of Oniguruma)."""
-# Letters that every release of Unicode knows as such.
+"""Of the patterns of GPT-2, Llama 3, Qwen and their relatives (in the notation of Oniguruma)."""
+# Letters that every release of Unicode has as such.
 _LETTER = "[A-Za-z\u4e00-\u9fa5]"
 _CUT = re.compile(rf"(?<={_LETTER})[ \n.,\u3002\uff0c]")
 _CUT_AT_SPACE = re.compile(rf"(?<={_LETTER}) ")
 
 
 class TextCuts:
-    """The slices of long texts for one tokenizer; one slice where no cut is known to be safe."""
+    """The slices of long texts for one tokenizer; one slice where no split is known to be safe."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._find = _cut_pattern(tokenizer)
@@ -57,7 +57,7 @@ class TextCuts:
         return num_chars if self._find is None else min(num_chars, SLICE_CHARS)
 
     def slices(self, text: str) -> Iterator[str]:
-        """`text` in parts of about SLICE_CHARS, longer where it has no place for a cut."""
+        """`text` in parts of about SLICE_CHARS, longer where it has no safe split."""
         start, length = 0, len(text)
         while start < length:
             stop = self._next_cut(text, start + SLICE_CHARS)
@@ -69,7 +69,7 @@ class TextCuts:
         if self._find is None:
             return len(text)
         while position < len(text):
-            # A search keeps all other threads from running until it returns.
+            # A search holds the interpreter lock until it returns.
             found = self._find.search(text, position, position + SLICE_CHARS)
             if found is not None:
                 return found.start()
@@ -82,7 +82,7 @@ def _cut_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     if any(step.get("type") != "NFC" for step in settings.normalizer):
         return None
     for token in tokenizer.get_added_tokens_decoder().values():
-        # Such a token may reach over a cut.
+        # Such a token may span a split.
         is_greedy = token.lstrip or token.rstrip or token.single_word
         if is_greedy or re.search(rf"{_LETTER}[\s.,\u3002\uff0c]", token.content):
             return None
@@ -90,7 +90,7 @@ def _cut_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
 
 
 def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
-    """By the first step: the others split its words further, each by itself."""
+    """By the first step: the others split its words further, each separately."""
     if not steps:
         return None
     first, kind = steps[0], steps[0].get("type")

@@ -1,8 +1,7 @@
 """The text of one output: detokenising and stop strings together.
 
-Owns what a front does with the tokens of a step: which text may go out, which tokens still belong
-to the output, whether a stop string ended it, and that the stop token which ends it has no text.
-Does not know requests or messages.
+Owns which text may be sent, which tokens belong to the output, whether a stop string ended it, and
+that the stop token which ends it has no text. Does not know requests or messages.
 """
 
 from collections.abc import Sequence
@@ -12,14 +11,14 @@ from penstock.server.text.detokenizer import DetokenizerStream
 from penstock.server.text.stop_strings import StopMatcher
 
 
-# A named tuple and not a frozen dataclass, as values at borders otherwise are: one is made for
-# every token of every stream, and this costs half as much.
+# A named tuple, not a frozen dataclass as other values at borders: one is made for every token of
+# every stream, and this costs half as much.
 class TextDelta(NamedTuple):
-    """What some tokens led to.
+    """The result of some tokens.
 
-    `text`: what may go out now; it may lag behind the tokens. `num_tokens`: how many of the pushed
+    `text`: may be sent now; it may lag behind the tokens. `num_tokens`: how many of the pushed
     tokens belong to the output, counted from the first: all of them unless a stop string was
-    completed, then up to the one that completed it. `stop`: that stop string, told once.
+    completed, then up to the one that completed it. `stop`: that stop string, returned once.
     """
 
     text: str
@@ -31,7 +30,7 @@ _NOTHING = TextDelta(text="", num_tokens=0)
 
 
 class TextStream:
-    """One output. `num_tokens`: tokens of it so far. `is_finished`: nothing more will come."""
+    """One output. `num_tokens`: its tokens so far. `is_finished`: no more text follows."""
 
     __slots__ = (
         "_decoder",
@@ -54,7 +53,7 @@ class TextStream:
         """`stop_ids`: tokens that end the output, which count and have no text.
 
         Stop strings completed before the output has `min_tokens` tokens do not end it, nor do stop
-        tokens that are among them.
+        tokens among those.
         """
         self._decoder = decoder
         self._matcher = matcher
@@ -66,7 +65,8 @@ class TextStream:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each token is text and no more: no stop string is looked for, nor has it ended.
+        """Whether tokens are only detokenised: there are no stop strings, and the output has not
+        ended.
 
         Once false this stays so; true, it stays so until `finish`.
         """
@@ -86,14 +86,14 @@ class TextStream:
         return TextDelta(self._decoder.push(with_text), num_tokens)
 
     def push_one(self, token_id: int) -> str:
-        """The next token while `is_plain`, else call `push`: the text that may go out now."""
+        """The text for the next token while `is_plain`; otherwise call `push`."""
         self.num_tokens += 1
         if token_id in self._stop_ids and self.num_tokens > self._min_tokens:
             return ""
         return self._decoder.push_one(token_id)
 
     def finish(self) -> TextDelta:
-        """The output ended: everything held back comes out. Nothing more after that."""
+        """The output ended: returns all text that was held back."""
         if self.is_finished:
             return _NOTHING
         self.is_finished = True

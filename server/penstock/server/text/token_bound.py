@@ -1,6 +1,6 @@
-"""How few tokens a text can possibly have, from its length alone.
+"""A lower bound on the number of tokens of a text, from its length alone.
 
-Owns the rules under which that is known. Does not encode anything.
+Owns the rules under which there is one. Does not encode anything.
 """
 
 from typing import cast
@@ -18,9 +18,9 @@ _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits"}
 
 
 class TokenBound:
-    """The longest run of bytes that one token can stand for; 0 where that is not known.
+    """The longest run of bytes that one token can stand for; 0 if unknown.
 
-    It is known for vocabularies that can spell every byte, when nothing before the model drops
+    It is known for vocabularies that can spell every byte, when no step before the model drops
     text. Elsewhere an unknown word of any length may become a single token.
     """
 
@@ -67,7 +67,7 @@ def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
 
 
 def _shrinking(steps: list[Step]) -> int:
-    """The product of the factors; 0 if a step is not known."""
+    """The product of the factors; 0 if a step is unknown."""
     factor = 1
     for step in steps:
         pattern = cast("dict[str, str]", step.get("pattern") or {}).get("String", "")

@@ -1,7 +1,7 @@
-"""What each token id contributes to the text, worked out once per model.
+"""The text of each token id, computed once per model.
 
-Owns the reading of tokenizer.json's decoder: for the shapes in which a token's bytes do not depend
-on its neighbours it gives a table; for the others it gives none, and says so. Knows no streams.
+Interprets tokenizer.json's decoder: if the bytes of a token do not depend on its neighbours there
+is a table, otherwise None. Does not know streams.
 """
 
 import enum
@@ -23,11 +23,11 @@ Piece = str | bytes
 
 
 class FirstToken(enum.Enum):
-    """How decoding treats the beginning of a text."""
+    """How decoding treats the start of a text."""
 
     LIKE_OTHERS = enum.auto()
     STRIPS_TEXT = enum.auto()
-    """Some leading characters of the text go (`num_stripped` of `stripped`)."""
+    """Some leading characters of the text are stripped (`num_stripped` of `stripped`)."""
     HAS_OWN_PIECE = enum.auto()
     """The first token loses all its word marks (Metaspace)."""
 
@@ -36,10 +36,10 @@ class FirstToken(enum.Enum):
 class TokenTable:
     """Shared by all streams of a model, never changed.
 
-    `pieces` [vocab_size or more]: by token id; ids that mean nothing, and special tokens if they
-    are skipped, give "". `first_piece` of an id replaces it at the beginning of a text when `first`
-    is HAS_OWN_PIECE. `is_skipped` ids do not even count as a beginning. `is_per_byte`: an invalid
-    byte gives one U+FFFD each (byte fallback), otherwise one for each broken character.
+    `pieces` [vocab_size or more]: by token id; unknown ids, and special tokens if they are skipped,
+    give "". `first_piece` of an id replaces it at the start of a text when `first` is
+    HAS_OWN_PIECE. `is_skipped` ids do not count as the start. `is_per_byte`: each invalid byte
+    becomes a U+FFFD (byte fallback), otherwise each broken character.
     """
 
     pieces: Sequence[Piece]
@@ -59,7 +59,7 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """A decoder whose tokens do not look at each other."""
+    """A decoder whose tokens do not depend on each other."""
 
     to_bytes: Callable[[Sequence[str]], list[bytes]]
     first: FirstToken = FirstToken.LIKE_OTHERS
@@ -72,7 +72,7 @@ class _Shape:
 def build_token_table(
     tokenizer: tokenizers.Tokenizer, *, num_ids: int, skip_special_tokens: bool = True
 ) -> TokenTable | None:
-    """The table, or None when the tokenizer's decoder has no known independent shape."""
+    """The table, or None when the decoder's tokens may depend on each other."""
     shape = _shape(tokenizer)
     if shape is None:
         return None
@@ -82,7 +82,7 @@ def build_token_table(
     tokens: list[str | None] = [to_token(token_id) for token_id in range(num_ids)]
     skipped: frozenset[int] = frozenset()
     if skip_special_tokens:
-        # The library skips by content: an id whose text equals a special token's goes with it.
+        # The library skips by content: an id whose text equals a special token's is skipped too.
         special = {token.content for token in added.values() if token.special}
         skipped = frozenset(i for i, token in enumerate(tokens) if token in special)
     skipped |= {i for i, token in enumerate(tokens) if token is None}
@@ -136,7 +136,7 @@ def _metaspace_shape(step: Step) -> _Shape | None:
 
 
 def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
-    """Replace*, ByteFallback?, Fuse, Strip? as SentencePiece vocabularies have it."""
+    """Replace*, ByteFallback?, Fuse, Strip?, as in SentencePiece vocabularies."""
     replacements: list[tuple[str, str]] = []
     while kinds and kinds[0] == "Replace":
         pattern = cast("Step", steps[0].get("pattern") or {}).get("String")
@@ -164,7 +164,7 @@ def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
         return _Shape(to_bytes=to_bytes, is_per_byte=has_fallback)
     strip = steps[1]
     stripped, start, stop = strip.get("content"), strip.get("start"), strip.get("stop")
-    # Stripping the end of a text cannot be done before the end is known.
+    # The end of a text cannot be stripped before the end is known.
     if not isinstance(stripped, str) or not isinstance(start, int) or stop != 0:
         return None
     return _Shape(

@@ -1,11 +1,11 @@
-"""Turns a client's text and dialogues into token ids, off the event loop where that pays.
+"""Tokenises a client's texts and chats, off the event loop where that pays.
 
 Owns the thread pool, the guard against forged control tokens and the lower bound by which a text is
 refused before it costs anything. Does not know requests or limits.
 
-What happens to control tokens: text that a client sends, be it plain text, the content of a message
-or its role, never becomes a control token; the characters are encoded as ordinary text. The
-template's own control tokens work. Whoever means control tokens sends token ids.
+Control tokens: text from a client, be it plain text, the content of a message or its role, never
+becomes a control token; the characters are encoded as ordinary text. The template's own control
+tokens work. A client that wants control tokens sends token ids.
 """
 
 import functools
@@ -29,8 +29,9 @@ from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_
 _T = TypeVar("_T")
 
 MAX_INLINE_CHARS = 256
-"""Texts up to this length are encoded on the loop: a trip to a thread and back takes 57 µs (median,
-2 cores), in which 200 to 300 characters of English are encoded (0.19 to 0.28 µs each)."""
+"""Texts up to this length are encoded on the loop: switching to a thread and back takes 57 µs
+(median, 2 cores), in which 200 to 300 characters of English are encoded (0.19 to 0.28 µs each).
+"""
 
 MAX_RENDERED_BYTES = 1 << 20
 MAX_BYTES_PER_TENANT = 8 << 20
@@ -38,10 +39,10 @@ MAX_BYTES_PER_TENANT = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedChat:
-    """A dialogue as the model sees it: `ids` int32 [n], and the `text` the template made of it.
+    """An encoded chat: `ids` int32 [n], and the `text` the template made of it.
 
-    `num_dropped_messages`: how many of the oldest a window left out. `num_tokenised`: tokens that
-    were made for it, those left out by a window too; 0: no more than `ids`.
+    `num_dropped_messages`: how many of the oldest a window dropped. `num_tokenised`: tokens that
+    were encoded for it, those dropped by a window too; 0: no more than `ids`.
     """
 
     ids: NDArray[np.int32]
@@ -54,7 +55,7 @@ class EncodedChat:
 
 
 class Tokenizer:
-    """Per model and process. The `_async` methods belong to an event loop, the others to anyone."""
+    """Per model and process. Call the `_async` methods on an event loop, the others anywhere."""
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class Tokenizer:
         num_threads: int = 2,
         max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
     ) -> None:
-        """`num_threads`: how many texts are worked on at a time. The last: see `TokenizerPool`.
+        """`num_threads`: how many texts are encoded at a time. `max_bytes_per_tenant`: see
+        `TokenizerPool`.
 
         Raises ModelFilesError if the chat template is not valid.
         """
@@ -83,22 +85,22 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether dialogues can be encoded."""
+        """Whether there is a chat template."""
         return self._template is not None
 
     @property
     def has_tools(self) -> bool:
-        """Whether conversations can have tools."""
+        """Whether the chat template supports tools."""
         return self._template is not None and self._template.has_tools
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all of them at once; ids that mean nothing give none."""
-        # Not `decode`, which keeps all other threads from running until it is done.
+        """The text of all ids at once; unknown ids have none."""
+        # Not `decode`, which holds the interpreter lock until it is done.
         (text,) = self._library.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def min_num_tokens(self, num_bytes: int) -> int:
-        """Fewest tokens that a text of `num_bytes` in UTF-8 can become; 0 if nothing is known."""
+        """Fewest tokens that a text of `num_bytes` in UTF-8 can become; 0 if unknown."""
         return self._bound.min_num_tokens(num_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
@@ -158,10 +160,10 @@ class Tokenizer:
         tenant: str = "",
         is_bounded: bool = True,
     ) -> EncodedChat:
-        """`encode_chat`, in threads if the dialogue is long; the rest as for `encode_async`.
+        """`encode_chat`, in threads if the chat is long; otherwise as `encode_async`.
 
-        With `window_tokens` at most so many: the oldest turns are left out (chat_window.py), or
-        WindowTooSmall is raised.
+        With `window_tokens` the oldest turns are dropped to fit (chat_window.py), or WindowTooSmall
+        is raised.
         """
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes
         if window_tokens is None:
@@ -192,7 +194,7 @@ class Tokenizer:
         return await self._run(steps, num_chars, tenant, is_bounded=is_bounded)
 
     def close(self) -> None:
-        """End the threads. Texts that still wait for one are dropped."""
+        """End the threads. Texts that still wait are dropped."""
         self.pool.close()
 
     def _encode(
@@ -244,7 +246,7 @@ class Tokenizer:
         *,
         cost_key: bool | None,
     ) -> Steps[EncodedChat]:
-        """`cost_key`: under which the template's cost is kept; None measures it for this call."""
+        """`cost_key`: under which the template's cost is cached; None measures it for this call."""
 
         def num_tokens(text: str) -> Steps[int]:
             ids = yield from self._encode(text, add_special_tokens=False)
@@ -254,10 +256,10 @@ class Tokenizer:
             try:
                 return (yield from encode(turns))
             except TooManyTokens as error:
-                # Its length is all that is asked of what does not fit.
+                # Only the length of a text that does not fit matters.
                 return EncodedChat(ids=np.broadcast_to(np.int32(0), error.num_tokens), text="")
 
-        # Two threads may measure at once, and find the same.
+        # Two threads may measure at once, with the same result.
         cost = None if cost_key is None else self._template_costs.get(cost_key)
         if cost is None:
             cost = measure_template(
@@ -281,7 +283,7 @@ class Tokenizer:
 
 
 def _result(steps: Steps[_T]) -> _T:
-    """All steps at once."""
+    """Run all steps at once."""
     while True:
         try:
             next(steps)

@@ -1,13 +1,13 @@
-"""The threads that work on long texts, shared out fairly among tenants.
+"""Threads for long texts, shared fairly among tenants.
 
-Owns who is next. Work comes as steps, each a few milliseconds of one thread; between two steps of
-one text those of other tenants get their turn. Whoever has had the fewest bytes goes first
-(start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). What a
-tenant may have in hand is bounded. Does not know what the work is.
+Owns the order. Work comes as steps, each a few milliseconds of one thread; between two steps of one
+text those of other tenants get their turn. The tenant with the fewest bytes goes first (start-time
+fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). The work in hand of a
+tenant is bounded. Does not know what the work is.
 
 Large works never take the last thread, so that small ones do not wait for a step of theirs. They
-have threads of their own, which run at a lower priority of the operating system than the event
-loop, which has streams to serve, and than small works. All of the bookkeeping is the event loop's.
+have threads of their own, which run at a lower priority of the operating system than the event loop
+and than small works. All accounting is done on the event loop.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Steps: TypeAlias = Generator[int, None, T]
 
 _LARGE_BYTES: Final = 32 << 10
 _STEP_BYTES: Final = 1024
-"""What any step costs besides the bytes it handles."""
+"""The fixed cost of a step, in bytes."""
 _NICE: Final = 5
 _THREAD_NAME: Final = "penstock-tokenizer"
 _FIRST_BYTES_PER_S: Final = 1e6
@@ -50,10 +50,10 @@ class _Step(Generic[T]):
 
 
 class TokenizerPool:
-    """Threads and the queue in front of them. Its methods belong to one event loop at a time.
+    """Threads and their queue. Use its methods on one event loop at a time.
 
-    `max_bytes_per_tenant`: what one tenant may have waiting and in work; more is taken only from a
-    tenant that has nothing there.
+    `max_bytes_per_tenant`: what one tenant may have waiting and in work; more is accepted only from
+    a tenant that has nothing there.
     """
 
     def __init__(
@@ -77,22 +77,22 @@ class TokenizerPool:
         self._num_running = 0
         self._num_large_running = 0
         self._now = 0.0
-        # Where each tenant's last step ended in the order.
+        # The place of each tenant's last step in the order.
         self._finish: dict[str, float] = {}
         self._bytes_of: dict[str, int] = {}
         self._bytes_per_s = _FIRST_BYTES_PER_S
 
     def bytes_of(self, tenant: str) -> int:
-        """What a tenant has waiting and in work."""
+        """Bytes of a tenant, waiting and in work."""
         return self._bytes_of.get(tenant, 0)
 
     async def run(
         self, steps: Steps[T], *, tenant: str = "", num_bytes: int, is_bounded: bool = True
     ) -> T:
-        """Take all steps of a work on `num_bytes` in turn with others', and return its result.
+        """Run all steps of a work on `num_bytes` in turn with others', and return its result.
 
-        Raises TooMuchText where the tenant has too much here already, unless not `is_bounded`,
-        and what the work raises. Cancelled, it goes no further than the step that is under way.
+        Raises TooMuchText where the tenant has too much here already, unless not `is_bounded`, and
+        the exceptions of the work. When cancelled, it ends after the current step.
         """
         held = self._bytes_of.get(tenant, 0)
         if is_bounded and held and held + num_bytes > self._max_bytes_per_tenant:
@@ -115,7 +115,7 @@ class TokenizerPool:
                 del self._bytes_of[tenant]
 
     def close(self) -> None:
-        """End the threads. Work that still waits for one is dropped."""
+        """End the threads. Work that still waits is dropped."""
         for threads in (self._small_threads, self._large_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         for _, _, step in (*self._small, *self._large):
@@ -169,32 +169,34 @@ class TokenizerPool:
                 took_s = max(self._clock() - started_s, 1e-6)
                 self._bytes_per_s += _NEWEST_SHARE * (step.num_bytes / took_s - self._bytes_per_s)
             _hand_on(work, step.done)
-            # Not before the work that goes on has its next step in the queue.
+            # Not before the continuing work has its next step in the queue.
             loop.call_soon(self._start_some)
 
         def on_thread(_: "Future[Any]") -> None:
             try:
                 loop.call_soon_threadsafe(ended)
-            except RuntimeError:  # the loop has gone, and whoever waited with it
+            except RuntimeError:  # the loop is closed, and its tasks with it
                 left()
 
         work.add_done_callback(on_thread)
 
     def _forget_some(self) -> None:
-        """Tenants that others have caught up with begin where they are."""
+        """Forget tenants that others have caught up with: they start at the current place."""
         if len(self._finish) > _MAX_REMEMBERED:
             now = self._now
             self._finish = {name: end for name, end in self._finish.items() if end > now}
 
 
 def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
-    """Work that is not cut."""
+    """Work in a single step."""
     yield num_bytes
     return task()
 
 
 def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:
-    """The same work; steps that handle less than `num_bytes` together follow the one before."""
+    """The same work with larger steps: those that handle less than `num_bytes` together are
+    merged.
+    """
     is_first, num_due = True, 0
     while True:
         try:
@@ -218,7 +220,7 @@ def _hand_on(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
 
 
 def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
-    """Go to the next step: whether that was the end, and what it yields or returns.
+    """Run the next step: whether that was the end, and what it yields or returns.
 
     A future cannot raise StopIteration.
     """
@@ -229,7 +231,7 @@ def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
 
 
 def _give_way() -> None:
-    """The thread that calls runs when the others of this machine leave it time."""
+    """Lower the priority of the calling thread."""
     with contextlib.suppress(OSError, AttributeError):
         thread_id = threading.get_native_id()
         os.setpriority(

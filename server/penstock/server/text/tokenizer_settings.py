@@ -1,6 +1,6 @@
-"""How a tokenizer is put together, as tokenizer.json would say it, without its vocabulary.
+"""The structure of a tokenizer, as in tokenizer.json, without its vocabulary.
 
-Owns the one way to look into the parts of a tokenizers.Tokenizer, whose options Python cannot see.
+The only way to inspect the parts of a tokenizers.Tokenizer, whose options Python cannot read.
 """
 
 import json
@@ -15,10 +15,10 @@ _NESTED = ("normalizers", "pretokenizers", "decoders")
 
 
 class TokenizerSettings:
-    """The steps of each stage in order, sequences flattened; empty for a stage that is not used."""
+    """The steps of each stage in order, sequences flattened; empty for an unused stage."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        # Written out through a twin without vocabulary: that may be tens of megabytes.
+        # Serialised through a copy without vocabulary, which may have tens of megabytes.
         bare = tokenizers.Tokenizer(models.WordLevel({}, unk_token=""))
         if tokenizer.normalizer is not None:
             bare.normalizer = tokenizer.normalizer
@@ -33,7 +33,7 @@ class TokenizerSettings:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether the model sees bytes, written in the byte-level alphabet."""
+        """Whether the model operates on bytes, written in the byte-level alphabet."""
         return any(step.get("type") == "ByteLevel" for step in self.normalizer + self.pre_tokenizer)
 
 

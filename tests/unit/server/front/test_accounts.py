@@ -8,9 +8,8 @@ import pytest
 
 from penstock.scheduler.events import Finished, Wait
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.accounts import Accounts
+from penstock.server.front.accounts import MAX_WAIT_S, MAX_WAITING, Accounts
 from penstock.server.front.generation import Generation, TextInput
-from penstock.server.front.last_words import MAX_WAITING, PATIENCE_S
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
@@ -57,9 +56,9 @@ async def test_a_record_waits_for_the_last_word() -> None:
     site = Site()
     site.close(site.live(7))
     assert site.log.records == []
-    site.accounts.hear_late_end(ended(8))
-    site.accounts.hear_late_end(ended(7))
-    site.accounts.hear_late_end(ended(7))
+    site.accounts.on_late_end(ended(8))
+    site.accounts.on_late_end(ended(7))
+    site.accounts.on_late_end(ended(7))
     (record,) = site.log.records
     assert record.segments[-1].wait == WAIT
     assert (record.end_s, record.front_id, record.code) == (5.0, 3, 1)
@@ -69,9 +68,9 @@ async def test_a_record_does_not_wait_for_long() -> None:
     site = Site()
     for key in (1, 2):
         site.close(site.live(key), 5.0 + key)
-    site.accounts.sweep(6.0 + PATIENCE_S)
+    site.accounts.sweep(6.0 + MAX_WAIT_S)
     assert site.log.records == []
-    site.accounts.sweep(6.5 + PATIENCE_S)
+    site.accounts.sweep(6.5 + MAX_WAIT_S)
     assert [record.request_id for record in site.log.records] == ["r-1"]
     site.accounts.settle()
     site.accounts.settle()
@@ -83,7 +82,7 @@ async def test_a_record_waits_for_nobody_who_is_gone() -> None:
     site.close(site.live(1), is_up=False)
     heard = site.live(2)
     assert heard.live is not None
-    heard.live.has_last_word = True
+    heard.live.has_engine_end = True
     site.close(heard)
     site.close(site.accounts.open("Generate", arrival_s=0.0))
     assert len(site.log.records) == 3

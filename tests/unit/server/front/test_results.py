@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.scheduler.events import StepEvents
 from penstock.server.front.results import Results
-from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
 from penstock.server.link.step_frames import StepFrame
 
 MAX_BYTES = 100_000
@@ -14,18 +14,18 @@ MAX_BYTES = 100_000
 
 def result(
     name: str, num_tokens: int = 100, key: int = 1, message: bytes = b"m", tenant: str = ""
-) -> Kept:
+) -> KeptRequest:
     news = StepEvents(
         step=0,
         at_s=1.0,
         keys=np.full(num_tokens, key, dtype=np.int64),
         tokens=np.arange(num_tokens, dtype=np.int32),
     )
-    keepsake = Keepsake(
+    resume_spec = ResumeSpec(
         request_id=name, seed=1, arrival_s=0, deadline_s=9, grace_s=9, message=message
     )
-    return Kept(
-        name=name, keepsake=keepsake, keys=(key,), tenant=tenant, history=StepFrame.of(news)
+    return KeptRequest(
+        name=name, resume_spec=resume_spec, keys=(key,), tenant=tenant, history=StepFrame.of(news)
     )
 
 

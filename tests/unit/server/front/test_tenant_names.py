@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.tenants import NOBODY, engine_request_id, tenant_fault
+from penstock.server.tenants import NO_TENANT, engine_request_id, tenant_fault
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 
@@ -37,4 +37,4 @@ def test_no_two_requests_have_one_id(a: str, id_a: str, b: str, id_b: str) -> No
 
 
 def test_a_request_of_nobody_keeps_its_id() -> None:
-    assert engine_request_id(NOBODY, "r") == "r"
+    assert engine_request_id(NO_TENANT, "r") == "r"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
@@ -118,9 +118,9 @@ class Peer:
         self.socket.sendall(encode(frame))
 
 
-def carry_out(order: Order, answer: object) -> None:
+def carry_out(order: Command, answer: object) -> None:
     assert callable(answer)
-    answer(OrderAnswer(ticket=order.ticket, payload=order.argument.encode()))
+    answer(CommandResult(ticket=order.ticket, payload=order.argument.encode()))
 
 
 @contextlib.asynccontextmanager
@@ -256,8 +256,8 @@ async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObs
     async with exporter(path):
         peer = await observer.accept()
         assert await peer.next() == HELLO
-        peer.send(Order(ticket=9, verb=OrderVerb.LOG_LEVEL, argument="debug"))
-        assert await peer.next() == OrderAnswer(ticket=9, payload=b"debug")
+        peer.send(Command(ticket=9, kind=CommandKind.LOG_LEVEL, argument="debug"))
+        assert await peer.next() == CommandResult(ticket=9, payload=b"debug")
 
 
 async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(

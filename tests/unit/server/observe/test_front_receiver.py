@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.flight.layout import FACTS_OFFSET, GENERATION_OFFSET
 from penstock.server.observe.flight.writer import FlightWriter
@@ -211,15 +211,15 @@ async def test_orders_reach_their_front(tmp_path: Path) -> None:
         front = FakeFront(path, 1)
         front.send(beat(1, 0))
         await heard.until(lambda: heard.beats)
-        asked = asyncio.create_task(hub.order(1, OrderVerb.PROFILE, "1", PATIENCE_S))
+        asked = asyncio.create_task(hub.order(1, CommandKind.PROFILE, "1", PATIENCE_S))
         order = await front.next()
-        assert isinstance(order, Order)
-        front.send(OrderAnswer(ticket=order.ticket, payload=b"done"))
+        assert isinstance(order, Command)
+        front.send(CommandResult(ticket=order.ticket, payload=b"done"))
         assert (await asked).payload == b"done"
         with pytest.raises(FrontUnavailable, match="there is no front 2"):
-            await hub.order(2, OrderVerb.PROFILE, "1", PATIENCE_S)
+            await hub.order(2, CommandKind.PROFILE, "1", PATIENCE_S)
         with pytest.raises(FrontUnavailable, match="front 1 does not answer"):
-            await hub.order(1, OrderVerb.PROFILE, "1", 0.0)
+            await hub.order(1, CommandKind.PROFILE, "1", 0.0)
         front.socket.close()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.server.processes.autopsy import Autopsy, EngineDeath, is_its_own
+from penstock.server.processes.crash_attribution import CrashAttribution, EngineDeath, is_its_own
 
 
 class Clock:
@@ -20,19 +20,19 @@ class Clock:
 
 def own(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
     return EngineDeath(
-        is_its_own=True, keys_in_hand=frozenset(in_hand), keys_on_trial=frozenset(on_trial)
+        is_its_own=True, keys_in_progress=frozenset(in_hand), keys_on_probation=frozenset(on_trial)
     )
 
 
 def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
     return EngineDeath(
-        is_its_own=False, keys_in_hand=frozenset(in_hand), keys_on_trial=frozenset(on_trial)
+        is_its_own=False, keys_in_progress=frozenset(in_hand), keys_on_probation=frozenset(on_trial)
     )
 
 
 def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
     """Who is to be tried, and who is the poison."""
-    autopsy = Autopsy(Clock())
+    autopsy = CrashAttribution(Clock())
     for death in deaths:
         autopsy.note(death)
     suspects = autopsy.suspects()
@@ -104,16 +104,16 @@ def test_kills_from_outside_convict_only_whom_they_hit_on_trial_twice() -> None:
 
 
 def test_whoever_passed_and_was_there_again_is_tried_for_longer() -> None:
-    autopsy, numbers = Autopsy(Clock()), []
+    autopsy, numbers = CrashAttribution(Clock()), []
     for _ in range(4):
         autopsy.note(own(1, 2))
-        numbers.append({suspect.num_trial_tokens for suspect in autopsy.suspects()})
+        numbers.append({suspect.num_probation_tokens for suspect in autopsy.suspects()})
     assert numbers == [{2}, {16}, {128}, {128}]
 
 
 def test_deaths_of_long_ago_are_forgotten() -> None:
     clock = Clock()
-    autopsy = Autopsy(clock)
+    autopsy = CrashAttribution(clock)
     autopsy.note(own(1))
     clock.now_s += 600.0
     autopsy.note(own(2))
@@ -121,7 +121,7 @@ def test_deaths_of_long_ago_are_forgotten() -> None:
 
 
 def test_the_account_is_bounded_and_the_newest_stay() -> None:
-    autopsy = Autopsy(Clock())
+    autopsy = CrashAttribution(Clock())
     for first in range(1, 10_001, 1000):
         autopsy.note(own(*range(first, first + 1000)))
     known = {suspect.key for suspect in autopsy.suspects()}

@@ -1,4 +1,4 @@
-"""Who belongs to the crew, whose end is a loss, and what breaks a rolling restart off."""
+"""Who belongs to the processes, whose end is a loss, and what breaks a rolling restart off."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from penstock.server.observe.config import FlightConfig
 from penstock.server.processes.child import Child, ChildFailed
-from penstock.server.processes.crew import Crew
-from penstock.server.processes.engine_place import EnginePlace
+from penstock.server.processes.engine_supervision import EngineSupervision
 from penstock.server.processes.flight_memory import FlightMemory
-from penstock.server.processes.front_place import FrontPlace
+from penstock.server.processes.front_supervision import FrontSupervision
 from penstock.server.processes.orphans import Orphans
 from penstock.server.processes.rolling import RollingRestart
-from penstock.server.processes.slot import Slot
-from penstock.server.processes.surroundings import Surroundings
+from penstock.server.processes.service_processes import ServiceProcesses
+from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.supervised_process import SupervisedProcess
 
 PATIENCE_S = 20.0
 
@@ -26,51 +26,51 @@ async def no_child() -> Child:
     raise OSError("no more processes")
 
 
-def nowhere() -> Surroundings:
+def nowhere() -> SpawnContext:
     raise OSError("no more memory")
 
 
-def place() -> FrontPlace:
+def place() -> FrontSupervision:
     """A front's place in which nothing can be started."""
-    return FrontPlace(1, nowhere, orphans=Orphans(), front_ids=itertools.count(1))
+    return FrontSupervision(1, nowhere, orphans=Orphans(), front_ids=itertools.count(1))
 
 
 async def test_one_whose_place_stays_empty_is_missed() -> None:
-    crew = Crew()
-    slot = Slot("front 1", no_child)
-    crew.join(slot)
-    await asyncio.wait_for(crew.someone_lost(), PATIENCE_S)
-    assert crew.has_lost
-    assert crew.has_given_up(slot)
-    assert crew.ended_badly(slot)
+    processes = ServiceProcesses()
+    process = SupervisedProcess("front 1", no_child)
+    processes.add(process)
+    await asyncio.wait_for(processes.any_lost(), PATIENCE_S)
+    assert processes.has_lost
+    assert processes.has_given_up(process)
+    assert processes.ended_badly(process)
     with pytest.raises(ChildFailed, match="no more processes"):
-        crew.raise_first()
+        processes.raise_first()
 
 
 async def test_one_that_was_let_go_is_not() -> None:
-    crew = Crew()
-    slot = Slot("front 1", no_child)
-    keeper = crew.join(slot)
-    crew.let_go(slot)
+    processes = ServiceProcesses()
+    process = SupervisedProcess("front 1", no_child)
+    keeper = processes.add(process)
+    processes.expect_exit(process)
     await asyncio.wait([keeper])
-    assert not crew.has_lost
-    assert not crew.ended_badly(slot)
-    crew.raise_first()
-    waiting = asyncio.create_task(crew.someone_lost())
-    crew.hold(slot)
+    assert not processes.has_lost
+    assert not processes.ended_badly(process)
+    processes.raise_first()
+    waiting = asyncio.create_task(processes.any_lost())
+    processes.require(process)
     await asyncio.wait_for(waiting, PATIENCE_S)
-    crew.forget(slot)
-    assert crew.slots == ()
+    processes.remove(process)
+    assert processes.all == ()
 
 
 async def test_a_front_that_cannot_be_followed_stays(caplog: pytest.LogCaptureFixture) -> None:
-    crew, old = Crew(), place()
+    processes, old = ServiceProcesses(), place()
     fronts = [old]
-    engine = EnginePlace(nowhere, orphans=Orphans(), flight=FlightMemory(FlightConfig()))
-    rolling = RollingRestart(crew, engine, fronts, grace_s=lambda: 0.0, can_replay=True)
+    engine = EngineSupervision(nowhere, orphans=Orphans(), flight=FlightMemory(FlightConfig()))
+    rolling = RollingRestart(processes, engine, fronts, grace_s=lambda: 0.0, can_replay=True)
     with caplog.at_level(logging.ERROR):
         await asyncio.wait_for(rolling.run(), PATIENCE_S)
     assert fronts == [old]
-    assert crew.slots == ()
-    assert "front 1 stays" in caplog.text
+    assert processes.all == ()
+    assert "front 1 was not replaced" in caplog.text
     assert "no more memory" in caplog.text

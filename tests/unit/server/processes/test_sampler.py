@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
-from penstock.server.processes.orders import Orders
-from penstock.server.processes.sampler import sample
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.processes.command_runner import Orders
+from penstock.server.processes.stack_sampler import sample
 
 
 def innermost_wait(begun: threading.Event, end: threading.Event) -> None:
@@ -51,22 +51,22 @@ def test_how_long_is_bounded(seconds: float) -> None:
 def test_one_profile_at_a_time_and_bad_orders_are_answered() -> None:
     orders = Orders("engine")
     answered = threading.Event()
-    answers: list[OrderAnswer] = []
+    answers: list[CommandResult] = []
 
-    def take(answer: OrderAnswer) -> None:
+    def take(answer: CommandResult) -> None:
         answers.append(answer)
         answered.set()
 
-    orders.carry_out(Order(ticket=1, verb=OrderVerb.PROFILE, argument="0.2"), take)
-    second: list[OrderAnswer] = []
-    orders.carry_out(Order(ticket=2, verb=OrderVerb.PROFILE, argument="0.2"), second.append)
-    assert second == [OrderAnswer(ticket=2, problem="engine is being sampled already")]
+    orders.carry_out(Command(ticket=1, kind=CommandKind.PROFILE, argument="0.2"), take)
+    second: list[CommandResult] = []
+    orders.carry_out(Command(ticket=2, kind=CommandKind.PROFILE, argument="0.2"), second.append)
+    assert second == [CommandResult(ticket=2, problem="engine is being sampled already")]
     assert answered.wait(20.0)
     assert json.loads(answers[0].payload)["name"] == "engine"
 
-    bad: list[OrderAnswer] = []
-    orders.carry_out(Order(ticket=3, verb=OrderVerb.LOG_LEVEL, argument="loud"), bad.append)
-    orders.carry_out(Order(ticket=4, verb=OrderVerb.PROFILE, argument="soon"), bad.append)
+    bad: list[CommandResult] = []
+    orders.carry_out(Command(ticket=3, kind=CommandKind.LOG_LEVEL, argument="loud"), bad.append)
+    orders.carry_out(Command(ticket=4, kind=CommandKind.PROFILE, argument="soon"), bad.append)
     assert [answer.ticket for answer in bad] == [3, 4]
     assert "level must be one of debug, info, warning, error, not 'loud'" in bad[0].problem
     assert bad[1].problem

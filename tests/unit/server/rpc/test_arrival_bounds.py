@@ -12,10 +12,10 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 
 from penstock.server.rpc import reflection
-from penstock.server.rpc.arrival import MAX_OPEN_READINGS, TimelyServer
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.health import Health
-from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
+from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
+from penstock.server.rpc.read_limiter import MAX_OPEN_READINGS, RequestReadLimiter
 
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -70,7 +70,7 @@ class _Details:
 
 
 class Played:
-    """The services behind `TimelyServer`, all with the same bounds."""
+    """The services behind `RequestReadLimiter`, all with the same bounds."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class Played:
         max_arrival_s: float = 3600.0,
         max_stall_s: float = 3600.0,
         max_calls: float = 9,
-        turns: LargeTurns | None = None,
+        turns: LargeMessageTurns | None = None,
     ) -> None:
         self._house = _House()
-        timely = TimelyServer(
+        timely = RequestReadLimiter(
             cast(Any, self._house),
-            Gate(),
+            AccessControl(),
             max_arrival_s=max_arrival_s,
             max_stall_s=max_stall_s,
             max_calls=max_calls,
@@ -145,7 +145,7 @@ async def test_calls_that_anybody_may_make_take_no_place_of_others() -> None:
 
 async def test_what_waits_for_its_turn_counts_as_being_read() -> None:
     now_s = iter((0.0, 3600.0))
-    turns = LargeTurns(lambda: next(now_s))
+    turns = LargeMessageTurns(lambda: next(now_s))
     # It holds the loop up for an hour, so the next turn is an hour away.
     await turns.take("another")
     num_calls = 40

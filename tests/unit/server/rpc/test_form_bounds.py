@@ -44,16 +44,16 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
         for pattern, words in (
             ("(" * 60_000, "nested more than 64 deep"),
             ("(" * 65 + ")" * 65, "nested more than 64 deep"),
-            ("((a{1000}){1000}){1000}", "repeats something more than 10000 times"),
-            ("(x(a{100})+y){101}", "repeats something more than 10000 times"),
-            ("(a{5}|b{2000}){6}", "repeats something more than 10000 times"),
-            ("a{100}{101}", "repeats something more than 10000 times"),
-            ("a{10001}", "repeats something more than 10000 times"),
-            ("a{10001,}", "repeats something more than 10000 times"),
-            ("a{0,10001}", "repeats something more than 10000 times"),
-            ("a{,10001}", "repeats something more than 10000 times"),
-            ("[a]{ 1 , 10001 }", "repeats something more than 10000 times"),
-            (r"\d{" + "9" * 5000 + "}", "repeats something more than 10000 times"),
+            ("((a{1000}){1000}){1000}", "repeats an element more than 10000 times"),
+            ("(x(a{100})+y){101}", "repeats an element more than 10000 times"),
+            ("(a{5}|b{2000}){6}", "repeats an element more than 10000 times"),
+            ("a{100}{101}", "repeats an element more than 10000 times"),
+            ("a{10001}", "repeats an element more than 10000 times"),
+            ("a{10001,}", "repeats an element more than 10000 times"),
+            ("a{0,10001}", "repeats an element more than 10000 times"),
+            ("a{,10001}", "repeats an element more than 10000 times"),
+            ("[a]{ 1 , 10001 }", "repeats an element more than 10000 times"),
+            (r"\d{" + "9" * 5000 + "}", "repeats an element more than 10000 times"),
             ("a{10000}" * 11, "more than 100000 characters"),
             ("(abcdefghijk){10000}", "more than 100000 characters"),
         )
@@ -63,9 +63,9 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
         for body, words in (
             ("(" * 65 + '"a"' + ")" * 65, "nested more than 64 deep"),
             ('"' + "(" * 65 + "\n" + "(" * 65, "nested more than 64 deep"),
-            ("b{1000000}\nb ::= [a]", "repeats something more than 10000 times"),
-            ('("a" {1000}) {1000}', "repeats something more than 10000 times"),
-            (r'"\"" b{10001}', "repeats something more than 10000 times"),
+            ("b{1000000}\nb ::= [a]", "repeats an element more than 10000 times"),
+            ('("a" {1000}) {1000}', "repeats an element more than 10000 times"),
+            (r'"\"" b{10001}', "repeats an element more than 10000 times"),
             ("item{10000} " * 11, "more than 100000 characters"),
         )
     ],
@@ -90,7 +90,7 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
 
 
 FAR = "a character beyond U+10FFFF"
-LOOP = "a $ref that leads to nothing but itself"
+LOOP = "a $ref that leads to itself"
 NOTHING: list[tuple[Edit, str, str]] = [
     (regex(r"[\u{10FFFF}-\u{110000}]"), PATTERN, FAR),
     (regex(r"a\U00110000"), PATTERN, FAR),
@@ -182,4 +182,4 @@ def test_nothing_that_keeps_a_form_from_ending_stands_beside_it(form: Edit) -> N
     ],
 )
 def test_a_form_holds_no_nul(form: Edit, path: str) -> None:
-    assert violations(form) == {path: "must not hold the character U+0000"}
+    assert violations(form) == {path: "must not contain the character U+0000"}

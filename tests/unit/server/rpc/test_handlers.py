@@ -12,7 +12,7 @@ import pytest
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.rpc.handlers import Admitted, CallFailed, Context, HandlerWrapper
 from penstock.server.rpc.statuses import Trailers
-from penstock.server.security.rights import ANYBODY
+from penstock.server.security.rights import ANONYMOUS
 
 
 class FakeContext:
@@ -47,7 +47,7 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
 
     method: Any = wrapper.unary("Method", handler)
     with pytest.raises((grpc.aio.AbortError, asyncio.CancelledError)) as caught:
-        await method.unary_unary(Admitted(b"", ANYBODY), context)
+        await method.unary_unary(Admitted(b"", ANONYMOUS), context)
     is_told = bool(context.aborts) and context.outcome is grpc.aio.AbortError
     assert isinstance(caught.value, grpc.aio.AbortError) is is_told
     await asyncio.wait_for(wrapper.wait_until_idle(), 1.0)
@@ -86,7 +86,7 @@ async def test_the_time_to_come_back_is_drawn_out(refusal: Refusal, told_ms: str
 async def test_bugs_become_internal_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
     context = FakeContext()
     _, num_bugs = await call_with(ValueError("canary of a prompt"), context)
-    assert context.aborts == [(grpc.StatusCode.INTERNAL, "a fault of the server")]
+    assert context.aborts == [(grpc.StatusCode.INTERNAL, "internal error")]
     assert num_bugs == 1
     assert "ValueError" in caplog.text
     assert "test_handlers.py" in caplog.text, "the frames are there"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.server.rpc.large_turns import LargeTurns
+from penstock.server.rpc.large_messages import LargeMessageTurns
 
 NUM_ITERATIONS = 20
 
@@ -15,7 +15,7 @@ class House:
     def __init__(self, message_s: float = 0.0) -> None:
         self.now_s = 100.0
         self.message_s = message_s
-        self.turns = LargeTurns(lambda: self.now_s)
+        self.turns = LargeMessageTurns(lambda: self.now_s)
         self.handled: list[str] = []
 
     def send(self, *callers: str) -> list[asyncio.Task[None]]:

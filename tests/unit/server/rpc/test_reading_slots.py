@@ -32,7 +32,7 @@ class House:
         self.slots = ReadingSlots(
             max_num=MAX_NUM,
             max_per_caller=MAX_PER_CALLER,
-            hurried_s=HURRIED_S,
+            yield_after_s=HURRIED_S,
             clock=lambda: self.now_s,
         )
 
@@ -81,10 +81,10 @@ async def test_only_what_is_wanted_is_hurried() -> None:
     slots = await house.held("a", "a", "b")
     waiting = await house.waiting("a")
     house.now_s += HURRIED_S
-    house.slots.hurry()
+    house.slots.expire_slow()
     assert hurried(slots) == [True, True, False]
     slots += await house.held("b")
-    house.slots.hurry()
+    house.slots.expire_slow()
     # There is none left: now all are, but for those that have only begun.
     assert hurried(slots) == [True, True, True, False]
     house.slots.give_back(slots[0])
@@ -97,7 +97,7 @@ async def test_what_has_arrived_is_not_hurried() -> None:
     house.slots.note_arrival(slots[0])
     waiting = await house.waiting("a")
     house.now_s += HURRIED_S
-    house.slots.hurry()
+    house.slots.expire_slow()
     assert hurried(slots) == [False, True]
     house.slots.give_back(slots[0])
     await waiting
@@ -107,7 +107,7 @@ async def test_nobody_is_hurried_for_nobody() -> None:
     house = House()
     slots = await house.held("a", "a")
     house.now_s += 100 * HURRIED_S
-    house.slots.hurry()
+    house.slots.expire_slow()
     assert hurried(slots) == [False, False]
 
 
@@ -129,7 +129,7 @@ async def test_who_leaves_the_queue_takes_nothing_along() -> None:
 
 
 async def test_a_slow_sender_is_ended_once_another_waits() -> None:
-    slots = ReadingSlots(max_num=1, max_per_caller=1, hurried_s=0.01)
+    slots = ReadingSlots(max_num=1, max_per_caller=1, yield_after_s=0.01)
     begun = asyncio.Event()
 
     async def slow() -> None:

@@ -303,7 +303,7 @@ def test_a_policy_waits_for_its_key_set(house: House) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "keys must be a list"),
-        ('{"keys": []}', "holds no key for"),
+        ('{"keys": []}', "has no key for"),
         ('{"keys": [1]}', r"keys\[0\] must be an object"),
         ('{"keys": [{"kty": "oct", "k": "aGVsbG8"}]}', "a shared secret"),
         ('{"keys": [{"kty": "RSA", "n": "AQ", "e": "AQAB", "d": "AQ"}]}', "a private key"),

@@ -103,9 +103,9 @@ def test_files_that_are_off_are_told_at_the_start(premises: Premises, tmp_path: 
     for arguments, wanted in (
         (("--policy-file", tmp_path / "none.toml"), "none.toml"),
         (("--policy-file", bad), "tenants.a.speed is unknown"),
-        (cert, "--tls-cert means nothing without --tls-key"),
-        (key, "--tls-key means nothing without --tls-cert"),
-        (("--tls-client-ca", premises.clients.ca_file), "tls-client-ca means nothing"),
+        (cert, "--tls-cert requires --tls-key"),
+        (key, "--tls-key requires --tls-cert"),
+        (("--tls-client-ca", premises.clients.ca_file), "tls-client-ca requires"),
         ((*cert, "--tls-key", other.key_file), "key values mismatch"),
         ((*cert, "--tls-key", tmp_path / "none.key"), "none.key"),
         ((*cert, "--tls-key", bad), "tls.pem"),

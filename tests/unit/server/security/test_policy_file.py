@@ -95,7 +95,7 @@ def test_what_fronts_refuse_changes_nothing_in_the_engine(
     replace_file(house.file, policy_of(3))
     house.poll()
     assert house.limits == (3, 3)
-    assert messages(caplog, logging.INFO) == ["a new policy holds, of 1 tenants"] * 2
+    assert messages(caplog, logging.INFO) == ["a new policy is in force, with 1 tenants"] * 2
 
 
 def test_a_refused_policy_holds_once_its_key_set_is_there(house: House) -> None:

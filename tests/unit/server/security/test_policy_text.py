@@ -105,7 +105,7 @@ def test_what_is_not_said_is_modest() -> None:
             "version = 1\n[tenants.a]\nmax_live = 3",
             "tenants.a.max_live is unknown; did you mean max_num_live?",
         ),
-        ('version = 1\n[tenants."a,b"]', "tenants.'a,b' is no name of a tenant"),
+        ('version = 1\n[tenants."a,b"]', "tenants.'a,b' is not a valid tenant name"),
         ("version = 1\n[tenants.a]\nmax_num_live = 0", "tenants.a.max_num_live must be in 1.."),
         ("version = 1\n[tenants.a]\nmax_num_live = true", "tenants.a.max_num_live must be an"),
         ("version = 1\n[tenants.a]\nmax_num_live = 1.5", "tenants.a.max_num_live must be an"),
@@ -125,12 +125,12 @@ def test_what_is_not_said_is_modest() -> None:
         (
             "version = 1\n[tenants.a]\ncertificates = ['cn:x']\n"
             "[tenants.b]\ncertificates = ['cn:x']",
-            "tenants.b.certificates[0] is there twice",
+            "tenants.b.certificates[0] occurs twice",
         ),
         (
             f'version = 1\n[tenants.a]\ntokens = [{{ sha256 = "{DIGEST}" }}]\n'
             f'[tenants.b]\ntokens = [{{ sha256 = "{DIGEST}" }}]',
-            "tenants.b.tokens[0].sha256 is there twice",
+            "tenants.b.tokens[0].sha256 occurs twice",
         ),
         (
             f'version = 1\n[tenants.a]\ntokens = [{{ sha256 = "{DIGEST}", expires = 2030-01-01 }}]',

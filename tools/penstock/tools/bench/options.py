@@ -127,7 +127,7 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not go together, before anything is started."""
     _check_source(args)
     if args.arrivals is not None and args.rates is None:
-        raise UsageError("--arrivals means nothing without --rates")
+        raise UsageError("--arrivals requires --rates")
     for option, path in (("--json", args.json), ("--report", args.report)):
         # Said now: after the load it would cost it all.
         if path is not None and not path.absolute().parent.is_dir():
@@ -142,12 +142,12 @@ def _check_source(args: argparse.Namespace) -> None:
         if not has_points:
             raise UsageError("--rates, --concurrency or --trace must be given")
         needless: tuple[str, ...] = _OF_TRACES
-        reason = "means nothing without --trace"
+        reason = "requires --trace"
     else:
         needless = _OF_MADE_UP
-        reason = "means nothing with --trace, which tells the lengths"
+        reason = "cannot be combined with --trace, which tells the lengths"
         if args.load is not None and has_points:
-            raise UsageError("--load means nothing with --rates or --concurrency")
+            raise UsageError("--load cannot be combined with --rates or --concurrency")
     for name in needless:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} {reason}")

@@ -221,7 +221,7 @@ def _parsed(text: str, where: str) -> object:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise ValueError(f"{where} is no JSON: {error}") from None
+        raise ValueError(f"{where} is not valid JSON: {error}") from None
 
 
 def _tell(args: argparse.Namespace, plan: "Plan") -> None:

@@ -182,7 +182,7 @@ def config_of(
     if args.no_prefix_caching:
         for name in _CACHE_FIELDS:
             if name in extra:
-                raise UsageError(f"--scheduler: {name} means nothing with --no-prefix-caching")
+                raise UsageError(f"--scheduler: {name} cannot be combined with --no-prefix-caching")
     sources = sources_of(args, SimulationConfig)
     queue: dict[str, Any] = {
         "max_num_waiting": UNBOUNDED_QUEUE.max_num_waiting,
@@ -230,7 +230,7 @@ def _refuse_for_others(
         for name in names:
             if getattr(args, name) is not None and not {*used} & {*meant_for}:
                 raise UsageError(
-                    f"{flag_of(name)} means nothing to the {what} {', '.join(sorted(used))}"
+                    f"{flag_of(name)} has no effect with the {what} {', '.join(sorted(used))}"
                 )
 
 

@@ -59,8 +59,8 @@ class FusedForward:
         with threads_for(*self._work(batch), self._kernels.barrier_us):
             added, qkv = self._run_layers(residual)
             if len(residual) > len(batch.sampled_slots):
-                # Whatever went wrong below shows in the last layer's keys and values, also for
-                # tokens whose logits nobody looks at.
+                # Any invalid value of an earlier layer shows in the last layer's keys and values,
+                # also for tokens without sampled logits.
                 is_token_good = torch.isfinite(qkv[:, model.num_heads * model.head_dim :]).all(1)
             wanted = choose(ends - 1)
             if not np.array_equal(wanted, np.arange(len(residual))):
@@ -93,7 +93,7 @@ class FusedForward:
         return multiplications, model.num_layer_weights * model.embedding.itemsize
 
     def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
-        """Input tokens of the packed step; its rows are told to the kernels."""
+        """Input tokens of the packed step; sets the rows of the kernels."""
         arrays, slots, positions = batch.arrays, batch.slots, batch.starts
         firsts = ends - batch.num_tokens
         self._rows.set(
@@ -107,7 +107,7 @@ class FusedForward:
             positions = np.arange(ends[-1]) - np.repeat(firsts - positions, batch.num_tokens)
             slots = np.repeat(slots, batch.num_tokens)
         ids = arrays.token_ids[slots, positions].astype(np.int64)
-        # An impossible token fails its own request elsewhere; here it must not take others along.
+        # An invalid token id fails its own request elsewhere; here it must not affect others.
         return torch.from_numpy(ids.clip(0, len(self._model.embedding) - 1))
 
     def _project(
@@ -119,7 +119,7 @@ class FusedForward:
         return weights.qkv(normed)
 
     def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
-        """Attention and everything behind it; returns what is still to be added to `residual`."""
+        """Attention and the rest of the layer; returns what is still to be added to `residual`."""
         model, weights = self._model, layer.weights
         layer.attention.rotate_and_write(
             self._rows,

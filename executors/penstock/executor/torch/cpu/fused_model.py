@@ -1,8 +1,7 @@
-"""The weights as the fused step on a CPU wants them: joined, and laid out for the matrix products.
+"""The weights of the fused step on a CPU: joined, and packed for the matrix products.
 
-Owns the packing, in 8 bits where that is asked for. The modules go on with views of the joined
-matrices until `pack_model`, which takes them layer by layer: no more than one layer's weights lie
-in memory twice.
+Owns the packing, in 8 bits if requested. The modules keep views of the joined matrices until
+`pack_model`, which packs them layer by layer: at most one layer's weights are in memory twice.
 """
 
 from collections.abc import Callable
@@ -42,8 +41,9 @@ class FusedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedModel:
-    """What the fused step reads of a model. `eps` of all norms. `num_layer_weights`: of the first
-    layer's products."""
+    """The parts of a model that the fused step reads. `eps` of all norms. `num_layer_weights`: of
+    the first layer's products.
+    """
 
     layers: tuple[FusedLayer, ...]
     embedding: Tensor
@@ -58,10 +58,10 @@ class FusedModel:
 
 
 class JoinedLinear:
-    """x @ weight^T + bias, over the weight as it lies, until it is taken."""
+    """x @ weight^T + bias, over the unpacked weight, until it is taken."""
 
     def __init__(self, projection: Projection) -> None:
-        # Of its own: what stands alone is still the module's parameter, whose memory will go.
+        # A copy: an unjoined weight is the module's parameter, whose memory will be freed.
         self._weight = projection.weight.detach()
         self._bias = projection.bias
 
@@ -103,7 +103,7 @@ def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
 def pack_model(
     model: FusedModel, tree: DecoderTree, kernels: Kernels, *, is_int8: bool
 ) -> FusedModel:
-    """The joined model with its products packed; it and the modules have none of them left."""
+    """The joined model with packed products; it and the modules release the unpacked weights."""
     pack = _packing(model.embedding.dtype, kernels, is_int8=is_int8)
     layer_bytes = model.num_layer_weights * model.embedding.itemsize
     progress = LoadProgress("packing weights", len(model.layers) * layer_bytes)
@@ -134,7 +134,7 @@ def num_packed_bytes(model: FusedModel) -> int:
 
 
 def _release(layer: LayerTree) -> None:
-    """Give back what only the modules would read; shapes and dtypes stay readable."""
+    """Free what only the modules would read; shapes and dtypes stay readable."""
     for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
         linear.weight.data = linear.weight.data.new_zeros(1).expand(linear.weight.shape)
 
@@ -154,7 +154,7 @@ def _layer(layer: LayerWeights) -> FusedLayer:
 
 
 def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable[[Linear], Linear]:
-    """How a model of `dtype` has its products computed."""
+    """How the products of a model of `dtype` are computed."""
     if is_int8:
         return partial(_pack, kernels, torch.int8)
     if dtype == torch.bfloat16 and kernels.has_fast_bf16_linear:

@@ -36,20 +36,23 @@ _NUM_TRIAL_TOKENS = 24
 _NUM_CHUNK_TOKENS = 18
 """More than a block of the usual size, and not a multiple of it."""
 MAX_INT8_ERROR = 0.3
-"""Of logits against the modules' own, relative, where anything is in 8 bits. A test model of random
-weights lies up to 0.1 apart; a factor left out, ten times that."""
+"""Relative error of logits against the modules' own, with 8-bit weights or pages. On a test model
+of random weights it reaches 0.1; a missing factor gives ten times that.
+"""
 
 
 class WeightsTaken(NotFused):
-    """As NotFused, found after the modules gave their weights: the model must be loaded again."""
+    """As NotFused, but after the modules gave up their weights: the model must be loaded again."""
 
 
 @torch.inference_mode()
 def fused_path(
     config: ExecutorConfig, model: LoadedModel, kernels: Kernels | None = None
 ) -> ForwardPath:
-    """The path, with `kernels` or the compiled ones. Raises NotFused, saying why, where the fused
-    step does not fit the model, or is slower than the modules because nothing is compiled."""
+    """The path, with `kernels` or the compiled ones. Raises NotFused with the reason when the fused
+    step does not fit the model, or is slower than the modules because there are no compiled
+    kernels.
+    """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NotFused(f"weights of {model.dtype}")
     tree = read_module_tree(model)
@@ -70,7 +73,9 @@ def fused_path(
     try:
         joined = join_model(tree, num_positions=num_positions)
         error = error_of(joined, model.dtype)
-    except Exception as failure:  # a shape that a kernel does not take, or a build that lacks one
+    except (
+        Exception
+    ) as failure:  # a shape that a kernel does not support, or a build that lacks one
         raise NotFused(f"its kernels do not run here: {failure}") from failure
     if not error <= MAX_ERROR[model.dtype]:
         raise NotFused(f"its logits differ from those of its modules by {error:.1e}")

@@ -1,7 +1,4 @@
-"""A linear layer of the fused step over weights that our own kernels multiply.
-
-Owns nothing but the call: the kernels compute, `PackedMatrix` holds.
-"""
+"""A linear layer of the fused step over weights packed for our own kernels."""
 
 import torch
 from torch import Tensor
@@ -11,7 +8,7 @@ from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 
 
 class PackedLinear:
-    """x @ weight^T + bias, of weights in `dtype`; the weight itself is not kept."""
+    """x @ weight^T + bias, of weights in `dtype`; the unpacked weight is not kept."""
 
     def __init__(
         self, kernels: Kernels, weight: Tensor, bias: Tensor | None, dtype: torch.dtype

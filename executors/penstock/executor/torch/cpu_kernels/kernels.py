@@ -1,7 +1,7 @@
-"""The CPU kernels by what they compute, and the choice of who computes it.
+"""The interfaces of the CPU kernels, and the choice of an implementation.
 
-Owns the two interfaces and `load`. Tensors of one call are all bfloat16 or all float32 and lie on
-the CPU; their last dimension is dense, the others may have any stride.
+Tensors of one call are all bfloat16 or all float32 and on the CPU; their last dimension is dense,
+the others may have any stride.
 """
 
 import logging
@@ -43,20 +43,21 @@ class LayerAttention(Protocol):
         eps: float = 0.0,
     ) -> None:
         """qkv [T, (Hq + 2 H) * D]: queries in place and keys on their way into the pages are normed
-        (a weight [D] each, or None) and rotated in halves; values go to the pages as they are.
+        (a weight [D] each, or None) and rotated in halves; values go to the pages unchanged.
 
         cosines, sines float32 [positions, R / 2] for the first R elements of a head.
         """
         ...
 
     def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
-        """query and out [T, Hq, D]; keys and values are read from the pages alone, and nothing of
-        a page that no row sees."""
+        """query and out [T, Hq, D]; keys and values are read from the pages alone, and nothing of a
+        page that no row sees.
+        """
         ...
 
 
 class Kernels(Protocol):
-    """What a step computes beside its matrix products."""
+    """The operations of a step besides its matrix products."""
 
     @property
     def is_native(self) -> bool:
@@ -101,31 +102,33 @@ class Kernels(Protocol):
 
     @property
     def has_fast_bf16_linear(self) -> bool:
-        """Whether `bf16_linear` is the best product here, for any number of rows."""
+        """Whether `bf16_linear` is the fastest product here, for any number of rows."""
         ...
 
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """out [T, O] = x [T, I] times the matrix, each row of x in 8 bits with a scale of its own:
-        a row's result depends on nothing but the row. NaN where a row is not finite."""
+        """out [T, O] = x [T, I] times the matrix, each row of x in 8 bits with its own scale: a
+        row's result depends on that row alone. NaN where a row is not finite.
+        """
         ...
 
     def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """The same over a matrix in bfloat16, of x and out in bfloat16."""
+        """As `int8_linear`, with a matrix, x and out in bfloat16."""
         ...
 
     def argmax_rows(
         self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
     ) -> None:
         """The lowest index of the greatest of each row; 0 and False where a logit is NaN or
-        infinite. Minus infinity counts only where all of a row are."""
+        infinite. Minus infinity counts only where all of a row are.
+        """
         ...
 
 
 def load(name: str | None = None) -> Kernels:
-    """The kernels of the best instruction set here, or of `name`; without a shared object, or for
-    PLAIN, those in plain torch. PENSTOCK_CPU_KERNELS gives a name for a process.
+    """The kernels of the best instruction set here, or of `name`; in plain torch without a shared
+    object, or for PLAIN. PENSTOCK_CPU_KERNELS sets the name for a process.
 
-    Raises ValueError for a name that this machine does not run.
+    Raises ValueError for a name that this machine does not support.
     """
     name = name or os.environ.get(CHOICE_VARIABLE) or None
     if name == PLAIN:

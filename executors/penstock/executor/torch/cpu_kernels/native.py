@@ -1,6 +1,6 @@
 """The compiled kernels, called through ctypes (which releases the interpreter's lock).
 
-Owns the mirror of kernels.h and the checks of what crosses it: C trusts its arguments.
+Owns the ctypes mirror of kernels.h and the checks of its arguments: C does not check them.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
 """The best first."""
 MAX_HEAD_DIM = 512
 INT8_DIM_STEP = 16
-"""Head sizes of 8-bit keys are multiples of it: no vector reaches into the next row."""
+"""Head sizes of 8-bit keys are multiples of it: no vector reads into the next row."""
 DTYPES = (torch.bfloat16, torch.float32)
 
 _LIBRARY = Path(__file__).parent / "_kernels.so"
@@ -76,7 +76,7 @@ class _Rotary(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """None where it is not built, or where torch has no OpenMP whose functions it could find."""
+    """None without a build, or where torch has no OpenMP library that provides its functions."""
     try:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError:

@@ -1,8 +1,8 @@
-"""The token of every sampled row by the compiled kernels, where the logits lie on a CPU.
+"""Sampling by compiled kernels, for logits on a CPU.
 
-Owns the choice whether they can: without them, or for another number format, the sampler goes on
-in PyTorch. A greedy token is the same either way; a draw is unless its number falls within the
-rounding of an exponential of a boundary (some 1e-6 of the mass).
+Without compiled kernels, or for another number format, the sampler uses PyTorch. A greedy token is
+the same either way; a draw is too, unless its number falls within the rounding of an exponential of
+a boundary (some 1e-6 of the mass).
 """
 
 import ctypes
@@ -29,19 +29,19 @@ WISH = np.dtype(
         ("uniform", np.float64),
     ]
 )
-"""What a row asks, as sampling.c reads it."""
+"""A row's options, as sampling.c reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chosen:
-    """`tokens` int32 [m]; `is_good` bool [m], False where the logits were of no use."""
+    """`tokens` int32 [m]; `is_good` bool [m], False where the logits are invalid."""
 
     tokens: NDArray[np.int32]
     is_good: NDArray[np.bool_]
 
 
 def can_sample(logits: Tensor) -> bool:
-    """Whether `choose_greatest` and `draw_rows` take these logits."""
+    """Whether `choose_greatest` and `draw_rows` support these logits."""
     return logits.device.type == "cpu" and logits.dtype in DTYPES and _functions() is not None
 
 

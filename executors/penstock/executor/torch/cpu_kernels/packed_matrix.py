@@ -1,7 +1,7 @@
-"""A matrix of weights as packed_linear.c reads it: in bfloat16, or in 8 bits with a scale for each
+"""A weight matrix in the layout of packed_linear.c: in bfloat16, or in 8 bits with a scale for each
 output.
 
-Owns the layout, the quantisation, and the mirror of the C structure.
+Owns the layout, the quantisation, and the ctypes mirror of the C structure.
 """
 
 import ctypes
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 _PANEL = 64
-"""Columns that lie together."""
+"""Columns that are stored together."""
 _GROUP_BYTES = 4
-"""Of a column's inputs that lie together."""
+"""Bytes of a column's inputs that are stored together."""
 _MOST = 127
 _ZERO = 128
-"""What stands for 0 in a row of 8-bit inputs, which have no sign."""
+"""The code of 0 in a row of 8-bit inputs, which are unsigned."""
 MAX_INPUTS = 1 << 16
-"""Beyond it a sum of 8-bit products could leave 32 bits."""
+"""With more inputs a sum of 8-bit products could exceed 32 bits."""
 
 
 class _CMatrix(ctypes.Structure):
@@ -38,8 +38,8 @@ class PackedMatrix:
     """Of `weight` [out, in] and `bias` [out] or None, neither of them kept. `dtype` bfloat16, of an
     even number of inputs, or int8: quantised here.
 
-    `packed` [panels, groups, columns of a panel, inputs of a group], filled up with zeros;
-    `scales` float32 [columns] of 8 bits.
+    `packed` [panels, groups, columns of a panel, inputs of a group], padded with zeros; `scales`
+    float32 [columns] of 8 bits.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:

@@ -1,6 +1,6 @@
-"""What the compiled kernels compute, in plain torch: where nothing is compiled, and to test them.
+"""The kernels in plain torch: for machines without compiled kernels, and to test those.
 
-Owns nothing but the arithmetic, row by row.
+Owns only the arithmetic, row by row.
 """
 
 import numpy as np
@@ -58,7 +58,7 @@ class PlainKernels:
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
         """See `Kernels`."""
         whole, scales = _quantise(x)
-        # Of float64, whose sums of whole numbers are exact too.
+        # In float64, whose sums of whole numbers are exact too.
         sums = whole.double() @ matrix.unpacked().double().T
         product = sums.float() * (scales * matrix.scales[: matrix.num_outputs])
         if len(matrix.bias):
@@ -154,7 +154,7 @@ class PlainLayer:
             out[packed] = torch.einsum("hnk,khd->nhd", weights, values).to(out.dtype)
 
     def _as_rows(self, x: Tensor) -> Tensor:
-        """Keys or values as the pages hold them."""
+        """Keys or values in the pages' format."""
         if self._pages.dtype is not torch.int8:
             return x
         whole, scales = _quantise(x)
@@ -177,7 +177,7 @@ def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _span(rows: StepRows, row: int) -> tuple[slice, Tensor]:
-    """A row's packed places and positions."""
+    """A row's packed indices and positions."""
     first, count, start = (
         int(array[row]) for array in (rows.first_tokens, rows.counts, rows.starts)
     )

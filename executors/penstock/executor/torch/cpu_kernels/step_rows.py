@@ -1,7 +1,4 @@
-"""The rows of one step, as the kernels read them.
-
-Owns the pointers into a batch's own arrays. Nothing is copied.
-"""
+"""The rows of one step in the kernels' format: pointers into a batch's own arrays, no copies."""
 
 import ctypes
 
@@ -26,8 +23,9 @@ class CRows(ctypes.Structure):
 
 
 class StepRows:
-    """Row i computes `counts[i]` tokens from position `starts[i]` on, packed from place
-    `first_tokens[i]` on, of the sequence whose blocks are `block_table[slots[i]]`."""
+    """Row i computes `counts[i]` tokens from position `starts[i]` on, packed from index
+    `first_tokens[i]` on, of the sequence whose blocks are `block_table[slots[i]]`.
+    """
 
     __slots__ = (
         "_address",
@@ -63,7 +61,7 @@ class StepRows:
         slots: Int32s,
         block_table: Int32s,
     ) -> None:
-        """Take the arrays of a step. They are read until the next `set`."""
+        """Set the arrays of a step. They are read until the next `set`."""
         self.first_tokens, self.counts = first_tokens, num_tokens
         self.starts, self.slots, self.block_table = starts, slots, block_table
         struct = self._struct

@@ -1,1 +1,1 @@
-"""The fused path: a decoder's step in few launches of our own kernels, for CUDA devices."""
+"""The fused path for CUDA devices: a decoder's step in few launches of our own kernels."""

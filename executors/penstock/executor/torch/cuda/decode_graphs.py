@@ -1,7 +1,7 @@
-"""Steps of decodes alone, captured: forward and sampling, each a graph per number of rows.
+"""CUDA graphs of decode steps: forward and sampling, one graph each per number of rows.
 
 Owns the buckets, the memory that graphs read and write, and the capture at start. They are two
-graphs, so that something can come between logits and tokens.
+graphs, so that other work can run between logits and tokens.
 """
 
 import logging
@@ -48,7 +48,7 @@ class DecodeGraphs:
         begun_s = time.monotonic()
         with queue.active():
             staging.stage_scratch(self._staged)
-        # The largest first: the smaller ones find its memory in the pool they share.
+        # The largest first: the smaller ones reuse its memory in the shared pool.
         for bucket in reversed(self._buckets):
             self._capture(queue, bucket)
         with queue.active():
@@ -64,11 +64,11 @@ class DecodeGraphs:
 
     @property
     def num_graphs(self) -> int:
-        """Graphs held."""
+        """Captured graphs."""
         return len(self._forwards) + len(self._samplings)
 
     def run(self, batch: Batch, staging: RowStaging, variant: Variant) -> DeviceSamples:
-        """Queue one step; its outcome lies on the device until the next one."""
+        """Queue one step; its outcome stays on the device until the next one."""
         num_rows = batch.num_rows
         bucket = next(size for size in self._buckets if size >= num_rows)
         longest = int(batch.starts.max()) + 1

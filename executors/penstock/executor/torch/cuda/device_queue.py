@@ -1,6 +1,6 @@
-"""The order of work on a device: one stream, its marks, its captured graphs, pinned host memory.
+"""The order of work on a device: one stream, its events, its captured graphs, pinned host memory.
 
-Owns what is CUDA's about a step's course. Everything launched inside `active` runs in launch order.
+Everything launched inside `active` runs in launch order.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Mark(Protocol):
-    """A place in the queue."""
+    """A point in the queue."""
 
     def wait(self) -> None:
         """Return when everything before is done. Raises what the device reports."""
@@ -40,11 +40,11 @@ class DeviceQueue(Protocol):
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device copies from and to by itself."""
+        """Host memory that the device can access directly."""
         ...
 
     def mark(self) -> Mark:
-        """Mark the end of what was queued so far."""
+        """Mark the end of the queued work."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Replayable:
@@ -52,11 +52,11 @@ class DeviceQueue(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Memory that can still be taken."""
+        """Memory that can be allocated."""
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Run once; the memory that it took beyond what was held."""
+        """Run once; returns the additional memory at its peak."""
         ...
 
     def synchronize(self) -> None:
@@ -64,7 +64,7 @@ class DeviceQueue(Protocol):
         ...
 
     def release_memory(self) -> None:
-        """Give memory that nobody uses back to the device."""
+        """Return unused memory to the device."""
         ...
 
 
@@ -76,7 +76,7 @@ class CudaMark:
         self._event.record(stream)
 
     def wait(self) -> None:
-        """Return when the event has come."""
+        """Return when the event has completed."""
         self._event.synchronize()
 
 
@@ -106,7 +106,7 @@ class CudaQueue:
         return CudaMark(self._stream)
 
     def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Kernels are compiled and libraries set up by the run before."""
+        """The first run compiles kernels and initialises libraries."""
         with self.active():
             run()
         self._stream.synchronize()
@@ -120,13 +120,13 @@ class CudaQueue:
         return graph
 
     def free_bytes(self) -> int:
-        """What the device has free, and what the allocator holds and nobody uses."""
+        """The device's free memory, and the allocator's unused memory."""
         free, _ = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return free + held
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """By the allocator's account of the whole device."""
+        """As measured by the allocator for the whole device."""
         self.synchronize()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)

@@ -1,9 +1,9 @@
-"""The next token of every sampled slot on the device: tables of the slots, few launches a step.
+"""Samples the next token of every slot on the device: tables of the slots, few launches a step.
 
-Owns what the slots asked for as the kernels read it, the counts of tokens for penalties, and the
-tensors that a step's outcome lies in. Everything that depends on a slot alone is staged when its
-request is admitted; a step itself moves nothing to the device, so that it can be captured into a
-CUDA graph. Does not know how logits come to be, nor who waits for the outcome.
+Owns the slots' options in the kernels' format, the token counts for penalties, and the tensors of a
+step's outcome. Everything that depends on a slot alone is staged when its request is admitted; a
+step itself copies nothing to the device, so that it can be captured into a CUDA graph. Does not
+know how logits are computed, nor who waits for the outcome.
 
 A token depends on its row's logits, its request's options, its seed and its position alone. Random
 numbers are those of `counter_random`, bit for bit. Sums have another order than on a CPU and exp
@@ -25,7 +25,7 @@ from penstock.executor.torch.slot_rules import SlotRules
 from penstock.scheduler.batch import Batch, TokenLogprobs
 from penstock.scheduler.request import Request
 
-# A launch takes options that are no parameters of the kernel's own.
+# A launch accepts options that are not parameters of the kernel.
 choice: Any = sampler_choice
 kernels: Any = sampler_scores
 
@@ -41,19 +41,19 @@ Ints = NDArray[np.int64]
 
 
 class Variant(enum.Enum):
-    """Which launches a step takes: each is captured by itself."""
+    """Which launches a step takes: each variant is captured separately."""
 
     PLAIN = "plain"
     """Greedy and temperature alone."""
     FULL = "full"
-    """Whatever a row asks."""
+    """Any option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePlan:
-    """What a step's rows ask, taken at its launch.
+    """The options of a step's rows, read at its launch.
 
-    `wants_logprobs` bool [m]; `num_top`: most alternatives that any of them asks.
+    `wants_logprobs` bool [m]; `num_top`: the most alternatives that any of them requests.
     """
 
     variant: Variant
@@ -75,15 +75,16 @@ class DeviceSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenMasks:
-    """Which tokens rows may take: `bits` int32 [n, words], bit 1 for may; `rows` int64 [m], the
-    row's place in `bits`, -1 for a row that is free."""
+    """Which tokens rows may take: `bits` int32 [n, words], bit 1 for allowed; `rows` int64 [m], the
+    row's index in `bits`, -1 for an unconstrained row.
+    """
 
     bits: Tensor
     rows: Tensor
 
 
 class DeviceSampler:
-    """Samples for up to `max_num_seqs` slots; slot `no_slot` is for rows that are nobody's."""
+    """Samples for up to `max_num_seqs` slots; slot `no_slot` is for padding rows."""
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self.no_slot = max_num_seqs
@@ -148,7 +149,7 @@ class DeviceSampler:
             self._stage_counts(penalised)
 
     def plan(self, slots: Ints, positions: Ints) -> SamplePlan:
-        """What `slots` ask when they draw the tokens at `positions`."""
+        """The options of `slots` when they sample the tokens at `positions`."""
         words = self._words[slots]
         flags = words[:, kernels.FLAGS.value]
         is_full = (
@@ -174,12 +175,12 @@ class DeviceSampler:
         variant: Variant,
         masks: TokenMasks | None = None,
     ) -> DeviceSamples:
-        """Choose a token for each row and keep it in `last_tokens`.
+        """Choose a token for each row and store it in `last_tokens`.
 
         `logits` [m, vocabulary] of any float type; `slots`, `positions` int64 [m], the position of
-        a row being that of the token it draws. `last_tokens` int32 [2 * (slots + 1)]: the token of
-        position p of a slot lies at `2 * slot + p % 2`, so that a step that is run again still
-        finds the token before the one it drew.
+        a row being that of the token it samples. `last_tokens` int32 [2 * (slots + 1)]: the token
+        of position p of a slot is at `2 * slot + p % 2`, so that a repeated step still finds the
+        token before the one it sampled.
         """
         num_rows = len(logits)
         is_full = variant is Variant.FULL
@@ -244,7 +245,7 @@ class DeviceSampler:
         )  # fmt: skip
 
     def outcome(self, num_rows: int) -> DeviceSamples:
-        """Where the outcome of `sample` lies, also when a graph of it is replayed."""
+        """Where the outcome of `sample` is stored, also when a graph of it is replayed."""
         return DeviceSamples(rows=self._rows[:num_rows], tops=self._tops[:num_rows])
 
     def _stage_bias(self, slot: int, ids: Ints, values: NDArray[np.float32]) -> None:
@@ -257,7 +258,7 @@ class DeviceSampler:
         self._bias_values[slot, : len(tokens)].copy_(self._staged(sums), non_blocking=True)
 
     def _stage_counts(self, requests: list[Request]) -> None:
-        """Count anew what stands in prompt and output: also after a preemption or a replay."""
+        """Count the tokens of prompt and output again: also after a preemption or a replay."""
         slots = np.array([request.slot for request in requests], dtype=np.int64)
         places: list[Ints] = []
         values: list[NDArray[np.int16]] = []
@@ -277,7 +278,7 @@ class DeviceSampler:
         self._counted.index_copy_(0, at, staged)
 
     def _staged(self, values: NDArray[Any]) -> Tensor:
-        """A copy on the host that the device can fetch while the host goes on."""
+        """A copy on the host that the device can read while the host continues."""
         staged = torch.from_numpy(values)
         return staged.pin_memory() if self._device.type == "cuda" else staged.clone()
 
@@ -285,9 +286,9 @@ class DeviceSampler:
 def read_samples(
     rows: NDArray[np.int32], tops: NDArray[np.int32] | None, plan: SamplePlan
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], TokenLogprobs | None]:
-    """Tokens, which of them came of finite logits, and log probabilities if anybody asked.
+    """Tokens, which of them came from finite logits, and log probabilities if requested.
 
-    `rows`, `tops`: host copies of `DeviceSamples`; `tops` may be None when nobody asked.
+    `rows`, `tops`: host copies of `DeviceSamples`; `tops` may be None without a request for them.
     """
     tokens, is_good = rows[:, 0].copy(), rows[:, 1] != 0
     if not plan.wants_logprobs.any():
@@ -350,7 +351,7 @@ def _words_of(request: Request) -> NDArray[np.int32]:
 
 
 def _packed_counts(request: Request) -> tuple[Ints, NDArray[np.int16]]:
-    """The tokens that the request holds and what the table of counts says of each."""
+    """The request's tokens and their entries in the table of counts."""
     num_prompt = request.spec.num_original_prompt_tokens
     tokens, place = np.unique(request.tokens, return_inverse=True)
     outputs = np.bincount(place[num_prompt:], minlength=len(tokens))

@@ -1,4 +1,4 @@
-"""Which settings of 8 bits the fused step on a GPU follows, and for which models and devices."""
+"""Which 8-bit settings the fused step on a GPU supports, by model and device."""
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ def check_eight_bit(
     capability: tuple[int, int],
     linears: tuple[nn.Linear, ...],
 ) -> None:
-    """Raise UnsupportedModel naming a setting that there are no kernels for.
+    """Raise UnsupportedModel naming a setting without kernels.
 
     `dtype`: the model's. `capability`: the GPU's compute capability. `linears`: those of a layer.
     """

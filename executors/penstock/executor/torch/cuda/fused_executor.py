@@ -1,13 +1,12 @@
-"""The executor over the fused step: `launch` queues, `collect` waits, reads and judges.
+"""The executor over the fused step: `launch` queues, `collect` waits and reads the outcome.
 
-Owns the course of a step on the device, two of them under way at a time. A step of decodes replays
-captured graphs; any other goes through one packed forward. Nothing is copied to the host but the
-outcome, and nothing on the host waits for the device but `collect`.
+Two steps may be in flight. A step of decodes replays captured graphs; any other uses one packed
+forward. Only the outcome is copied to the host, and only `collect` waits for the device.
 
-Failing alone: rows that are not finite come back as flags beside the tokens. What a failed request
-leaves in its pages reaches nobody, since every load of the kernels is masked; so nothing is
-cleared. A step that raises while it is queued is run again in parts
-(`penstock.executor.isolation`): every step writes the same things to the same places again.
+Failing alone: rows that are not finite are flagged next to the tokens. What a failed request leaves
+in its pages is never read, since every load of the kernels is masked; so nothing is cleared. A step
+that raises while it is queued is repeated in parts (`penstock.executor.isolation`): every step
+writes the same values to the same places again.
 """
 
 import traceback
@@ -20,8 +19,8 @@ from penstock.executor.isolation import run_apart
 from penstock.executor.torch.cuda.decode_graphs import DecodeGraphs
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
-from penstock.executor.torch.cuda.flight import OutcomeMemory, StepFlight, flight_of
 from penstock.executor.torch.cuda.fused_model import FusedModel
+from penstock.executor.torch.cuda.launched_step import LaunchedStep, OutcomeMemory, launched_step_of
 from penstock.executor.torch.cuda.packed_step import PackedStep
 from penstock.executor.torch.cuda.row_staging import RowStaging
 from penstock.executor.torch.health_probe import HealthProbe
@@ -33,16 +32,17 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 _NUM_SETS = 3
-"""Sets of host memory: two steps under way, and one that is being packed. Steps that are waited for
-at once have a set of their own: those under way are still to be read."""
+"""Sets of host memory: two steps in flight, and one that is being packed. Steps that are waited for
+immediately have their own set: those in flight are still to be read.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedParts:
     """A fused model over its pages, and what it shares with its executor.
 
-    `table` and `last_tokens` have a scratch slot behind those of requests, and the pages have the
-    health probe's blocks behind those of requests.
+    `table` and `last_tokens` have a scratch slot after those of requests, and the pages have the
+    health probe's blocks after those of requests.
     """
 
     model: FusedModel
@@ -83,7 +83,7 @@ class FusedExecutor:
                 max_rows=info.max_num_seqs,
                 max_seq_len=info.max_seq_len,
             )
-            # Whatever a packed step compiles is compiled before the first request.
+            # Everything that a packed step compiles is compiled before the first request.
             self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
         page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, parts.page_dtype)
         self._info = replace(
@@ -98,7 +98,7 @@ class FusedExecutor:
                 page_dtype=parts.page_dtype,
             ),
         )
-        self._flights: deque[StepFlight | StepResult] = deque()
+        self._launched: deque[LaunchedStep | StepResult] = deque()
         self._is_closed = False
 
     @property
@@ -113,42 +113,42 @@ class FusedExecutor:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
-        """Queue one step. Raises ExecutorDied when not even a harmless step runs any more."""
+        """Queue one step. Raises ExecutorDied when not even the health probe runs any more."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         self._follow(batch)
         if batch.num_rows == 0:
-            self._flights.append(StepResult(slots=batch.sampled_slots, tokens=batch.sampled_slots))
+            self._launched.append(StepResult(slots=batch.sampled_slots, tokens=batch.sampled_slots))
             return
         try:
             memory = self._sets[self._num_steps % _NUM_SETS]
             self._num_steps += 1
-            self._flights.append(self._enqueue(batch, self._rules, memory))
+            self._launched.append(self._enqueue(batch, self._rules, memory))
         except ExecutorDied:
             raise
         except Exception as error:
-            # Which row it belongs to is found out by running parts, each waited for.
+            # Its row is found by running parts, each waited for.
             traceback.clear_frames(error.__traceback__)
             self._recover(error)
-            self._flights.append(run_apart(batch, self._run_part, self._recover))
+            self._launched.append(run_apart(batch, self._run_part, self._recover))
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
         """The oldest launched step's outcome. Raises ExecutorDied when the device is lost."""
-        flight = self._flights.popleft()
-        if isinstance(flight, StepResult):
-            return flight
+        launched = self._launched.popleft()
+        if isinstance(launched, StepResult):
+            return launched
         try:
-            return flight.wait()
+            return launched.wait()
         except RuntimeError as error:
             raise ExecutorDied(f"the device failed: {error}") from error
 
     def close(self) -> None:
-        """Let go of model, pages and graphs."""
+        """Release model, pages and graphs."""
         if not self._is_closed:
             self._is_closed = True
             self._queue.synchronize()
-            self._flights.clear()
+            self._launched.clear()
             del self._graphs, self._packed, self._sampler, self._sets, self._own_set
 
     def _follow(self, batch: Batch) -> None:
@@ -160,38 +160,38 @@ class FusedExecutor:
         with self._queue.active():
             self._sampler.follow(batch, self._rules)
 
-    def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> StepFlight:
+    def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> LaunchedStep:
         staging, memory = own.staging, own.outcome
-        flight = flight_of(batch, memory, rules.refusals)
+        launched = launched_step_of(batch, memory, rules.refusals)
         with self._queue.active():
             if batch.num_rows == batch.num_decodes:
                 slots = batch.slots.astype("int64")
-                flight.plan = self._sampler.plan(slots, batch.starts.astype("int64") + 1)
-                samples = self._graphs.run(batch, staging, flight.plan.variant)
-                memory.fetch(samples, has_tops=bool(flight.plan.wants_logprobs.any()))
+                launched.plan = self._sampler.plan(slots, batch.starts.astype("int64") + 1)
+                samples = self._graphs.run(batch, staging, launched.plan.variant)
+                memory.fetch(samples, has_tops=bool(launched.plan.wants_logprobs.any()))
             else:
-                self._packed.run(batch, staging, flight, is_probe=batch is self._probe.batch)
-            flight.mark = self._queue.mark()
-        return flight
+                self._packed.run(batch, staging, launched, is_probe=batch is self._probe.batch)
+            launched.mark = self._queue.mark()
+        return launched
 
     def _run_part(self, batch: Batch) -> StepResult:
         return self._enqueue(batch, self._rules, self._own_set).wait()
 
     def _recover(self, error: Exception) -> None:
-        """Raise ExecutorDied when the device is lost: it then fails whatever it is asked."""
+        """Raise ExecutorDied when the device is lost: then every operation fails."""
         try:
             self._queue.synchronize()
             self._queue.release_memory()
             self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
         except Exception as broken:
             raise ExecutorDied(
-                f"{type(error).__name__}: {error}; then, of a step that harms nobody, "
+                f"{type(error).__name__}: {error}; then, of the health probe, "
                 f"{type(broken).__name__}: {broken}"
             ) from error
 
 
 class _StepMemory:
-    """Pinned memory of one step, both ways."""
+    """Pinned memory of one step, in both directions."""
 
     def __init__(self, queue: DeviceQueue, max_rows: int, scratch: tuple[int, int]) -> None:
         self.staging = RowStaging(queue, max_rows=max_rows, scratch=scratch)

@@ -1,7 +1,7 @@
 """From a loaded model to the executor over the fused step.
 
 Owns the order: recognise the module tree, join its weights, compare logits with the modules' own,
-measure what a step takes, take the pages, capture. Raises NotFused as long as the eager path can
+measure a step's memory, allocate the pages, capture. Raises NotFused as long as the eager path can
 still serve the model.
 """
 
@@ -46,7 +46,7 @@ _MIN_SLOTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Parts:
-    """What does not depend on how many pages there are."""
+    """Everything that does not depend on the number of pages."""
 
     layers: tuple[LayerWeights, ...]
     ends: Ends
@@ -58,7 +58,7 @@ class _Parts:
 
 @torch.inference_mode()
 def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) -> FusedExecutor:
-    """The executor. Raises NotFused, saying why, when the fused step does not fit the model."""
+    """The executor. Raises NotFused with the reason when the fused step does not fit the model."""
     tree = read_module_tree(model)
     check_eight_bit(
         config,
@@ -72,7 +72,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
         parts = _parts(tree, queue, num_positions=max(max_seq_len, NUM_TRIAL_TOKENS) + 1)
         try:
             error, pages = _try(config, model, parts, queue, expected)
-        except Exception as failure:  # a device that a kernel does not fit, or no compiler
+        except Exception as failure:  # a device that a kernel does not support, or no compiler
             raise NotFused(f"its kernels do not run here: {failure}") from failure
         if not error <= MAX_ERROR[model.dtype]:
             raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
@@ -106,7 +106,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
 
 
 def num_slots(config: ExecutorConfig) -> int:
-    """Slots of the device's tables, the scratch slot left out."""
+    """Slots of the device's tables, without the scratch slot."""
     return max(config.max_num_seqs, _MIN_SLOTS)
 
 
@@ -194,7 +194,7 @@ def _try(
 def _step_bytes(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> int:
-    """Memory that the widest step takes beside weights and pages."""
+    """Memory of the widest step besides weights and pages."""
     budget = config.max_num_batched_tokens
     if budget is None:
         budget = device_defaults(config.device).max_num_batched_tokens

@@ -1,8 +1,8 @@
 """The fused step: a decoder's forward over our kernels, from input tokens to logits.
 
-Owns the order of launches, for the two kinds of step: rows of one token each (`decode`, made to be
-captured) and a packed step of any mix of decodes and chunks (`packed`). Knows neither requests nor
-streams: what it launches goes to the stream that is current.
+Owns the order of launches, for the two kinds of step: rows of one token each (`decode`, captured)
+and a packed step of any mix of decodes and chunks (`packed`). Knows neither requests nor streams:
+launches go to the current stream.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _PART = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ends:
-    """What stands before and after the layers. `eps` of all norms."""
+    """The parts before and after the layers. `eps` of all norms."""
 
     embedding: Tensor
     head: Tensor
@@ -34,7 +34,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTokens:
-    """What the step found out about its rows, int64 [rows], for sampling.
+    """Per-row values of a step for sampling, int64 [rows].
 
     `slots`; `next_positions`: of the token that a row's logits predict; `input_ids`: the token
     before it.
@@ -62,7 +62,7 @@ class RowTokens:
 
 
 def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
-    """Room for `num_rows` rows."""
+    """Memory for `num_rows` rows."""
 
     def ints() -> Tensor:
         return torch.empty(num_rows, dtype=torch.long, device=device)
@@ -74,8 +74,8 @@ def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
 class PackedHidden:
     """A packed step before its head: of each token the residual and what is still to be added.
 
-    `keys` [tokens, kv elements]: of the last layer, before rotation; whatever went wrong below
-    shows there, also for tokens whose logits nobody looks at.
+    `keys` [tokens, kv elements]: of the last layer, before rotation; any invalid value of an
+    earlier layer shows there, also for tokens without sampled logits.
     """
 
     residual: Tensor
@@ -219,7 +219,7 @@ class FusedModel:
     def _decode_row(
         self, staged: Tensor, residual: Tensor, logits: Tensor, *, is_long: bool
     ) -> None:
-        """One row: five launches a layer, each at the memory's speed."""
+        """One row: five launches a layer, each limited by memory bandwidth."""
         eps = self.ends.eps
         tile = self._attention.tile_for(1, is_long=is_long)
         like = residual

@@ -1,8 +1,8 @@
-"""A step that holds a chunk: all its tokens, decodes included, through one packed forward.
+"""A step with a chunk: all its tokens, decodes included, in one packed forward.
 
-Owns what such a step needs beyond it: cells of the block table that a slot never computed, the
-choice of rows whose logits are wanted, log probabilities of prompts, flags of tokens that are not
-finite. All of it is queued; nothing waits.
+Owns its extra work: cells of the block table that the slot did not compute, the choice of rows
+whose logits are needed, log probabilities of prompts, flags of tokens that are not finite. All of
+it is queued; nothing waits.
 """
 
 import numpy as np
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
-from penstock.executor.torch.cuda.flight import PromptFlight, StepFlight
 from penstock.executor.torch.cuda.fused_model import (
     FusedModel,
     PackedHidden,
     empty_row_tokens,
 )
+from penstock.executor.torch.cuda.launched_step import LaunchedPrompt, LaunchedStep
 from penstock.executor.torch.cuda.row_staging import PackedRows, RowStaging
 from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_rows
 from penstock.executor.torch.token_logprobs import ROWS_AT_ONCE, logprobs_of
@@ -42,8 +42,10 @@ class PackedStep:
         self._cells = table.view(-1)
         self._table_width = table.shape[1]
 
-    def run(self, batch: Batch, staging: RowStaging, flight: StepFlight, *, is_probe: bool) -> None:
-        """Queue the step; what `flight` must know of it is written into it."""
+    def run(
+        self, batch: Batch, staging: RowStaging, launched: LaunchedStep, *, is_probe: bool
+    ) -> None:
+        """Queue the step; what its outcome needs is written to `launched`."""
         rows = staging.stage_packed(
             batch,
             tokens_a_tile=self._model.tokens_a_tile,
@@ -60,7 +62,7 @@ class PackedStep:
             if is_probe:
                 slots = np.full_like(slots, self._sampler.no_slot)
             positions = (batch.starts + batch.num_tokens)[is_sampled].astype(np.int64)
-            flight.plan = self._sampler.plan(slots, positions)
+            launched.plan = self._sampler.plan(slots, positions)
             logits = self._model.head(hidden, rows.wanted)
             drawn = tokens.take(rows.wanted)
             samples = self._sampler.sample(
@@ -68,26 +70,26 @@ class PackedStep:
                 drawn.slots,
                 drawn.next_positions,
                 self._last_tokens,
-                variant=flight.plan.variant,
+                variant=launched.plan.variant,
             )
-            has_tops = bool(flight.plan.wants_logprobs.any())
-            flight.memory.fetch(samples, has_tops=has_tops)
+            has_tops = bool(launched.plan.wants_logprobs.any())
+            launched.memory.fetch(samples, has_tops=has_tops)
         if rows.num_tokens > len(rows.wanted):
-            self._flag_tokens(hidden, rows, flight)
+            self._flag_tokens(hidden, rows, launched)
         if not is_probe:
-            flight.prompts = self._score_prompts(batch, hidden, rows)
+            launched.prompts = self._score_prompts(batch, hidden, rows)
 
-    def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, flight: StepFlight) -> None:
-        """Tokens whose logits nobody looks at show in their keys whether they are numbers."""
+    def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: LaunchedStep) -> None:
+        """Tokens without sampled logits are checked by their keys."""
         is_good = torch.isfinite(hidden.keys).all(1)
-        flight.token_flags = self._fetched(is_good)
-        flight.token_ends = rows.last_of_row + 1
+        launched.token_flags = self._fetched(is_good)
+        launched.token_ends = rows.last_of_row + 1
 
     def _score_prompts(
         self, batch: Batch, hidden: PackedHidden, rows: PackedRows
-    ) -> tuple[PromptFlight, ...]:
+    ) -> tuple[LaunchedPrompt, ...]:
         return tuple(
-            PromptFlight(rows=prompt, parts=self._score(prompt, hidden))
+            LaunchedPrompt(rows=prompt, parts=self._score(prompt, hidden))
             for prompt in prompt_rows(batch, rows.last_of_row)
         )
 
@@ -95,7 +97,7 @@ class PackedStep:
         self, prompt: PromptRows, hidden: PackedHidden
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         packed = self._sent(prompt.packed.astype(np.int32))
-        # A token that the model does not know fails the request; it must not fail the step.
+        # A token id that the model does not have fails the request; it must not fail the step.
         known = prompt.tokens.astype(np.int64).clip(0, self._model.vocab_size - 1)
         tokens = self._sent(known)
         parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -114,14 +116,14 @@ class PackedStep:
         )
 
     def _sent(self, values: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        """`values` on the device, without waiting for what is queued."""
+        """`values` on the device, without waiting for queued work."""
         on_host = torch.from_numpy(values)
         pinned = self._queue.pinned(values.shape, on_host.dtype)
         pinned.copy_(on_host)
         return pinned.to(self._queue.device, non_blocking=True)
 
     def _fetched(self, values: Tensor) -> Tensor:
-        """Host memory that `values` will have arrived in at the step's mark."""
+        """Host memory that `values` will have arrived in at the step's event."""
         fetched = self._queue.pinned(tuple(values.shape), values.dtype)
         fetched.copy_(values, non_blocking=True)
         return fetched

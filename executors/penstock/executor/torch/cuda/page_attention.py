@@ -35,7 +35,7 @@ class HeadLayout:
 
     @property
     def num_query_elements(self) -> int:
-        """Elements of one token's queries, and of what it attended to."""
+        """Elements of one token's queries, and of its attention output."""
         return self.num_heads * self.head_dim
 
 
@@ -79,7 +79,7 @@ class PageAttention:
         self._table = table
         self._rotary = rotary
         self._scales = scales
-        # As the kernels multiply with what lies in pages of 8 bits.
+        # As the kernels multiply with the content of 8-bit pages.
         self._query_dtype = torch.float16 if pages.dtype.itemsize == 1 else dtype
         self._chunk_tile = chunk_tile(
             group=layout.group, head_dim=layout.head_dim, dtype=self._query_dtype
@@ -101,7 +101,7 @@ class PageAttention:
         return self._chunk_tile.rows // self.layout.group
 
     def tile_for(self, rows: int, *, is_long: bool) -> DecodeTile:
-        """The cut of a decode step."""
+        """The tile of a decode step."""
         layout = self.layout
         return decode_tile(
             rows=rows,

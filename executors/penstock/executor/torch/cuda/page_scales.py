@@ -1,8 +1,8 @@
 """Scales of keys and values in pages of 8 bits, one for each KV head of a layer.
 
-Owns their making. e4m3 is a floating-point format: it rounds all that lies within a factor of 2**14
-below its greatest element alike, so a scale has to meet a head's magnitude and no more. A short
-sequence shows it. Without scales, biases of keys pass 448 and small values fall below 2**-6.
+e4m3 is a floating-point format: it rounds everything within a factor of 2**14 below its greatest
+element alike, so a scale only has to match a head's magnitude. A short sequence shows it. Without
+scales, biases of keys exceed 448 and small values fall below 2**-6.
 """
 
 import torch
@@ -12,7 +12,9 @@ from penstock.executor.torch.kv_pages import KVPages
 
 _GREATEST = 448.0
 _HEADROOM = 8.0
-"""How far beyond the greatest element of the short sequence another may lie and not be cut."""
+"""How far another element may exceed the greatest one of the short sequence without being
+clipped.
+"""
 
 
 def measure_scales(pages: KVPages) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""What the rows of a step go through between attentions: norms, projections, the activation.
+"""The operations on a step's rows between attentions: norms, projections, the activation.
 
 Owns the two ways to multiply: rows in the model's number format, and rows in 8 bits against fp8
-weights, whose scales wait in a `Product` for whoever reads it next.
+weights, whose scales are kept in a `Product` for its next reader.
 """
 
 from dataclasses import dataclass
@@ -99,7 +99,8 @@ class RowMath:
         if rows.scales is None:
             values = self._projection.project(rows.values, projection)
             return Product(values, None, projection)
-        # Unscaled: a call that scales by row and column takes twice as long. No public name for it.
+        # Unscaled: a call that scales by row and column takes twice as long. There is no public
+        # name for it.
         values = torch._scaled_mm(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             rows.values,
             projection.weight.T,
@@ -136,7 +137,7 @@ class RowMath:
         return Rows(out, out_scales)
 
     def rows(self, x: Tensor) -> Rows:
-        """`x` [rows, n] as a projection takes it."""
+        """`x` [rows, n] in the format of a projection's input."""
         if not self._is_fp8:
             return Rows(x)
         out = torch.empty_like(x, dtype=FP8)
@@ -172,5 +173,5 @@ def _padded(width: int) -> int:
 
 
 def _or(given: Tensor | None, other: Tensor) -> Tensor:
-    """A kernel takes a pointer where it reads nothing, too."""
+    """A kernel needs a pointer even where it reads nothing."""
     return other if given is None else given

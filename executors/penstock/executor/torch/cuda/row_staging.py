@@ -1,8 +1,8 @@
-"""The way of a step's rows to the device: one array of ints in pinned memory, one copy.
+"""Copies a step's rows to the device: one array of ints in pinned memory, one copy.
 
-Owns the packing of a `Batch` into what the kernels read. Reads everything it needs during `launch`;
-nothing of it looks at the slot arrays later. Rows of a step that asks nothing of the host but its
-place: slot, position, token, block (see `embed_rows`).
+Owns the packing of a `Batch` into the kernels' format. Reads everything it needs during `launch`,
+and never the slot arrays later. Rows of a step of decodes need no host data but slot, position,
+token, block (see `embed_rows`).
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from penstock.scheduler.batch import Batch
 
 Ints = NDArray[np.int64]
 _ALIGNMENT = 32
-"""Ints: every array starts where the widest loads may."""
+"""In ints: every array starts where the widest loads may."""
 DRAWN = -1
-"""In place of a token: the one that the device drew for that position."""
+"""In place of a token: the one that the device sampled for that position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +28,7 @@ class PackedRows:
     """A packed step on the device.
 
     `staged` int32 [4, tokens or more]; `wanted` int32: packed tokens whose logits are sampled;
-    `known_places`, `known_blocks`: cells of the block table that this slot never computed.
+    `known_places`, `known_blocks`: cells of the block table that this slot did not compute.
     """
 
     staged: Tensor
@@ -60,12 +60,12 @@ class RowStaging:
         return torch.empty_like(self._rows, device=self._queue.device, pin_memory=False)
 
     def stage_scratch(self, staged: Tensor) -> None:
-        """Queue rows that are all scratch."""
+        """Queue padding rows only."""
         self._pad(0, self._rows.shape[1])
         staged.copy_(self._rows, non_blocking=True)
 
     def stage_decodes(self, batch: Batch, staged: Tensor, num_padded: int) -> None:
-        """Queue the copy of a batch of decodes into `staged`; rows behind are scratch."""
+        """Queue the copy of a batch of decodes into `staged`; the rows after them are padding."""
         num_rows = batch.num_rows
         rows = self._rows_on_host
         _fill_decodes(batch, rows[:, :num_rows], num_rows)
@@ -179,14 +179,14 @@ def _token_rows(
     positions = np.arange(num_decodes, int(ends[-1])) - np.repeat(firsts, counts[of_chunks])
     per_token[0, num_decodes:] = token_slots
     per_token[1, num_decodes:] = positions
-    # An impossible token must not be taken for one that the device drew.
+    # An invalid token id must not be taken for one that the device sampled.
     per_token[2, num_decodes:] = np.maximum(arrays.token_ids[token_slots, positions], 0)
     per_token[3, num_decodes:] = arrays.block_table[token_slots, positions // arrays.block_size]
     return per_token
 
 
 def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
-    """(chunk, first token of it) of every tile, those that walk the most keys first."""
+    """(chunk, first token of it) of every tile, those that read the most keys first."""
     num_tiles = -(-counts // tokens_a_tile)
     chunks = np.repeat(np.arange(len(counts)), num_tiles)
     within = np.arange(len(chunks)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
@@ -196,7 +196,7 @@ def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
 
 
 def _known_cells(batch: Batch, slots: Ints, width: int) -> tuple[Ints, NDArray[np.int32]]:
-    """Cells of the block table before each chunk: a hit in the prefix cache computed none of them.
+    """Cells of the block table before each chunk, which a prefix cache hit did not compute.
 
     `slots` are those that the step runs in; the cells as flat indices and their blocks.
     """

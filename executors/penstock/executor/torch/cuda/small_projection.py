@@ -1,6 +1,7 @@
-"""Projections in a step: our kernels where few rows leave a matrix library waiting, else that.
+"""Projections in a step: our kernels for few rows, where a matrix library is slow, else the
+library.
 
-Owns the choice and the scratch memory of the sums that are made in parts.
+Owns the choice and the scratch memory of partial sums.
 """
 
 import torch
@@ -100,7 +101,9 @@ def project_row(
 
 
 def _widened(x: Tensor, projection: Projection) -> Tensor:
-    """Many rows: the weight's 8 bits fit the rows' number format exactly, the scale comes after."""
+    """Many rows: the weight's 8 bits fit the rows' number format exactly, the scale is applied
+    afterwards.
+    """
     product = torch.mm(x, projection.weight.to(x.dtype).T)
     if projection.scale is not None:
         product.mul_(projection.scale.to(x.dtype))

@@ -1,4 +1,4 @@
-"""How the kernels cut their work: tiles, warps, pipeline stages, splits.
+"""Tile sizes of the kernels: tiles, warps, pipeline stages, splits.
 
 Owns the choices; every number was measured on an H200 (docs/gpu.md). They depend on the shape of
 heads, on the rows of a step and on the precision, never on a run-time search.
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 LONG_CONTEXT = 2048
-"""Keys from which a step of few rows takes more splits."""
+"""Keys from which a step of few rows uses more splits."""
 MAX_LONG_ROWS = 8
-"""Rows up to which that is worth a graph of its own."""
+"""Rows up to which that is worth a separate graph."""
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Rows that decode graphs are captured for; beyond, steps of 128."""
 
@@ -59,7 +59,7 @@ class RowTile:
 
 
 def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
-    """A short row at once; of a long one enough to keep the memory busy."""
+    """A short row at once; of a long one enough to saturate the memory."""
     if is_quantised:
         if num_in > 4096:
             return RowTile(outputs=2, inputs=2048, warps=4)
@@ -88,10 +88,9 @@ def decode_tile(
     is_long: bool,
     is_fp8: bool = False,
 ) -> DecodeTile:
-    """Enough programs to fill the device; few splits where the rows do that by themselves.
+    """Enough programs to fill the device; few splits when the rows do that alone.
 
-    `is_fp8`: pages in 8 bits. Their conversion is what takes long; many programs of one warp share
-    it best.
+    `is_fp8`: pages in 8 bits, whose conversion dominates; many programs of one warp share it best.
     """
     pairs = rows * kv_heads
     if is_fp8 and head_dim <= 128 and pairs >= (32 if is_long else 33):
@@ -132,10 +131,10 @@ def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
 def split_tile(
     *, rows: int, num_out: int, num_in: int, dtype: torch.dtype, is_quantised: bool = False
 ) -> SplitTile | None:
-    """None where the matrix library is as fast, or the kernel does not take the shape.
+    """None where the matrix library is as fast, or the kernel does not support the shape.
 
-    Wide products fill the device by themselves; with more rows narrow ones do, too. The library
-    has no product of weights in 8 bits alone: those are always ours, up to 128 rows.
+    Wide products fill the device alone; with more rows narrow ones do, too. The library has no
+    product of weights in 8 bits alone: those always use our kernels, up to 128 rows.
     """
     if dtype == torch.float32 or not 1 <= rows <= (128 if is_quantised else 32) or num_out % 64:
         return None

@@ -1,6 +1,6 @@
-"""Steps that nobody asked for: what the fused step is compared and measured with at load.
+"""Trial steps at load: to compare the fused step with the modules, and to measure its memory.
 
-Owns their making: a short sequence through a chunk and then token by token; the widest step that
+Owns their batches: a short sequence through a chunk and then token by token; the widest step that
 the settings allow.
 """
 
@@ -23,7 +23,7 @@ _NUM_CHUNK_TOKENS = 18
 def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tensor:
     """[NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, in slot 0 and the blocks from 0 on.
 
-    Decodes run alone and in company in turn: other kernels compute them.
+    Decodes run alternately alone and with others: different kernels compute them.
     """
     arrays = SlotArrays(num_slots=1, max_seq_len=NUM_TRIAL_TOKENS, block_size=block_size)
     ids = trial_tokens(model.ends.embedding, NUM_TRIAL_TOKENS)
@@ -46,7 +46,7 @@ def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tens
         staging.stage_decodes(_batch(arrays, start=position, count=1), staged, num_rows)
         logits = found[0].new_empty((num_rows, model.vocab_size))
         model.decode(staged, tokens.first(num_rows), logits, rows=num_rows, is_long=False)
-        queue.synchronize()  # the host memory is written anew
+        queue.synchronize()  # the host memory is written again
         found.append(logits[:1])
     return torch.cat(found)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
@@ -53,7 +53,7 @@ class ServiceOperations:
         engine: EngineClient,
         flight: FlightSource | None,
         merge: Merge,
-        carry_out: Callable[[Order, Callable[[OrderAnswer], None]], None],
+        carry_out: Callable[[Command, Callable[[CommandResult], None]], None],
         tell_supervisor: Callable[[FromChild], None],
     ) -> None:
         self._snapshots = snapshots
@@ -115,7 +115,7 @@ class ServiceOperations:
         self._tell_supervisor(LogLevel(level=level))
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
         answers = await asyncio.gather(
-            *(self._order_of(name, OrderVerb.LOG_LEVEL, level, _ORDER_S) for name in names),
+            *(self._order_of(name, CommandKind.LOG_LEVEL, level, _ORDER_S) for name in names),
             return_exceptions=True,
         )
         problems = [
@@ -132,7 +132,7 @@ class ServiceOperations:
             raise OperationsError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
         limit_s = seconds + _AFTER_PROFILE_S
         try:
-            answer = await self._order_of(process, OrderVerb.PROFILE, repr(seconds), limit_s)
+            answer = await self._order_of(process, CommandKind.PROFILE, repr(seconds), limit_s)
         except (EngineUnavailable, FrontUnavailable) as error:
             raise OperationsError(str(error)) from error
         if answer.problem:
@@ -168,33 +168,33 @@ class ServiceOperations:
         return self._merge(engine, views)
 
     async def _order_of(
-        self, process: str, verb: OrderVerb, argument: str, limit_s: float
-    ) -> OrderAnswer:
+        self, process: str, kind: CommandKind, argument: str, limit_s: float
+    ) -> CommandResult:
         """What a process of that name answers. Raises OperationsError for none of ours."""
         if process == "engine":
-            return await self._engine.order(verb, argument, limit_s)
+            return await self._engine.order(kind, argument, limit_s)
         if process == "observer":
-            return await self._order_here(verb, argument, limit_s)
-        kind, _, number = process.partition(" ")
-        if kind != "front" or not (number.isascii() and number.isdecimal()):
+            return await self._order_here(kind, argument, limit_s)
+        role, _, number = process.partition(" ")
+        if role != "front" or not (number.isascii() and number.isdecimal()):
             raise OperationsError(f"process must be engine, observer or front N, not {process!r}")
         if int(number) not in self._fronts.front_ids:
             there = ", ".join(map(str, self._fronts.front_ids)) or "none"
             raise OperationsError(f"there is no front {int(number)}; there are {there}")
-        return await self._fronts.order(int(number), verb, argument, limit_s)
+        return await self._fronts.order(int(number), kind, argument, limit_s)
 
-    async def _order_here(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+    async def _order_here(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[OrderAnswer] = loop.create_future()
+        answer: asyncio.Future[CommandResult] = loop.create_future()
 
-        def settle(done: OrderAnswer) -> None:
+        def settle(done: CommandResult) -> None:
             if not answer.done():
                 answer.set_result(done)
 
-        def answer_from_anywhere(done: OrderAnswer) -> None:
+        def answer_from_anywhere(done: CommandResult) -> None:
             loop.call_soon_threadsafe(settle, done)
 
-        self._carry_out(Order(ticket=0, verb=verb, argument=argument), answer_from_anywhere)
+        self._carry_out(Command(ticket=0, kind=kind, argument=argument), answer_from_anywhere)
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
@@ -202,8 +202,8 @@ class ServiceOperations:
             raise OperationsError("the observer does not answer itself") from None
 
 
-def _problem_of(answer: OrderAnswer | BaseException) -> str:
-    if isinstance(answer, OrderAnswer):
+def _problem_of(answer: CommandResult | BaseException) -> str:
+    if isinstance(answer, CommandResult):
         return answer.problem
     if isinstance(answer, EngineUnavailable | FrontUnavailable | OperationsError):
         return str(answer)

@@ -11,9 +11,9 @@ _MAX_SCALE = 4.0
 
 
 def read_adapter(request: GenerateRequest, limits: Limits, violations: Violations) -> str:
-    """Its name, empty for none. Raises RequestError: ADAPTER_NOT_FOUND.
+    """The adapter's name, empty for none. Raises RequestError: ADAPTER_NOT_FOUND.
 
-    No executor scales an adapter, so a strength other than that of its training is refused.
+    No executor scales an adapter, so any strength other than 1 is refused.
     """
     if not request.HasField("adapter"):
         return ""

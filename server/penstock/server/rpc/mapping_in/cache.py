@@ -1,4 +1,4 @@
-"""CacheOptions: with whom cached blocks are shared, and how long they are kept."""
+"""CacheOptions: which requests share cached blocks, and how long blocks are kept."""
 
 import math
 from typing import Final
@@ -25,7 +25,7 @@ def read_salt(options: CacheOptions, violations: Violations) -> str:
 
 
 def read_session(options: CacheOptions, limits: Limits, violations: Violations) -> str:
-    """The dialogue that the request continues, empty for none."""
+    """The session that the request continues, empty for none."""
     if not options.HasField("session_id"):
         return ""
     violations.require_feature("sessions", _SESSION, is_supported=limits.has_sessions)
@@ -36,7 +36,7 @@ def read_session(options: CacheOptions, limits: Limits, violations: Violations) 
 def check_leaves_blocks(
     options: CacheOptions, num_prompt_logprobs: int, violations: Violations
 ) -> None:
-    """Note what is asked for the blocks of a request that leaves none to others."""
+    """Record the options that conflict with a request whose blocks are not cached."""
     if num_prompt_logprobs < 0:
         return
     for path, is_set in (
@@ -50,7 +50,7 @@ def check_leaves_blocks(
 def read_retention(
     options: CacheOptions, max_priority: int, limits: Limits, violations: Violations
 ) -> CacheRetention | None:
-    """How long the request's blocks are kept, None when that is left to the executor.
+    """How long the request's blocks are kept; None for the executor's default.
 
     A priority above `max_priority` is lowered to it.
     """

@@ -1,7 +1,7 @@
-"""Messages of a conversation, and the data that its chat template gets besides.
+"""Chat messages, and the other data of the chat template.
 
 Owns the reading of parts, tool calls, tools and template arguments, and of google.protobuf.Struct.
-Whether the template has a use for them is checked where the template is.
+Whether the template supports them is checked where it is rendered.
 """
 
 import json
@@ -25,7 +25,7 @@ _MAX_EXACT: Final = 2**53
 
 
 def read_message(message: pb.ChatMessage, path: str, violations: Violations) -> ChatMessage:
-    """One message; its parts of text are joined."""
+    """One message; its text parts are joined."""
     violations.text_length(f"{path}.role", message.role, 1, _MAX_NAME_CHARS)
     if message.HasField("name"):
         violations.text_length(f"{path}.name", message.name, 1, _MAX_NAME_CHARS)
@@ -60,7 +60,7 @@ def read_message(message: pb.ChatMessage, path: str, violations: Violations) -> 
 def read_template_data(
     prompt: pb.ChatPrompt, messages: Sequence[ChatMessage], violations: Violations
 ) -> TemplateData:
-    """Tools and template arguments, and how large they are with the tool calls of `messages`."""
+    """Tools and template arguments, and their size together with the tool calls of `messages`."""
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     path = "chat_prompt.tools"
     if violations.count(path, len(prompt.tools), _MAX_TOOLS):
@@ -84,11 +84,11 @@ def _tool_call(call: pb.ToolCall, path: str, violations: Violations) -> ToolCall
 
 
 def _plain(struct: Struct, path: str, violations: Violations) -> Mapping[str, JsonValue]:
-    """Plain values; no deeper than a message of protobuf may be. Notes what JSON does not have."""
+    """Plain values; no deeper than protobuf allows. Records values that JSON does not have."""
     try:
         return {name: _plain_value(value) for name, value in struct.fields.items()}
     except ValueError:
-        violations.add(path, "has a number that is not finite, or a value that is not set")
+        violations.add(path, "contains a number that is not finite, or an unset value")
         return {}
 
 
@@ -112,7 +112,7 @@ def _plain_value(value: Value) -> JsonValue:
 
 
 def _number(value: float) -> int | float:
-    """A whole number as such, as JSON would be read: templates print it."""
+    """A whole number becomes an integer, as in JSON: templates print it."""
     if not math.isfinite(value):
         raise ValueError("not finite")
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value

@@ -1,7 +1,7 @@
-"""Constraint: the form an output must have.
+"""Constraint: the format an output must have.
 
-Owns the checks that need no compiler: size, syntax as far as the contract draws it, and what may
-stand beside a form. Whether it can be compiled is for the executor to find out.
+Owns the checks that need no compiler: size, the syntax that the contract defines, and which options
+exclude a constraint. Whether it compiles is checked by the executor.
 """
 
 import re
@@ -30,7 +30,7 @@ _ROOT_RULE = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 def read_constraint(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Constraint | None:
-    """The form asked for, None when there is none; a kind that is not offered is not looked at."""
+    """The constraint, None when there is none; a kind that is not supported is not checked."""
     if not request.HasField("constraint"):
         return None
     constraint = request.constraint
@@ -46,7 +46,7 @@ def read_constraint(
 
 
 def _check_company(request: GenerateRequest, violations: Violations) -> None:
-    """A form that is complete leaves the model's end as the only token that may come."""
+    """A constraint that is complete allows only the end-of-sequence token."""
     if request.stopping.ignore_eos:
         violations.add("stopping.ignore_eos", "must not be set together with a constraint")
     if request.stopping.min_tokens > 0:
@@ -109,7 +109,7 @@ def _read_choice(
     for index, choice in enumerate(choices):
         if not choice or choice in known:
             is_right = False
-            violations.add(f"{_CHOICES}[{index}]", "is there twice" if choice else "is empty")
+            violations.add(f"{_CHOICES}[{index}]", "is a duplicate" if choice else "is empty")
         known.add(choice)
         is_right = _is_free_of_nul(f"{_CHOICES}[{index}]", choice, violations) and is_right
     return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_right else None
@@ -133,9 +133,9 @@ def _is_size_right(path: str, text: str, limits: Limits, violations: Violations)
 
 
 def _is_free_of_nul(path: str, text: str, violations: Violations) -> bool:
-    """Compilers that read it as a C string would hold the output to what stands before."""
+    """Compilers that read a C string would enforce only the part before it."""
     if "\0" in text:
-        violations.add(path, "must not hold the character U+0000")
+        violations.add(path, "must not contain the character U+0000")
     return "\0" not in text
 
 

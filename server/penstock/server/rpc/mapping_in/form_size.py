@@ -1,10 +1,9 @@
-"""How much a form asks of the compiler that gets it, told without compiling it.
+"""Bounds on the cost of compiling a constraint, checked without compiling it.
 
-Owns the bounds on nesting and on repetitions, and the scans that hold expressions, grammars and
-JSON schemas against them. Every scan takes time in proportion to the text: strangers send it.
-Whether a form is right is for the executor to find out, but for what plainly describes no text:
-characters that there are none of, and references that lead to themselves. What is odd is counted as
-the costlier.
+Owns the bounds on nesting and repetitions, and the scanners of regular expressions, grammars and
+JSON schemas. Every scan is linear in the text, which comes from clients. The executor checks
+whether a constraint is valid, except for what matches no text at all: code points out of range, and
+references to themselves. Unclear syntax counts as the costlier reading.
 """
 
 import json
@@ -14,20 +13,21 @@ from typing import Any, Final, NoReturn, cast
 from urllib.parse import unquote
 
 MAX_DEPTH: Final = 64
-"""Of brackets, objects and lists: a compiler that recurses may end its process at a depth that fits
-the bytes."""
+"""Of brackets, objects and lists: a recursive compiler may crash its process at a depth that fits
+the bytes.
+"""
 MAX_REPETITIONS: Final = 10_000
-"""A repetition is compiled as so many copies; one inside another as their product."""
+"""A repetition is compiled to that many copies; nested ones to their product."""
 MAX_TOTAL: Final = 100_000
-"""Characters of a form, once its repetitions are written out: several stand side by side."""
+"""Characters of a constraint with its repetitions written out: several may be in sequence."""
 
 _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} deep"
-_TOO_MANY: Final = f"repeats something more than {MAX_REPETITIONS} times"
+_TOO_MANY: Final = f"repeats an element more than {MAX_REPETITIONS} times"
 _TOO_MUCH: Final = f"has more than {MAX_TOTAL} characters once its repetitions are written out"
 
-# Possessive throughout: nothing is looked at twice.
+# Possessive throughout: no character is read twice.
 _BRACES = r"\{\s*+(?P<low>[0-9]*+)\s*+(?:(?P<comma>,)\s*+(?P<high>[0-9]*+)\s*+)?+\}"
-# An escaped bracket opens nothing, and a class hides what is in it.
+# An escaped bracket opens nothing, and a character class hides its content.
 _PATTERN_TOKEN: Final = re.compile(
     r"(?P<back_reference>\\[1-9]|\\k[<{']|\(\?P=)"
     r"|(?P<look_around>\(\?<?[=!])"
@@ -38,7 +38,8 @@ _PATTERN_TOKEN: Final = re.compile(
     r"|(?P<plain>[^\\()\[{*+?|]++|.)",
     re.DOTALL,
 )
-# Texts and classes end with their line at the latest: so nobody hides a bracket behind a stray one.
+# Strings and classes end with their line at the latest, so that a stray quote cannot hide a
+# bracket.
 _GRAMMAR_TOKEN: Final = re.compile(
     r"(?P<nothing>#[^\n]*+|\s++)"
     r"|(?P<open>\()|(?P<close>\))"
@@ -53,7 +54,7 @@ _FAR_CHARACTER: Final = re.compile(
 )
 _LAST_CODE_POINT: Final = 0x10FFFF
 _TOO_FAR: Final = "names a character beyond U+10FFFF"
-_REF_LOOP: Final = "has a $ref that leads to nothing but itself"
+_REF_LOOP: Final = "has a $ref that leads to itself"
 _MOST_DIGITS: Final = 9
 _SIZES: Final = (
     ("minItems", "maxItems"),
@@ -61,17 +62,18 @@ _SIZES: Final = (
     ("minLength", "maxLength"),
     ("minProperties", "maxProperties"),
 )
-"""The keys of a JSON schema that compilers make repetitions of. The upper ones too: up to a
-thousand items are a thousand copies that may each be left out."""
+"""The keys of a JSON schema that compile to repetitions. The upper bounds too: up to a thousand
+items are a thousand optional copies.
+"""
 
 
 def fault_of_pattern(pattern: str) -> str:
-    """What keeps an expression from being compiled, in words; empty for nothing."""
+    """Why an expression cannot be compiled; empty if it can."""
     return _fault_of_pattern(pattern, _Counter())
 
 
 def fault_of_grammar(grammar: str) -> str:
-    """What keeps a grammar in EBNF from being compiled, in words; empty for nothing."""
+    """Why a grammar in EBNF cannot be compiled; empty if it can."""
     if _is_too_far(grammar):
         return _TOO_FAR
     counter = _Counter()
@@ -82,7 +84,7 @@ def fault_of_grammar(grammar: str) -> str:
 
 
 def fault_of_schema(schema: str) -> str:
-    """What keeps a text from being a JSON schema that can be compiled; empty for nothing."""
+    """Why a text is no JSON schema that can be compiled; empty if it is one."""
     try:
         value: Any = json.loads(schema, parse_constant=_refuse_constant)
     except RecursionError:
@@ -113,10 +115,10 @@ def fault_of_schema(schema: str) -> str:
 
 
 class _Counter:
-    """Counts while a form is read from left to right.
+    """Counts while a constraint is read from left to right.
 
-    For each bracket that is open: how often the most repeated thing in it is repeated, and how
-    many characters it comes to. `_last` is the same for what a repetition would apply to.
+    For each open bracket: the highest repetition inside it, and the characters it expands to.
+    `_last` holds the same for the element that a repetition would apply to.
     """
 
     __slots__ = ("_brackets", "_last", "_most", "_total")
@@ -128,13 +130,13 @@ class _Counter:
         self._last: tuple[int, int] = (1, 1)
 
     def new_text(self) -> None:
-        """What is read next has brackets of its own; the characters go on being counted."""
+        """The next text has its own brackets; the count of characters continues."""
         while self._brackets:
             self._close()
         self._last = (1, 1)
 
     def fault_after(self, token: re.Match[str]) -> str:
-        """What the form is too large in by now; empty for nothing."""
+        """Which bound is exceeded now; empty for none."""
         match token.lastgroup:
             case "open":
                 if len(self._brackets) == MAX_DEPTH:
@@ -157,7 +159,7 @@ class _Counter:
         return self._fault()
 
     def repeat(self, times: int) -> str:
-        """What came last is there so many times; what is too large then, empty for nothing."""
+        """Repeat the last element; returns the exceeded bound, empty for none."""
         most, total = self._last
         self._last = (most * times, total * times)
         self._most = max(self._most, most * times)
@@ -165,7 +167,7 @@ class _Counter:
         return self._fault()
 
     def add_repeated(self, times: int) -> str:
-        """Something stands here so many times; what is too large then, empty for nothing."""
+        """Add a repeated element; returns the exceeded bound, empty for none."""
         self._add(1)
         return self.repeat(times)
 
@@ -174,7 +176,7 @@ class _Counter:
         self._last = (1, 1)
 
     def _close(self) -> None:
-        """Without a bracket that is open it is a character like others."""
+        """Without an open bracket it is an ordinary character."""
         if not self._brackets:
             self._add(1)
             return
@@ -203,14 +205,14 @@ def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
 
 
 def _times(token: re.Match[str]) -> int:
-    """The upper end of a repetition; without one, the lower: the rest is a loop, not copies."""
+    """The upper bound of a repetition; without one, the lower: the rest compiles to a loop."""
     digits = (token["high"] or token["low"] or "").lstrip("0")
     times = MAX_TOTAL + 1 if len(digits) > _MOST_DIGITS else int(digits or "0")
     return max(1, times)
 
 
 def _fault_of_keys(schema: dict[str, Any], counter: _Counter) -> str:
-    """Of one object, wherever it is: a property may have the name of a keyword, and the reverse."""
+    """For one object at any place: a property may have the name of a keyword, and vice versa."""
     for pattern in _patterns(schema):
         if fault := _fault_of_pattern(pattern, counter):
             return f"has an expression that {fault}"
@@ -236,7 +238,7 @@ def _patterns(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_too_far(text: str) -> bool:
-    """No text holds such a character: a compiler may make a class of it that nothing is in."""
+    """No text contains such a character: a compiler may build an empty class from it."""
     for found in _FAR_CHARACTER.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
         if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:
@@ -245,7 +247,7 @@ def _is_too_far(text: str) -> bool:
 
 
 def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
-    """Whether following `$ref` from one to the next comes back: such a schema describes nothing."""
+    """Whether a chain of `$ref` returns to itself: such a schema matches nothing."""
     known: set[int] = set()
     for start in references:
         walked: set[int] = set()
@@ -260,7 +262,7 @@ def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
 
 
 def _target(root: object, reference: object) -> dict[str, Any] | None:
-    """The schema that a JSON pointer within the document leads to; None for other references."""
+    """The schema that a JSON pointer in the document refers to; None for other references."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     at = root

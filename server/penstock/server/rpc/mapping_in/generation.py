@@ -1,7 +1,8 @@
-"""GenerateRequest to `Generation`: every bound checked, every violation told at once.
+"""GenerateRequest to `Generation`: every bound is checked, and all violations are reported
+together.
 
-Owns the walk over the option groups. What is refused wherever it is set is listed in
-`chat_message.py`; a test holds both against the descriptor, so that no field can be forgotten.
+Owns the walk over the option groups. `chat_message.py` lists the fields that are always refused; a
+test compares both with the descriptor, so that no field is missed.
 """
 
 from collections.abc import Collection
@@ -31,7 +32,7 @@ from penstock.server.rpc.mapping_in.resume import read_resumption
 from penstock.server.rpc.mapping_in.sampling import read_sampling
 from penstock.server.rpc.mapping_in.stopping import read_stopping
 from penstock.server.rpc.mapping_in.violations import Violations
-from penstock.server.tenants import MAX_PRIORITY, NO_CEILINGS, NOBODY, PriorityCeilings
+from penstock.server.tenants import MAX_PRIORITY, NO_CEILINGS, NO_TENANT, PriorityCeilings
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.options_pb2 import SchedulingOptions
 
@@ -103,15 +104,15 @@ def read_generation(
     limits: Limits,
     model_names: Collection[str],
     *,
-    tenant: str = NOBODY,
+    tenant: str = NO_TENANT,
     ceilings: PriorityCeilings = NO_CEILINGS,
     trace_id: bytes = b"",
 ) -> Generation:
-    """The domain value of a request; `tenant` and `trace_id` come with its call.
+    """The domain value of a request; `tenant` and `trace_id` come from its call.
 
-    Priorities above `ceilings` are lowered to these.
-    Raises RequestError: MODEL_NOT_FOUND, ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG)
-    with every violation, or FEATURE_UNSUPPORTED.
+    Priorities above `ceilings` are lowered to these. Raises RequestError: MODEL_NOT_FOUND,
+    ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG) with every violation, or
+    FEATURE_UNSUPPORTED.
     """
     check_model(request.model if request.HasField("model") else None, model_names)
     violations = Violations()
@@ -147,11 +148,11 @@ def num_lowered_priorities(request: GenerateRequest, ceilings: PriorityCeilings)
 
 
 _MAX_NAMED_CHARS = 128
-"""Of a name that a message quotes."""
+"""Maximum length of a name in a message."""
 
 
 def check_model(name: str | None, model_names: Collection[str]) -> None:
-    """Raise RequestError unless `name` is one of ours, or unset."""
+    """Raise RequestError unless `name` is a served model, or unset."""
     if name is not None and name not in model_names:
         known = ", ".join(sorted(model_names))
         message = f"model {name[:_MAX_NAMED_CHARS]!r} not found; available: {known}"
@@ -159,14 +160,14 @@ def check_model(name: str | None, model_names: Collection[str]) -> None:
 
 
 def valid_request_id(request: GenerateRequest) -> str:
-    """The client's id of a request, for what is said about it; empty when it is not a valid one."""
+    """The client's request id, for error reports; empty when it is not valid."""
     violations = Violations()
     check_request_id("request_id", request.request_id, violations)
     return "" if violations.is_any else request.request_id
 
 
 def check_request_id(path: str, value: str, violations: Violations) -> None:
-    """Note an id that is empty, too long or not printable ASCII."""
+    """Record an id that is empty, too long or not printable ASCII."""
     violations.text_length(path, value, 1, MAX_ID_CHARS)
     if not (value.isascii() and value.isprintable()):
         violations.add(path, "must be printable ASCII")

@@ -1,6 +1,6 @@
-"""What the stream carries and how it is cut into messages: `GenerateRequest.output`.
+"""OutputOptions: the content of the stream and how it is split into messages.
 
-Owns the reading of `OutputOptions`; how many logprobs are wanted is sampling's business.
+The number of logprobs is read in `sampling.py`.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ _DELAY_PATH = "output.max_chunk_delay"
 def read_output(
     options: OutputOptions, sampling: SamplingParams, limits: Limits, violations: Violations
 ) -> Output:
-    """The domain value; notes what is out of range."""
+    """The domain value; records what is out of range."""
     return Output(
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
@@ -31,7 +31,7 @@ def read_output(
 
 
 def check_no_chunks(request: GenerateRequest) -> None:
-    """For an answer in one message. Raises RequestError naming what says how to cut it."""
+    """For a response in one message. Raises RequestError for options that split the stream."""
     violations = Violations()
     has = request.output.HasField
     for path, is_set in (
@@ -39,7 +39,7 @@ def check_no_chunks(request: GenerateRequest) -> None:
         (_DELAY_PATH, has("max_chunk_delay")),
     ):
         if is_set:
-            violations.add(path, "must not be set: the answer is one message")
+            violations.add(path, "must not be set: the response is one message")
     violations.raise_if_any()
 
 

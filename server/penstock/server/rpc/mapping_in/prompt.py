@@ -1,4 +1,4 @@
-"""The prompt of a request, in each of its forms."""
+"""The prompt of a request, of each kind."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,7 +24,7 @@ WINDOW_PATH = "chat_prompt.window_tokens"
 
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
-    """A plain text prompt; its bytes are counted before anybody tokenises it."""
+    """A plain text prompt; its size is checked before it is tokenised."""
     text = prompt.text
     if not text:
         violations.add(TEXT_PATH, "must not be empty")
@@ -55,7 +55,7 @@ def read_token_ids(
 def check_token_ids(
     ids: NDArray[np.int64], path: str, limits: Limits, violations: Violations
 ) -> None:
-    """Note every id that is not in the vocabulary."""
+    """Record every id that is not in the vocabulary."""
     for index in np.flatnonzero(ids >= limits.vocab_size).tolist():
         violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}")
         if violations.is_full:
@@ -63,7 +63,7 @@ def check_token_ids(
 
 
 def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
-    """A conversation; what the template makes of it is bounded when it is rendered."""
+    """A chat prompt; the rendered text is bounded when the template is applied."""
     messages: list[ChatMessage] = []
     if not prompt.messages:
         violations.add(CHAT_PATH, "must not be empty")

@@ -1,6 +1,6 @@
 """Whether a request outlives its call: `GenerateRequest.resume_timeout`.
 
-Owns the reading of that one field, and what is kept of a request that sets it.
+Owns the reading of that field, and the serialised request that is kept.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ _PATH: Final = "resume_timeout"
 def read_resumption(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Resumption | None:
-    """How long the request is kept for Resume, and as what; None where it does not ask for it."""
+    """How long the request is kept for Resume, and its bytes; None when it is not resumable."""
     if not request.HasField("resume_timeout"):
         return None
     max_s = limits.config.max_resume_grace_s
@@ -30,6 +30,6 @@ def read_resumption(
 
 
 def check_not_resumable(request: GenerateRequest) -> None:
-    """For an answer in one message. Raises RequestError: there is no stream to resume."""
+    """For a response in one message. Raises RequestError: there is no stream to resume."""
     if request.HasField("resume_timeout"):
-        raise refuse_field(_PATH, "must not be set: the answer is one message")
+        raise refuse_field(_PATH, "must not be set: the response is one message")

@@ -1,4 +1,4 @@
-"""SamplingOptions: how tokens are drawn."""
+"""SamplingOptions: how tokens are sampled."""
 
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import SamplingParams
@@ -9,7 +9,7 @@ from penstock.v1.options_pb2 import OutputOptions, SamplingOptions
 
 _MAX_TEMPERATURE = 2.0
 _GREEDY_BELOW = 1e-5
-"""Dividing logits by less overflows; the most likely token is drawn either way."""
+"""Dividing logits by less would overflow; the most likely token is chosen either way."""
 _MAX_PENALTY = 2.0
 _MAX_BIAS = 100.0
 
@@ -17,7 +17,7 @@ _MAX_BIAS = 100.0
 def read_sampling(
     options: SamplingOptions, output: OutputOptions, limits: Limits, violations: Violations
 ) -> Sampling:
-    """Sampling as the executor takes it; unset fields mean the contract's defaults."""
+    """Sampling parameters of the executor; unset fields get the contract's defaults."""
     has = options.HasField
     check = violations
     params = SamplingParams(
@@ -67,7 +67,7 @@ def _temperature(options: SamplingOptions, violations: Violations) -> float:
 
 
 def _penalty(name: str, value: float, violations: Violations) -> float:
-    """Unset reads as 0, which is the default as well."""
+    """Unset reads as 0, the default."""
     return violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
 
 
@@ -76,7 +76,8 @@ def _top_k(options: SamplingOptions, limits: Limits, violations: Violations) -> 
         return 0
     if options.top_k < 1:
         violations.add("sampling.top_k", "must be at least 1")
-    # As many as there are tokens is no restriction, and may not fit the batch's integers.
+    # A value of at least the vocabulary size is no restriction, and may overflow the batch's
+    # integers.
     return options.top_k if options.top_k < limits.vocab_size else 0
 
 
@@ -91,7 +92,7 @@ def _logit_bias(
         if entry.token_id >= limits.vocab_size:
             violations.add(f"{path}[{index}].token_id", f"must be below {limits.vocab_size}")
         elif entry.token_id in biases:
-            violations.add(f"{path}[{index}].token_id", "is there twice")
+            violations.add(f"{path}[{index}].token_id", "is a duplicate")
         biases[entry.token_id] = violations.number(
             f"{path}[{index}].bias", entry.bias, -_MAX_BIAS, _MAX_BIAS
         )
@@ -107,7 +108,7 @@ def _num_logprobs(name: str, output: OutputOptions, limits: Limits, violations: 
 
 
 def _require_features(params: SamplingParams, limits: Limits, violations: Violations) -> None:
-    """Refuse what the executor lacks; neutral values ask for nothing."""
+    """Refuse features that the executor lacks; neutral values need none."""
     wanted = (
         (params.min_p > 0, Feature.MIN_P, "sampling.min_p"),
         (params.repetition_penalty != 1, Feature.PENALTIES, "sampling.repetition_penalty"),

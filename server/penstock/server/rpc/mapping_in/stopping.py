@@ -13,7 +13,7 @@ _STOP_IDS = "stopping.stop_token_ids"
 
 
 def read_stopping(options: StoppingOptions, limits: Limits, violations: Violations) -> Stopping:
-    """Stop conditions; whether max_tokens fits beside the prompt is known once it is tokenised."""
+    """Stop conditions; max_tokens is checked against the context once the prompt is tokenised."""
     max_tokens: int | None = None
     if options.HasField("max_tokens"):
         max_tokens = violations.integer(

@@ -1,6 +1,6 @@
-"""A message's list of token ids as an array, in a fraction of the time that a Python list takes.
+"""A message's list of token ids as an array, much faster than through a Python list.
 
-Owns the reading of packed varints (Protocol Buffers, "Encoding"). Judges no value.
+Owns the reading of packed varints (Protocol Buffers, "Encoding"). Does not validate values.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ def token_array(ids: Sequence[int]) -> NDArray[np.int64]:
     if len(ids) < _FEW:
         return np.array(ids[:], dtype=np.int64)
     packed = TokenPrompt()
-    # Copied as one piece of memory, where `extend` would make an object of every number.
+    # Copied as one block of memory; `extend` would create an object for every number.
     cast("Any", packed.ids).MergeFrom(ids)
     data = np.frombuffer(packed.SerializeToString(), dtype=np.uint8)
-    # The only field of that message: its tag, the length of what follows, and the numbers.
+    # The only field of that message: its tag, the length of its content, and the numbers.
     length_ends = 1 + int(np.argmax(data[1:] < _MORE))
     return _varints(data[length_ends + 1 :])
 

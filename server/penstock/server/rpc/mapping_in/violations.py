@@ -1,4 +1,4 @@
-"""Collecting everything that is wrong with a request, by proto path.
+"""Collects every violation of a request, by proto path.
 
 Owns the checks of single values. Comparisons are written so that NaN fails them.
 """
@@ -16,14 +16,14 @@ from penstock.server.front.errors import (
 )
 
 _MAX_KEPT = 1000
-"""A hostile message can hold a million wrong numbers; nobody reads that many."""
+"""A hostile message can hold a million wrong numbers."""
 _MAX_DURATION_S = 315_576_000_000
 """The most that google.protobuf.Duration allows."""
 _NANOS = 1_000_000_000
 
 
 class Violations:
-    """What is wrong so far. `raise_if_any` ends the collecting."""
+    """The violations so far; `raise_if_any` reports them."""
 
     __slots__ = ("_metadata", "_reason", "_unsupported", "_violations")
 
@@ -35,7 +35,7 @@ class Violations:
 
     @property
     def is_any(self) -> bool:
-        """True when something is wrong."""
+        """True when there is a violation or a missing feature."""
         return bool(self._violations)
 
     @property
@@ -44,19 +44,19 @@ class Violations:
         return len(self._violations) >= _MAX_KEPT
 
     def add(self, path: str, description: str) -> None:
-        """`path` is off: `description` says what it must be."""
+        """The value at `path` is invalid: `description` says what it must be."""
         if not self.is_full:
             self._violations.append(FieldViolation(path=path, description=description))
 
     def prompt_too_long(self, refusal: Refusal) -> None:
-        """The prompt alone is too long: a reason of its own where nothing else is off."""
+        """The prompt is too long: a reason of its own unless there are other violations."""
         for violation in refusal.violations:
             self.add(violation.path, violation.description)
         self._reason = refusal.reason
         self._metadata = refusal.metadata
 
     def require_feature(self, feature: str, path: str, *, is_supported: bool) -> None:
-        """The field at `path` asks for `feature`; the first that is missing is told."""
+        """The field at `path` needs `feature`; the first missing one is reported."""
         if not is_supported and self._unsupported is None:
             self._unsupported = (feature, path)
 
@@ -96,7 +96,7 @@ class Violations:
         return low
 
     def count(self, path: str, num_entries: int, max_entries: int) -> bool:
-        """Whether a list is short enough to look at; otherwise a violation."""
+        """Whether a list is short enough to be read; otherwise a violation."""
         if num_entries <= max_entries:
             return True
         self.add(path, f"has {num_entries} entries, at most {max_entries} are allowed")

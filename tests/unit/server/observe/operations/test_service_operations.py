@@ -12,7 +12,7 @@ import pytest
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
-from penstock.server.link.look_frames import Order, OrderAnswer, OrderVerb
+from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
@@ -21,7 +21,7 @@ from penstock.server.observe.operations.service import ServiceOperations
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 SNAPSHOT = Snapshot(time_s=0.0, uptime_s=1.0, is_draining=False, models=(), fronts=())
-Told = tuple[str, OrderVerb, str]
+Told = tuple[str, CommandKind, str]
 
 
 class Fakes:
@@ -62,17 +62,17 @@ class Fakes:
     ) -> tuple[RequestView, ...]:
         return ()
 
-    def told(self, name: str, verb: OrderVerb, argument: str) -> OrderAnswer:
-        self.orders.append((name, verb, argument))
-        return OrderAnswer(ticket=0, problem=self.order_problem, payload=b"p" * 150_000)
+    def told(self, name: str, kind: CommandKind, argument: str) -> CommandResult:
+        self.orders.append((name, kind, argument))
+        return CommandResult(ticket=0, problem=self.order_problem, payload=b"p" * 150_000)
 
-    async def order(self, verb: OrderVerb, argument: str, limit_s: float) -> OrderAnswer:
+    async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
         if self.engine_problem is not None:
             raise self.engine_problem
-        return self.told("engine", verb, argument)
+        return self.told("engine", kind, argument)
 
-    def carry_out(self, order: Order, answer: Callable[[OrderAnswer], None]) -> None:
-        answer(self.told("observer", order.verb, order.argument))
+    def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
+        answer(self.told("observer", order.kind, order.argument))
 
     def tell_supervisor(self, frame: FromChild) -> None:
         self.messages.append(frame)
@@ -100,11 +100,11 @@ class FakeFronts:
         return self.fakes.num_live
 
     async def order(
-        self, front_id: int, verb: OrderVerb, argument: str, limit_s: float
-    ) -> OrderAnswer:
+        self, front_id: int, kind: CommandKind, argument: str, limit_s: float
+    ) -> CommandResult:
         if front_id == 2 and self.fakes.order_problem == "gone":
             raise FrontUnavailable("front 2 is gone")
-        return self.fakes.told(f"front {front_id}", verb, argument)
+        return self.fakes.told(f"front {front_id}", kind, argument)
 
 
 def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> ServiceOperations:
@@ -158,8 +158,8 @@ async def test_a_log_level_goes_to_every_process() -> None:
     fakes = Fakes()
     await desk_of(fakes).set_log_level("debug")
     assert {name for name, _, _ in fakes.orders} == {"observer", "engine", "front 1", "front 2"}
-    assert {(verb, argument) for _, verb, argument in fakes.orders} == {
-        (OrderVerb.LOG_LEVEL, "debug")
+    assert {(kind, argument) for _, kind, argument in fakes.orders} == {
+        (CommandKind.LOG_LEVEL, "debug")
     }
     assert fakes.messages == [LogLevel(level="debug")]
     with pytest.raises(OperationsError, match="level must be one of debug, info, warning, error"):
@@ -179,7 +179,7 @@ async def test_a_profile_comes_in_pieces_from_whom_it_was_asked(process: str) ->
     pieces = [piece async for piece in desk_of(fakes).profile(process, 3.0)]
     assert len(pieces) > 1
     assert b"".join(pieces) == b"p" * 150_000
-    assert fakes.orders == [(process, OrderVerb.PROFILE, "3.0")]
+    assert fakes.orders == [(process, CommandKind.PROFILE, "3.0")]
 
 
 @pytest.mark.parametrize(

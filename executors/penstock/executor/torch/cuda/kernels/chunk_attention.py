@@ -76,7 +76,7 @@ def _walk(query, pages, table_row, head, start, end, row_position, window, great
           column, is_in, scale2, is_masked: tl.constexpr, has_window: tl.constexpr,
           kv_heads: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr,
           tile: tl.constexpr, precision: tl.constexpr):  # fmt: skip
-    """Take in keys start .. end - 1, tile by tile."""
+    """Process keys start .. end - 1, tile by tile."""
     offset = tl.arange(0, tile)
     for first in range(start, end, tile):
         index = first + offset
@@ -104,7 +104,8 @@ def _walk(query, pages, table_row, head, start, end, row_position, window, great
                 is_seen &= index[None, :] > row_position[:, None] - window
             scores = tl.where(is_seen & is_key[None, :], scores, -float("inf"))
         risen = tl.maximum(greatest, tl.max(scores, 1))
-        # A row that has seen no key yet has no greatest score; nothing minus nothing is not zero.
+        # A row that has seen no key yet has no maximum score, and minus infinity minus itself is
+        # NaN.
         floor = tl.where(risen == -float("inf"), 0.0, risen) if has_window else risen
         weights = tl.exp2(scores - floor[:, None])
         fall = tl.exp2(greatest - floor)

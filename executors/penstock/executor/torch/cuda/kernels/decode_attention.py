@@ -1,9 +1,9 @@
 """Attention of rows of one token over pages: one launch a layer.
 
-Owns the kernel: norm and rotation of query and key, the write of key and value, the scores, and
-the sum of the parts where a row's keys are split among programs (the last to finish adds them).
-A program (key head, row, split) works on all queries of one key head. Loads are masked, so what a
-page holds behind the end of a sequence reaches nobody.
+Owns the kernel: norm and rotation of query and key, the write of key and value, the scores, and the
+sum of the parts where a row's keys are split among programs (the last to finish adds them). A
+program (key head, row, split) works on all queries of one key head. Loads are masked, so the
+content of a page after the end of a sequence is never read.
 """
 
 import triton
@@ -32,7 +32,7 @@ def _write_key_value(qkv_row, key_norm, page, column, is_in, cosine, sine, eps, 
 def _attend(query, pages, table_row, head, start, end, column, is_in, scale2,
             kv_heads: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr,
             tile: tl.constexpr, precision: tl.constexpr):  # fmt: skip
-    """Softmax-weighted sum over keys start .. end - 1: greatest score, sum of weights, sum."""
+    """Softmax-weighted sum over keys start .. end - 1: maximum score, sum of weights, sum."""
     greatest = tl.full([query.shape[0]], -float("inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     summed = tl.zeros([query.shape[0], query.shape[1]], tl.float32)

@@ -1,8 +1,8 @@
 """Rows in e4m3 with one scale each, and products whose scales are still to be applied.
 
-Owns three kernels, one program a row. Rows that go into a product of 8-bit numbers are scaled so
-that their greatest element is e4m3's; the product is of the scaled numbers, and whatever reads it
-next multiplies by the row's scale and the output channel's.
+Owns three kernels, one program a row. Rows that enter a product of 8-bit numbers are scaled so that
+their greatest element is e4m3's; the product is of the scaled numbers, and its next reader
+multiplies by the row's scale and the output channel's.
 """
 
 import triton
@@ -15,7 +15,7 @@ _GREATEST = tl.constexpr(448.0)
 def to_eight_bit(value):
     """A row in e4m3, and the scale to multiply it by."""
     greatest = tl.max(tl.abs(value), 0)
-    # Of a row that is not finite the scale is not either, and so is all that comes of it.
+    # The scale of a row that is not finite is not finite either, nor is any result of it.
     scale = tl.where(greatest == 0.0, 1.0, greatest / _GREATEST)
     return (value / scale).to(tl.float8e4nv), scale
 

@@ -1,4 +1,4 @@
-"""What stands between matrix products: embedding, residual and norm, activation.
+"""The operations between matrix products: embedding, residual and norm, activation.
 
 Owns elementwise and row-wise kernels. One program works on one token (or a part of its row).
 """
@@ -28,9 +28,9 @@ def embed_rows(
 ):
     """The input token of each row, its embedding, and its block in the device's block table.
 
-    `staged` int32 [4, stride]: slot, position, token (-1: the one drawn for that position), block.
-    The drawn token of position p lies in `last_tokens[2 * slot + p % 2]`: a step that is run again
-    finds what it found the first time.
+    `staged` int32 [4, stride]: slot, position, token (-1: the sampled one of that position), block.
+    The sampled token of position p is at `last_tokens[2 * slot + p % 2]`: a repeated step finds the
+    same token.
     """
     row = tl.program_id(0)
     slot = tl.load(staged + row)
@@ -38,7 +38,7 @@ def embed_rows(
     known = tl.load(staged + 2 * staged_stride + row)
     drawn = tl.load(last_tokens + 2 * slot + position % 2)
     token = tl.where(known >= 0, known, drawn)
-    # An impossible token fails its own request; here it must not read what is not there.
+    # An invalid token id fails its own request; here it must not read out of bounds.
     token = tl.minimum(tl.maximum(token, 0), num_embeddings - 1).to(tl.int64)
     if tl.program_id(1) == 0:
         block = tl.load(staged + 3 * staged_stride + row)

@@ -1,9 +1,9 @@
-"""Projections of few rows: what a matrix library leaves of the memory's speed at small batches.
+"""Projections of few rows, for which matrix libraries do not reach the memory's bandwidth.
 
 Owns two kernels over weights [out, in]. `split_projection` (up to 32 rows) makes the weights the
 tall operand of the tensor cores and splits the sum among programs; the last to finish adds the
-parts. `row_projection` (one row) uses no tensor cores, and takes the norm before, or the residual
-or the activation after, into the same launch.
+parts. `row_projection` (one row) uses no tensor cores, and includes the norm before, or the
+residual or the activation after, in the same launch.
 """
 
 import triton
@@ -104,7 +104,7 @@ def row_projection(
     is_out = column < num_out
     place = weight + column[:, None].to(tl.int64) * num_in + offset[None, :]
     mask = is_out[:, None] & (offset < num_in)[None, :]
-    # The next tile of weights is asked for before this one is used.
+    # The next tile of weights is loaded before this one is used.
     weights = tl.load(place, mask=mask, other=0.0)
     if is_gated:
         ups = tl.load(place + num_out * num_in, mask=mask, other=0.0)

@@ -1,7 +1,7 @@
 """Rotary embeddings inside other kernels: one head, normed where the model norms it, and rotated.
 
-Owns the arithmetic of a head's row: the halves trade places, so every element is read with its
-partner, and the partner's sign is minus in the first half.
+The halves swap places, so every element is read with its partner, whose sign is negative in the
+first half.
 """
 
 import triton

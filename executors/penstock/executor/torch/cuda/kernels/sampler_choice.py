@@ -1,16 +1,16 @@
-"""Sampling for rows that ask for more than a temperature: candidates, then a token.
+"""Sampling for rows that need more than a temperature: candidates, then a token.
 
-Owns truncation, the draw from what it leaves, log probabilities and alternatives. The tables and
+Owns truncation, the draw from the kept tokens, log probabilities and alternatives. The tables and
 the first launch are those of `sampler_scores`.
 
-The truncations are those of the path without these kernels: thresholds on the score, ties
-included, top-k first, then top-p on what that left, then min-p; the draw walks in order of id.
+The truncations are those of the path without these kernels: thresholds on the score, ties included,
+top-k first, then top-p on what that left, then min-p; the draw walks in order of id.
 
 Five launches. `bound_candidates` finds a bound from the maxima of small parts, such that at least
-as many scores lie above it as the row asks for. `list_candidates` writes them down, chunk by chunk.
+as many scores exceed it as the row needs. `list_candidates` writes them down, chunk by chunk.
 `choose_listed` decides among them. Rows that they do not decide (a flat distribution with top-p, a
-top-k of hundreds, ties without end) are left to `choose_searched`, which goes over the whole row.
-`note_logprobs` adds what is asked about the tokens.
+top-k of hundreds, very many ties) are left to `choose_searched`, which searches the whole row.
+`note_logprobs` adds log probabilities.
 """
 
 import triton
@@ -121,25 +121,25 @@ def list_candidates(
 def _listed_threshold(
     table, slot, listed, num_listed, num_found, vocab_size, bound, top, scale, whole
 ):  # fmt: skip
-    """The least score kept, and whether the candidates tell. `whole`: mass of the row."""
+    """The least score kept, and whether the candidates decide it. `whole`: mass of the row."""
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     has_k = (top_k > 0) & (top_k < vocab_size)
     threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
-    is_told = (has_k == 0) | (top_k <= num_found)
+    is_decided = (has_k == 0) | (top_k <= num_found)
     kept = whole
-    if has_k & is_told:
+    if has_k & is_decided:
         goal = top_k.to(tl.float64)
         by_k = least_kept(listed, num_listed, goal, top, scale, False, _LIST_PIVOTS, _LIST_BLOCK)
         threshold = tl.maximum(threshold, by_k)
         kept = mass_at_least(listed, num_listed, by_k, top, scale, _LIST_BLOCK)
-    if (top_p < 1.0) & is_told:
+    if (top_p < 1.0) & is_decided:
         goal = top_p.to(tl.float64) * kept
         reached = mass_at_least(listed, num_listed, float("-inf"), top, scale, _LIST_BLOCK)
-        is_told = reached >= goal
-        if is_told:
+        is_decided = reached >= goal
+        if is_decided:
             by_p = least_kept(listed, num_listed, goal, top, scale, True, _LIST_PIVOTS, _LIST_BLOCK)
             threshold = tl.maximum(threshold, by_p)
-    return threshold, is_told & (threshold >= bound)
+    return threshold, is_decided & (threshold >= bound)
 
 
 @triton.jit
@@ -221,7 +221,7 @@ def choose_listed(
     last_tokens, out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row, unless its candidates do not tell: it is then `pending`."""
+    """A token for one row, unless its candidates do not decide it: it is then `pending`."""
     row = tl.program_id(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     chunks = tl.arange(0, num_padded)
@@ -235,24 +235,24 @@ def choose_listed(
     scores = work + row.to(tl.int64) * vocab_size
     listed = listed_scores + row * num_chunks * LISTED
     tokens = listed_tokens + row * num_chunks * LISTED
-    bound, num_found, is_told = top, 0 * row, row >= 0
+    bound, num_found, is_decided = top, 0 * row, row >= 0
     if ((flags & CUT) != 0) & is_finite:
         bound = tl.load(bounds + row)
         counts = tl.load(listed_counts + own, mask=chunks < num_chunks, other=0)
         num_found = tl.sum(counts, 0)
-        is_told = tl.max(counts, 0) <= LISTED
+        is_decided = tl.max(counts, 0) <= LISTED
     temperature = number_word(table, slot, TEMPERATURE)
-    if (temperature > 0.0) & is_finite & is_told:
+    if (temperature > 0.0) & is_finite & is_decided:
         scale = 1.0 / temperature * LOG2_E
         mass = tl.load(masses + own, mask=chunks < num_chunks, other=0.0)
         mass *= tl.exp2((best - top) * scale).to(tl.float64)
         number = uniform(seed_of(seeds, slot), position)
         if (flags & CUT) != 0:
-            threshold, is_told = _listed_threshold(
+            threshold, is_decided = _listed_threshold(
                 table, slot, listed, num_chunks * LISTED, num_found, vocab_size, bound, top, scale,
                 tl.sum(mass, 0),
             )  # fmt: skip
-            if is_told:
+            if is_decided:
                 token = _draw_listed(
                     listed, tokens, num_chunks * LISTED, number, threshold, top, scale,
                     num_padded * LISTED,
@@ -265,8 +265,8 @@ def choose_listed(
                 logits + row.to(tl.int64) * stride, scores, is_worked, mass, number, top, scale,
                 float("-inf"), vocab_size,
             )  # fmt: skip
-    tl.store(pending + row, (is_told == 0).to(tl.int32))
-    if is_told:
+    tl.store(pending + row, (is_decided == 0).to(tl.int32))
+    if is_decided:
         out = out_rows + row * 4
         _write_token(token, is_finite, slot, position, table, counted, last_tokens, out)
 

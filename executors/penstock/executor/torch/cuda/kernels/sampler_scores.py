@@ -3,9 +3,9 @@
 Owns the kernels and the meaning of the tables that they read. Does not know requests.
 
 `score_chunks` reads the logits once, edits them where a row asks (penalties, then bias, then barred
-stop ids, then a mask), and leaves of each chunk its best score and its mass. `choose_plain` makes
-a token of them: the best, or the one at the row's uniform number in the cumulated weights. Rows
-that truncate, or want alternatives, take the launches of `sampler_choice` instead.
+stop ids, then a mask), and stores the best score and the mass of each chunk. `choose_plain` makes a
+token of them: the best, or the one at the row's uniform number in the cumulated weights. Rows that
+truncate, or want alternatives, take the launches of `sampler_choice` instead.
 
 A row of `table` holds, by word: see the constants. What a word holds as float32 is stored by bits.
 """
@@ -82,10 +82,10 @@ def _penalised(score, table, slot, count):
 
 @triton.jit
 def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
-    """Packed counts of the tokens `at`, the newest token of the slot among them.
+    """Packed counts of the tokens `at`, the newest token of the slot included.
 
-    It was drawn after they were last written; whoever has its chunk writes it. `counted` moves on
-    in the second launch, so that a step that is run again finds what it found the first time.
+    It was sampled after they were last written; the program of its chunk writes it. `counted`
+    advances in the second launch, so that a repeated step finds the same value.
     """
     place = counts + slot * vocab_size + at
     count = tl.load(place, mask=at < vocab_size, other=0).to(tl.int32)
@@ -122,14 +122,16 @@ def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is
 
 @triton.jit
 def _masked(score, mask, at, limit):
-    """Minus infinity where a row may not go, below `limit`; one bit a token, 1 for may."""
+    """Minus infinity for tokens that a row must not take, below `limit`; one bit a token, 1 for
+    allowed.
+    """
     bits = tl.load(mask + at // 32, mask=at < limit, other=-1)
     return tl.where(((bits >> (at % 32)) & 1) != 0, score, float("-inf"))
 
 
 @triton.jit
 def is_worked_row(table, slot, position):
-    """Whether the row's scores stand edited, in float32, in memory of their own."""
+    """Whether the row's scores are stored edited, in float32, in their own memory."""
     is_barred = position < word(table, slot, MIN_TOTAL)
     return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_barred
 
@@ -139,7 +141,7 @@ def _edited(
     score, own, table, slot, position, counts, counted, last_tokens, bias_ids, bias_values, mask,
     has_mask, chunk, vocab_size, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's scores with all that its row asks, and left in the row's own memory."""
+    """A chunk's scores with all edits of its row, also stored in the row's own memory."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     is_inside = at < vocab_size
     if (word(table, slot, FLAGS) & PENALISED) != 0:
@@ -163,7 +165,7 @@ def score_chunks(
     part_maxima, vocab_size,
     num_chunks: tl.constexpr, is_full: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one row: edit it, and note its best score, token and masses."""
+    """One chunk of one row: edit it, and store its best score, token and masses."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -180,7 +182,7 @@ def score_chunks(
                 counted, last_tokens, bias_ids, bias_values, masks + mask_row * mask_words,
                 mask_row >= 0, chunk, vocab_size, has_masks,
             )  # fmt: skip
-    # What is no number counts as infinite: either makes the row's best one of no use.
+    # NaN counts as infinite: either makes the row's best score invalid.
     score = tl.where(score != score, float("inf"), score)
     best = tl.max(score, 0)
     out = row * num_chunks + chunk
@@ -229,7 +231,7 @@ def choose_plain(
     logits, stride, slots, positions, table, seeds, best_scores, best_tokens, masses, last_tokens,
     out_rows, vocab_size, num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row: its best, or one drawn at its temperature."""
+    """A token for one row: its best, or one sampled at its temperature."""
     row = tl.program_id(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     chunks = tl.arange(0, num_padded)

@@ -45,7 +45,7 @@ def uniform(seed, position):
 def pick(weights, index, target):
     """First index whose cumulated weight exceeds target, never one without weight; what is left.
 
-    The second value is the target less the weights before the index, to go on inside it.
+    The second value is the target less the weights before the index, to continue inside it.
     """
     cumulated = tl.cumsum(weights, 0)
     last = tl.max(tl.where(weights > 0.0, index, 0), 0)
@@ -77,12 +77,12 @@ def least_kept(
     num_pivots: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The greatest finite value t for which what lies at or above it reaches `goal`.
+    """The greatest finite value t for which the values at or above it reach `goal`.
 
-    What is summed is the number of values, or their mass exp2((value - top) * scale); the least
-    finite value where all together do not reach it. Each pass over `values[:count]` asks for
-    several thresholds at once, spread evenly over the numbers and over their bits by turns: the
-    first finds its way fast in any usual distribution, the second bounds the number of passes.
+    The sum is the number of values, or their mass exp2((value - top) * scale); the least finite
+    value where all together do not reach it. Each pass over `values[:count]` tests several
+    thresholds at once, alternately spaced evenly over the numbers and over their bits: the first
+    converges fast for usual distributions, the second bounds the number of passes.
     """
     step = tl.arange(0, num_pivots) + 1
     low, high = 0.0 * top - LARGEST, top
@@ -107,7 +107,7 @@ def least_kept(
             most = tl.maximum(most, tl.where(is_within, value, float("-inf")))
         holds = tl.sum(reached.to(tl.float64), 1) >= goal
         low = tl.maximum(tl.min(least, 0), tl.max(tl.where(holds, pivots, -LARGEST), 0))
-        # Nothing at or above the least pivot that does not hold can be the answer.
+        # No value at or above the least failing pivot can be the answer.
         barrier = tl.min(tl.where(holds, float("inf"), pivots), 0)
         below = number_of(ordered(barrier) - 1)
         high = tl.minimum(tl.max(most, 0), below)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from penstock.server.front.cut_log import CutLog
+from penstock.server.front.event_router import CloseLog
 
 NAME = "penstock.test.cuts"
 
@@ -12,31 +12,31 @@ NAME = "penstock.test.cuts"
 def test_readers_that_are_cut_together_are_one_warning_and_a_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cuts = CutLog(logging.getLogger(NAME))
+    cuts = CloseLog(logging.getLogger(NAME))
     with caplog.at_level(logging.WARNING, NAME):
         for number in range(500):
-            cuts.tell(10.0 + number / 1000, f"request {number}", "it hangs", {})
-        cuts.tell_rest(10.9)
+            cuts.report(10.0 + number / 1000, f"request {number}", "it hangs", {})
+        cuts.report_remaining(10.9)
         assert [record.getMessage() for record in caplog.records] == [
-            "request 0: reader stalled and was cut: it hangs"
+            "request 0: stalled reader disconnected: it hangs"
         ]
-        cuts.tell_rest(11.0)
-        cuts.tell_rest(12.0)
+        cuts.report_remaining(11.0)
+        cuts.report_remaining(12.0)
 
     assert [record.getMessage() for record in caplog.records[1:]] == [
-        "499 more readers stalled and were cut in the last 1.0 s"
+        "499 more stalled readers disconnected in the last 1.0 s"
     ]
 
 
 def test_who_comes_a_second_later_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    cuts = CutLog(logging.getLogger(NAME))
+    cuts = CloseLog(logging.getLogger(NAME))
     with caplog.at_level(logging.WARNING, NAME):
         for at_s in (0.0, 0.5, 1.0):
-            cuts.tell(at_s, f"request {at_s}", "it hangs", {"request_id": str(at_s)})
+            cuts.report(at_s, f"request {at_s}", "it hangs", {"request_id": str(at_s)})
 
     assert [record.getMessage() for record in caplog.records] == [
-        "request 0.0: reader stalled and was cut: it hangs",
-        "1 more readers stalled and were cut in the last 1.0 s",
-        "request 1.0: reader stalled and was cut: it hangs",
+        "request 0.0: stalled reader disconnected: it hangs",
+        "1 more stalled readers disconnected in the last 1.0 s",
+        "request 1.0: stalled reader disconnected: it hangs",
     ]
     assert getattr(caplog.records[-1], "request_id", None) == "1.0"

@@ -1,10 +1,9 @@
-"""Where the threads of this process spend their time: samples of their stacks, as speedscope reads.
+"""A sampling profiler of this process's threads; writes a speedscope file.
 
-Owns the sampling and the file's form. A sample holds names of functions and files and line numbers,
-and never a value. Blocks its own thread only; the others pay for being looked at under the
-interpreter's lock, some tens of microseconds a sample.
+A sample has names of functions and files and line numbers, never values. Blocks only its own
+thread; sampling holds the interpreter lock for some tens of microseconds a sample.
 
-The form: https://www.speedscope.app/file-format-schema.json
+The format: https://www.speedscope.app/file-format-schema.json
 """
 
 import json
@@ -24,7 +23,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 @dataclass(slots=True)
 class _Track:
-    """One thread. Equal samples in a row are one, with their weights added up."""
+    """One thread. Equal samples in a row are merged, their weights added up."""
 
     name: str
     samples: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
@@ -39,7 +38,7 @@ class _Track:
 
 
 class _Frames:
-    """Every place that was seen, once."""
+    """Every frame that was seen, once."""
 
     def __init__(self) -> None:
         self._indices: dict[tuple[str, str, int], int] = {}
@@ -56,7 +55,7 @@ class _Frames:
         return tuple(places)
 
     def listed(self) -> list[dict[str, Any]]:
-        """As the file wants them, by index."""
+        """The frames in the file's form, by index."""
         return [{"name": name, "file": file, "line": line} for name, file, line in self._indices]
 
 
@@ -67,7 +66,7 @@ def sample(
     wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bytes:
-    """Look at every other thread of this process RATE_HZ times a second; a speedscope file.
+    """Sample every other thread of this process RATE_HZ times a second; returns a speedscope file.
 
     Blocks for `seconds`, above 0 and at most MAX_SECONDS. Raises ValueError naming them.
     """
@@ -78,22 +77,22 @@ def sample(
     while last_s - began_s < seconds:
         wait(1 / RATE_HZ)
         now_s = clock()
-        _look(frames, tracks, now_s - last_s)
+        _sample_threads(frames, tracks, now_s - last_s)
         last_s = now_s
     return _speedscope(process, frames, list(tracks.values()))
 
 
-def _look(frames: _Frames, tracks: dict[int, _Track], seconds: float) -> None:
+def _sample_threads(frames: _Frames, tracks: dict[int, _Track], seconds: float) -> None:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
-    # The documented way to look at other threads, whatever its name says.
+    # The documented way to inspect other threads, despite its private name.
     current_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     for ident, frame in current_frames().items():
         if ident == here:
             continue
         track = tracks.get(ident)
         if track is None:
-            # A thread that foreign code started has no name of ours.
+            # A thread that native code started has no Python name.
             track = tracks[ident] = _Track(names.get(ident, f"thread {ident}"))
         track.add(frames.stack_of(frame), seconds)
 

@@ -1,18 +1,18 @@
-"""One step's news, handed to the streams it concerns.
+"""Routes the events of an engine step to the streams they concern.
 
-Owns the walk over a `StepEvents` and what happens when one request trips over its part of it: that
-request fails alone. Never raises, never blocks; a writer looks only after the whole step.
+A bug in handling one request's events fails that request alone. Never raises, never blocks; writers
+are woken only after the whole step.
 """
 
 import logging
+import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.cut_log import CutLog
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.logprob_rows import LogprobRows
@@ -22,11 +22,12 @@ from penstock.server.front.shared_writer import SharedWriter
 _log = logging.getLogger(__name__)
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 STALLED = Refusal(reason=ErrorReason.READER_STALLED)
+LOG_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
 class FrontCounters:
-    """What happened on a front since its start; only grows."""
+    """Counters of a front since its start."""
 
     num_submitted: int = 0
     num_cut_readers: int = 0
@@ -36,11 +37,11 @@ class FrontCounters:
     num_internal_errors: int = 0
 
 
-class EventDispatcher:
-    """Finds the request of every event. `cancel` tells the engine to drop keys, if any.
+class EventRouter:
+    """Finds the request of every event. `cancel` makes the engine drop keys.
 
-    `hear_late_end` is told how a request ended in the engine that was released here before.
-    `newest_place`: of the request that was queued last, whether it is still here or not.
+    `on_late_end` gets the end events of requests that were released before. `newest_place`: the
+    queue position of the last queued request, whether it is still here or not.
     """
 
     def __init__(
@@ -50,20 +51,20 @@ class EventDispatcher:
         *,
         max_backlog_tokens: int,
         cancel: Callable[[tuple[int, ...], FinishReason], None],
-        hear_late_end: Callable[[Finished | Failed], None],
+        on_late_end: Callable[[Finished | Failed], None],
     ) -> None:
         self._table = table
         self._counters = counters
         self._max_backlog_tokens = max_backlog_tokens
         self._cancel = cancel
-        self._hear_late_end = hear_late_end
-        self._cuts = CutLog(_log)
+        self._on_late_end = on_late_end
+        self._cuts = CloseLog(_log)
         self.newest_place: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
-        """Take in one step, seen by this front at `now_s`.
+        """Handle one step, received by this front at `now_s`.
 
-        `is_history`: it was kept, and whoever reads it has not begun yet.
+        `is_history`: kept events, whose reader has not started yet.
         """
         touched: dict[LiveRequest, None] = {}
         newest = self.newest_place
@@ -73,7 +74,7 @@ class EventDispatcher:
         self._ends(events, now_s, touched)
         if events.changes:
             for request in touched:
-                request.tell_place()
+                request.report_queue_position()
         if is_history:
             self.newest_place = newest
         for request in touched:
@@ -83,9 +84,9 @@ class EventDispatcher:
             request.stream.wake()
 
     def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
-        """Give up on a reader that does not read; with it goes what does not outlive its call."""
+        """Disconnect a stalled reader; its request is cancelled unless it is resumable."""
         extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
-        self._cuts.tell(now_s, f"request {request.request_id}", why, extra)
+        self._cuts.report(now_s, f"request {request.request_id}", why, extra)
         self._counters.num_cut_readers += 1
         request.phases.stop(now_s)
         request.stream.cut(STALLED)
@@ -93,19 +94,29 @@ class EventDispatcher:
             self._cancel(request.live_keys, FinishReason.CANCELLED)
 
     def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
-        """Give up on the reader of many requests; whoever runs its writer releases them."""
-        self._cuts.tell(now_s, "a shared stream", why, {})
+        """Disconnect the stalled reader of many requests; its writer's owner releases them."""
+        self._cuts.report(now_s, "a shared stream", why, {})
         self._counters.num_cut_readers += 1
         writer.cut(STALLED)
 
-    def tell_cuts(self, now_s: float) -> None:
-        """Say in the log who else was cut; called now and then."""
-        self._cuts.tell_rest(now_s)
+    def cut_stalled(
+        self, writers: Iterable[SharedWriter[Any]], max_stall_s: float, now_s: float
+    ) -> None:
+        """Disconnect every reader that has blocked one write for longer; call it now and then."""
+        for request in self._table:
+            stalled_s = now_s - request.stream.blocked_since_s
+            if stalled_s > max_stall_s and not request.stream.is_cut:
+                self.cut(request, f"one write blocked for {stalled_s:.1f} s", now_s)
+        for writer in writers:
+            stalled_s = now_s - writer.blocked_since_s
+            if stalled_s > max_stall_s and not writer.is_cut:
+                self.cut_shared(writer, f"one write blocked for {stalled_s:.1f} s", now_s)
+        self._cuts.report_remaining(now_s)
 
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":
         output = self._table.output(key)
         if output is None:
-            # Released here while the news travelled: a matter of course, worth a count.
+            # Released here while the events travelled: expected, but counted.
             self._counters.num_late_events += 1
             return None
         touched[output.request] = None
@@ -156,8 +167,8 @@ class EventDispatcher:
                 continue
             try:
                 if output.is_plain:
-                    # Nearly every token comes this way. Most of what it costs is to fetch what it
-                    # touches into the cache: so nothing else of its request is looked at.
+                    # Nearly every token takes this path. Most of its cost are cache misses, so
+                    # nothing else of its request is touched.
                     output.token_ids.append(token_id)
                     stream = output.stream
                     stream.push_text(output.text.push_one(token_id))
@@ -179,7 +190,7 @@ class EventDispatcher:
         for end in events.ends:
             output = self._find(end.key, touched)
             if output is None:
-                self._hear_late_end(end)
+                self._on_late_end(end)
                 continue
             try:
                 if isinstance(end, Failed):
@@ -190,7 +201,7 @@ class EventDispatcher:
                 self._break(output.request, error, now_s)
 
     def _break(self, request: LiveRequest, error: Exception, now_s: float) -> None:
-        """A bug in our own handling: this request ends, the others must not notice."""
+        """A bug in our own code: this request ends, the others must not be affected."""
         self._counters.num_internal_errors += 1
         # Frames only: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
@@ -200,9 +211,40 @@ class EventDispatcher:
             frames,
             extra={"request_id": request.request_id, "trace_id": request.trace_id.hex()},
         )
-        # What is on its way must not trip again, and the engine must not go on for nobody.
+        # Its later events must not fail again, and the engine must not continue without a reader.
         live_keys = request.live_keys
         for output in request.outputs:
             output.is_live = output.is_plain = False
         self._cancel(live_keys, FinishReason.CANCELLED)
         request.fail(_INTERNAL, now_s)
+
+
+class CloseLog:
+    """Logs stalled readers: one warning at a time; those that follow within a second are counted
+    and logged afterwards.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._last_s = -math.inf
+        self._num_unreported: int = 0
+
+    def report(self, now_s: float, who: str, why: str, extra: dict[str, str]) -> None:
+        """A reader was disconnected at `now_s`, monotonic seconds that do not go back."""
+        if now_s < self._last_s + LOG_INTERVAL_S:
+            self._num_unreported += 1
+            self._log.debug("%s: stalled reader disconnected: %s", who, why, extra=extra)
+            return
+        self.report_remaining(now_s)
+        self._last_s = now_s
+        self._log.warning("%s: stalled reader disconnected: %s", who, why, extra=extra)
+
+    def report_remaining(self, now_s: float) -> None:
+        """Log the count of the others, once their second is over."""
+        if self._num_unreported and now_s >= self._last_s + LOG_INTERVAL_S:
+            self._log.warning(
+                "%d more stalled readers disconnected in the last %.1f s",
+                self._num_unreported,
+                now_s - self._last_s,
+            )
+            self._num_unreported = 0

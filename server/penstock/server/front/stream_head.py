@@ -1,7 +1,7 @@
-"""What a stream tells before its output: that the request is accepted, its prompt, its place.
+"""The events of a stream before its output: acceptance, prompt, queue position.
 
-Owns when that is told. The first message waits a little for the engine's word, so that a refusal
-comes before it and clients may try again. Does not know other requests.
+Owns when they are sent. The first message waits a little for the engine's first event, so that a
+refusal comes before it and clients may retry. Does not know other requests.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import Submission
 
 
-def first_words(
+def accepted_event(
     request_id: str, submission: Submission, wanted: Output, *, model: str, prompt_text: str
 ) -> tuple[Accepted, PromptEcho]:
-    """What is told of a request that goes to the engine; `prompt_text` is what echo delivers."""
+    """The first events of a request that is submitted; echo delivers `prompt_text`."""
     leader = submission.specs[0]
     has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
     prompt = PromptEcho(
@@ -38,14 +38,13 @@ def first_words(
     return accepted, prompt
 
 
-class Opening:
-    """The opening of one stream. `prompt`: what of the prompt is told.
+class StreamHead:
+    """The head of one stream. `prompt`: the part of the prompt to deliver.
 
-    `is_due`: there is an acceptance that was not told. `place`: in the engine's queue when it came
-    there.
+    `is_due`: the acceptance was not sent yet. `place`: the first queue position.
     """
 
-    __slots__ = ("_accepted", "_place_to_tell", "_stream", "_timer", "is_due", "place", "prompt")
+    __slots__ = ("_accepted", "_stream", "_timer", "_unreported_place", "is_due", "place", "prompt")
 
     def __init__(self, stream: TokenStream) -> None:
         self.prompt = PromptEcho()
@@ -54,15 +53,15 @@ class Opening:
         self._stream = stream
         self._accepted: Accepted | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._place_to_tell: Queued | None = None
+        self._unreported_place: Queued | None = None
 
     def prepare(self, accepted: Accepted, prompt: PromptEcho) -> None:
-        """What is to be told; nothing is yet."""
+        """Set the acceptance and the prompt, to be sent later."""
         self._accepted, self.prompt = accepted, prompt
         self.is_due = True
 
     def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the client that it is accepted, unless the engine's first word comes before."""
+        """Send the acceptance after a delay, unless the engine's first event comes before."""
 
         def accept() -> None:
             self.accept()
@@ -71,39 +70,41 @@ class Opening:
         self._timer = loop.call_later(delay_s, accept)
 
     def stop_waiting(self) -> None:
-        """Nobody is left to be told."""
+        """The stream has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def accept(self) -> None:
-        """The engine holds the request: say so, once, and echo the prompt. Wakes nobody."""
+        """The engine has queued the request: send the acceptance, once, and the prompt. Does not
+        wake the writer.
+        """
         accepted, self._accepted = self._accepted, None
         if accepted is None:
             return
         self.is_due = False
         self.stop_waiting()
-        if self._place_to_tell is not None:
-            estimate_s = self._place_to_tell.estimated_queue_s
+        if self._unreported_place is not None:
+            estimate_s = self._unreported_place.estimated_queue_s
             accepted = replace(accepted, estimated_queue_s=estimate_s)
         self._stream.push(accepted)
-        for piece in self.prompt.opening():
+        for piece in self.prompt.head():
             self._stream.push(piece)
 
     def queued(self, place: Queued, *, is_waiting: bool) -> None:
-        """The first output has its place; `is_waiting`: none of the others runs."""
+        """The first output is queued; `is_waiting`: none of the others runs."""
         if self.place is None:
             self.place = place
         if is_waiting:
-            self._place_to_tell = place
+            self._unreported_place = place
 
-    def tell_place(self, state: RequestState, queue_s: float) -> None:
-        """After all of a step's news: where the request stands in the queue, if it is still there.
+    def report_queue_position(self, state: RequestState, queue_s: float) -> None:
+        """After all of a step's events: send the queue position, if it still waits.
 
-        Only once and only if somebody goes before it: one that runs in the step that queued it
-        has nothing to hear about queues.
+        Only once and only behind other requests: one that runs in the step that queued it has no
+        queue position.
         """
-        place, self._place_to_tell = self._place_to_tell, None
+        place, self._unreported_place = self._unreported_place, None
         if place is None or not place.num_ahead or state is not RequestState.PENDING:
             return
         self._stream.push(

@@ -1,7 +1,6 @@
-"""The engine's place in the service: its process, what it hangs on, what it leaves when it dies.
+"""Supervision of the engine process: start, hang detection, clean-up after a crash.
 
-Owns the epochs, the account of deaths by request and the judgement that an engine hangs. The next
-one is told whom to be careful with.
+Owns the epochs and the crash attribution, whose suspected requests are passed to the next engine.
 """
 
 import logging
@@ -11,63 +10,65 @@ from collections.abc import Callable
 from penstock.server.config import EngineLaunch, encode_launch, num_usable_cores
 from penstock.server.link.board import BoardView
 from penstock.server.observe.logs.limits import ALWAYS
-from penstock.server.processes.autopsy import Autopsy, EngineDeath, is_its_own
 from penstock.server.processes.child import Child
+from penstock.server.processes.crash_attribution import CrashAttribution, EngineDeath, is_its_own
 from penstock.server.processes.environment import engine_environment
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START
 from penstock.server.processes.flight_memory import FlightMemory
 from penstock.server.processes.hang_watch import HangWatch
 from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orphans import Orphans
-from penstock.server.processes.slot import Slot
-from penstock.server.processes.surroundings import Surroundings
+from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.supervised_process import SupervisedProcess
 
 log = logging.getLogger(__name__)
 
 _EXIT_S = 5.0
-"""What an engine that is to be followed by another gets to end, beside what its executor wants."""
+"""Time for an engine to exit in a restart, in addition to what its executor asks for."""
 
 
-class EnginePlace:
-    """`surroundings` tells them when a process starts."""
+class EngineSupervision:
+    """Supervises one engine. `spawn_context` is called at each start."""
 
     def __init__(
         self,
-        surroundings: Callable[[], Surroundings],
+        surroundings: Callable[[], SpawnContext],
         *,
         orphans: Orphans,
         flight: FlightMemory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.slot = Slot("engine", self._spawn, self._after)
-        self._surroundings = surroundings
+        self.process = SupervisedProcess("engine", self._spawn, self._after)
+        self._spawn_context = surroundings
         self._orphans = orphans
         self._flight = flight
-        self._autopsy = Autopsy(clock)
+        self._crash_attribution = CrashAttribution(clock)
         self._watch = HangWatch()
         self._board: BoardView | None = None
         self._epoch = 0
         self._is_hung = False
 
-    def look(self, limit_s: float) -> None:
-        """End the engine if it has not come round for so long; called ten times in that time."""
+    def check(self, limit_s: float) -> None:
+        """Kill the engine when its heartbeat has stopped for `limit_s`; called ten times in that
+        time.
+        """
         board = self._board
-        if board is None or self._is_hung or not self.slot.may_hang:
+        if board is None or self._is_hung or not self.process.may_hang:
             self._watch.forget()
-        elif self._watch.look(board.epoch, board.num_beats):
+        elif self._watch.check(board.epoch, board.num_beats):
             self._is_hung = True
-            log.error("the engine has not come round for %g s: killing it", limit_s, extra=ALWAYS)
-            self.slot.abort()
+            log.error("no heartbeat of the engine for %g s: killing it", limit_s, extra=ALWAYS)
+            self.process.abort()
         elif self._watch.is_halfway:
-            log.warning("the engine has not come round for %g s", limit_s / 2)
+            log.warning("no heartbeat of the engine for %g s", limit_s / 2)
 
     async def restart(self) -> None:
-        """Have the engine end between two steps, and another take over; returns once it is up."""
-        limit_s = _EXIT_S + self._surroundings().config.executor.max_exit_s
-        await self.slot.restart(limit_s)
+        """Stop the engine between two steps and start another; returns once that is ready."""
+        limit_s = _EXIT_S + self._spawn_context().config.executor.max_exit_s
+        await self.process.restart(limit_s)
 
     async def _spawn(self) -> Child:
-        now = self._surroundings()
+        now = self._spawn_context()
         if self._board is None:
             self._board = BoardView(now.board_fd)
         self._epoch += 1
@@ -79,7 +80,7 @@ class EnginePlace:
             epoch=self._epoch,
             flight_fd=now.flight_fd,
             board_fd=now.board_fd,
-            suspects=self._autopsy.suspects(),
+            suspects=self._crash_attribution.suspects(),
         )
         fds = (now.listener_fd, now.board_fd, now.flight_fd)
         environment = engine_environment(
@@ -96,30 +97,29 @@ class EnginePlace:
         )
 
     async def _after(self, code: int, was_ordered: bool) -> None:
-        """What a dead engine leaves: its last steps, for us to keep, and processes, to be ended."""
+        """Clean up after an engine: keep the record of its last steps, end its child processes."""
         if not was_ordered and code != EXIT_CANNOT_START:
-            self._hold_inquest(code)
-            # Before the next engine makes the memory its own.
+            self._attribute_crash(code)
+            # Before the next engine reuses the memory.
             await self._flight.dump("engine died" if code else "engine ended")
         await self._orphans.end_all("the engine")
 
-    def _hold_inquest(self, code: int) -> None:
+    def _attribute_crash(self, code: int) -> None:
         board = self._board
-        # An engine that died before it made the board its own had nobody.
+        # The engine died before it took over the board: no requests.
         if board is None or board.epoch != self._epoch:
             return
         death = EngineDeath(
             is_its_own=is_its_own(code, was_hung=self._is_hung),
-            keys_in_hand=board.keys_in_hand(),
-            keys_on_trial=board.keys_on_trial(),
+            keys_in_progress=board.keys_in_progress(),
+            keys_on_probation=board.keys_on_probation(),
             was_hung=self._is_hung,
         )
-        self._autopsy.note(death)
-        num_tried = sum(not suspect.is_poison for suspect in self._autopsy.suspects())
-        if num_tried and death.keys_in_hand:
+        self._crash_attribution.note(death)
+        num_tried = sum(not suspect.is_poison for suspect in self._crash_attribution.suspects())
+        if num_tried and death.keys_in_progress:
             log.warning(
-                "%d requests were with the engine: what comes back of %d that may have killed it"
-                " is tried one by one",
-                len(death.keys_in_hand),
+                "%d requests were in the engine; %d of them may have crashed it and will run alone",
+                len(death.keys_in_progress),
                 num_tried,
             )

@@ -1,10 +1,9 @@
-"""Large messages take turns on the event loop, so that small ones need not wait for many of them.
+"""Queues large messages, so that small ones need not wait for many of them.
 
-Owns whose large message is handled next, and when. To take in a MiB holds the loop up for a few
-milliseconds, most of them for pages that are new to the process. One message is handled at a time,
-callers one after another; then the loop has as long for everything else as the message took. New
-calls are accepted one in each turn of the loop: without the pause, a call that comes behind a burst
-of large ones waits for as many of them as there are calls before it.
+Reading a MiB blocks the event loop for a few milliseconds, mostly to allocate pages. One large
+message is handled at a time, callers in turn; after each the loop gets as much time for other work
+as the message took. The server accepts one new call per iteration of the loop: without the pause, a
+call behind a burst of large ones would wait for as many of them as there are calls before it.
 """
 
 import asyncio
@@ -16,12 +15,12 @@ from typing import Final
 LARGE_BYTES: Final = 64 << 10
 
 
-class LargeTurns:
-    """The turns of one event loop."""
+class LargeMessageTurns:
+    """The queue of one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        # Callers in the order of their turns.
+        # Callers in round-robin order.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._is_taken = False
         self._began_s = 0.0
@@ -41,7 +40,7 @@ class LargeTurns:
         self._is_taken = turn is not None
         if turn is None:
             return
-        # The loop runs these three one right after another.
+        # The loop runs these three in sequence.
         loop = asyncio.get_running_loop()
         loop.call_soon(self._begin)
         turn.set_result(None)
@@ -53,8 +52,8 @@ class LargeTurns:
             queue = self._waiting.pop(caller)
             turn = queue.popleft()
             if queue:
-                self._waiting[caller] = queue  # behind all others
-            if not turn.done():  # whoever waited for it is still there
+                self._waiting[caller] = queue  # to the end of the order
+            if not turn.done():  # its task was not cancelled
                 return turn
         return None
 

@@ -1,19 +1,19 @@
-"""Calls that are only begun: who makes them is asked first, their metadata has a bound, their
-message must arrive in time, and be a message.
+"""Limits the reading of request messages: callers are authenticated first, metadata is bounded, and
+a message must arrive in time and be valid.
 
-Owns the taking of the one message of a call, for every service alike, those that come with gRPC
-included. gRPC by itself waits for it as long as the connection lives, so that a client could hold
-any number of half-open calls; and it answers malformed bytes with UNKNOWN and the name of a class.
-It bounds metadata only once a client has acknowledged the settings that say so.
+Applies to every service, those that come with gRPC included. gRPC itself waits for the message as
+long as the connection lives, so that a client could hold any number of half-open calls; it answers
+malformed bytes with UNKNOWN and a class name, and bounds metadata only once a client has
+acknowledged its settings.
 
-On the wire a method that takes one message is no different from one that takes a stream of them.
-So each is served as a stream here, of which one message is read.
+On the wire a method that takes one message is no different from one that takes a stream of them. So
+each is served as a stream here, of which one message is read.
 
-A message takes memory while it arrives. Nothing is read of a caller whose headers show that the
-call is not its to make: its handler gets the refusal in place of the message. What is read of the
-others is rationed (`reading_slots.py`). A caller is judged here and nowhere else but in Multiplex,
-whose requests are judged one by one: our handlers get the judgement with the message. The services
-that come with gRPC deserialise messages, ours take bytes: by that they are told apart.
+A message takes memory while it arrives. Nothing is read from a caller whose headers show that it
+may not make the call: its handler gets the refusal in place of the message. Other reads are limited
+(`reading_slots.py`). Callers are checked only here, and in Multiplex for each request: handlers get
+the caller with the message. Our services take bytes, those that come with gRPC deserialise
+messages: that tells them apart.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.rpc.gate import Gate
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import Admitted
-from penstock.server.rpc.large_turns import LARGE_BYTES, LargeTurns
+from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
 from penstock.server.rpc.method_rights import right_of
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
 from penstock.server.rpc.reading_slots import ReadingSlots
-from penstock.server.rpc.reflection import HandlerHouse
+from penstock.server.rpc.reflection import HandlerRegistry
 from penstock.server.rpc.statuses import abort_of
 from penstock.server.security.rights import Caller, Right
-from penstock.server.tenants import NOBODY, PriorityCeilings
+from penstock.server.tenants import NO_TENANT, PriorityCeilings
 
 R = TypeVar("R")
 _MALFORMED = Refusal(reason=ErrorReason.MALFORMED_REQUEST)
@@ -47,17 +47,20 @@ _TOO_LARGE = Refusal(
 )
 _MAX_READINGS: Final = 64
 _MAX_READINGS_PER_CALLER: Final = 4
-_HURRIED_S: Final = 2.0
-"""At most that many messages are on their way in at a time, of a few MiB each; of one caller too.
-What arrives whole does so within a turn of the event loop or two, so few ever wait; but large ones
-hold their place until their turn (`large_turns.py`)."""
+_YIELD_AFTER_S: Final = 2.0
+"""Messages of a few MiB that may be read at a time, in all and for one caller. A message that
+arrives whole takes an iteration of the event loop or two, so few ever wait; large ones hold their
+slot until their turn (`large_messages.py`).
+"""
 MAX_OPEN_READINGS: Final = 16
 _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
-_HURRIED_OPEN_S: Final = 0.25
-"""The same of methods that are open to strangers: a name of a service is all they take."""
-_STRANGER: Final = Caller(tenant=NOBODY, rights=frozenset(), ceilings=PriorityCeilings(0, 0))
-"""Who calls a method that asks for no right, and is not asked who it is."""
+_YIELD_AFTER_OPEN_S: Final = 0.25
+"""The same limits for methods without authentication: they only take the name of a service."""
+_UNAUTHENTICATED: Final = Caller(
+    tenant=NO_TENANT, rights=frozenset(), ceilings=PriorityCeilings(0, 0)
+)
+"""The caller of a method that needs no right and does not authenticate."""
 
 
 class _CallCount:
@@ -68,26 +71,26 @@ class _CallCount:
         self._num = 0
 
     async def enter(self, context: Any) -> None:
-        """One more; where that is too many, the call ends here."""
+        """Count a call; if there are too many, it is refused here."""
         if self._num >= self._max_num:
             await _exhausted(context, "too many calls at a time")
         self._num += 1
 
     def leave(self) -> None:
-        """One that entered is over."""
+        """A counted call has ended."""
         self._num -= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """How the messages of one method come in. `right`: see `right_of`."""
+class _MethodPolicy:
+    """How the messages of one method are read. `right`: see `right_of`."""
 
     path: str
     right: Right | None
-    gate: Gate
+    gate: AccessControl
     slots: ReadingSlots
     calls: _CallCount
-    turns: LargeTurns
+    turns: LargeMessageTurns
     max_arrival_s: float
     max_stall_s: float
     max_message_bytes: int
@@ -95,26 +98,26 @@ class _Way:
     is_ours: bool
 
 
-class TimelyServer:
-    """Stands in for a server where handlers are added.
+class RequestReadLimiter:
+    """Wraps the handlers that are added to a server.
 
     `max_arrival_s`: see `TransportConfig`. `max_stall_s`: how long one write of a service that
-    comes with gRPC may be blocked. `gate` knows who may call. `max_calls`: handled at a time, and
-    as many again of methods that are open to strangers. `turns`: of large messages; None: its own.
+    comes with gRPC may block. `gate` admits callers. `max_calls`: handled at a time, and as many
+    again of unauthenticated methods. `turns`: the queue of large messages; None: its own.
     """
 
     def __init__(
         self,
-        server: HandlerHouse,
-        gate: Gate,
+        server: HandlerRegistry,
+        gate: AccessControl,
         *,
         max_arrival_s: float,
         max_stall_s: float,
         max_calls: float = math.inf,
-        turns: LargeTurns | None = None,
+        turns: LargeMessageTurns | None = None,
     ) -> None:
         self._calls, self._open_calls = _CallCount(max_calls), _CallCount(max_calls)
-        self._turns = turns or LargeTurns()
+        self._turns = turns or LargeMessageTurns()
         self._server = server
         self._gate = gate
         self._max_arrival_s = max_arrival_s
@@ -122,29 +125,29 @@ class TimelyServer:
         self._slots = ReadingSlots(
             max_num=_MAX_READINGS,
             max_per_caller=_MAX_READINGS_PER_CALLER,
-            hurried_s=_HURRIED_S,
+            yield_after_s=_YIELD_AFTER_S,
         )
         self._open_slots = ReadingSlots(
             max_num=MAX_OPEN_READINGS,
             max_per_caller=_MAX_OPEN_READINGS_PER_CALLER,
-            hurried_s=_HURRIED_OPEN_S,
+            yield_after_s=_YIELD_AFTER_OPEN_S,
         )
 
     def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
-        """As the server's own."""
+        """As the server's method."""
         self._server.add_generic_rpc_handlers(
-            tuple(_TimelyHandler(one, self._way_of) for one in handlers)
+            tuple(_LimitedHandler(one, self._policy_of) for one in handlers)
         )
 
     def add_registered_method_handlers(
         self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     ) -> None:
-        """The same handlers once more, for servers that know methods in advance: not needed."""
+        """The same handlers again, for servers that know methods in advance: not needed."""
 
-    def _way_of(self, path: str, found: "grpc.RpcMethodHandler[Any, Any]") -> _Way:
+    def _policy_of(self, path: str, found: "grpc.RpcMethodHandler[Any, Any]") -> _MethodPolicy:
         right = right_of(path)
         is_open = right is None
-        return _Way(
+        return _MethodPolicy(
             path=path,
             right=right,
             gate=self._gate,
@@ -159,14 +162,14 @@ class TimelyServer:
         )
 
 
-WayOf = Callable[[str, "grpc.RpcMethodHandler[Any, Any]"], _Way]
+PolicyOf = Callable[[str, "grpc.RpcMethodHandler[Any, Any]"], _MethodPolicy]
 
 
-class _TimelyHandler(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, way_of: WayOf) -> None:
+class _LimitedHandler(grpc.GenericRpcHandler):
+    def __init__(self, inner: grpc.GenericRpcHandler, way_of: PolicyOf) -> None:
         self._inner = inner
-        self._way_of = way_of
-        # Bounded by the methods there are.
+        self._policy_of = way_of
+        # Bounded by the number of methods.
         self._made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     def service(
@@ -181,12 +184,12 @@ class _TimelyHandler(grpc.GenericRpcHandler):
             found = self._inner.service(handler_call_details)
             if found is None:
                 return None
-            made = self._made[path] = _timely(found, self._way_of(path, found))
+            made = self._made[path] = _limited(found, self._policy_of(path, found))
         return made
 
 
 def _metadata_bytes(metadata: Iterable[tuple[str, str | bytes]]) -> int:
-    """What HTTP/2 counts as the size of a list of headers (RFC 9113, 6.5.2), as near as needed."""
+    """The size of a header list as HTTP/2 counts it (RFC 9113, 6.5.2), approximately."""
     return sum(len(key) + len(value) + 32 for key, value in metadata)
 
 
@@ -210,81 +213,81 @@ _REFUSE_METADATA: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_met
 )
 
 
-def _timely(
-    found: "grpc.RpcMethodHandler[Any, Any]", way: _Way
+def _limited(
+    found: "grpc.RpcMethodHandler[Any, Any]", policy: _MethodPolicy
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     if found.request_streaming:
-        # Ours read for themselves.
-        if way.is_ours:
+        # Our own streams read for themselves.
+        if policy.is_ours:
             return found
         write_as = cast("Callable[[Any], bytes]", found.response_serializer)
         return grpc.stream_stream_rpc_method_handler(
-            _parsed_stream(cast(Any, found.stream_stream), way, write_as)
+            _parsed_stream(cast(Any, found.stream_stream), policy, write_as)
         )
     if found.response_streaming:
         return grpc.stream_stream_rpc_method_handler(
-            _one_then_stream(cast(Any, found.unary_stream), way),
+            _one_then_stream(cast(Any, found.unary_stream), policy),
             response_serializer=found.response_serializer,
         )
     return grpc.stream_unary_rpc_method_handler(
-        _one_then_one(cast(Any, found.unary_unary), way),
+        _one_then_one(cast(Any, found.unary_unary), policy),
         response_serializer=found.response_serializer,
     )
 
 
-def _one_then_one(behaviour: Any, way: _Way) -> Any:
+def _one_then_one(behaviour: Any, policy: _MethodPolicy) -> Any:
     async def handle(requests: object, context: Any) -> Any:
         del requests
-        return await _until_left(_serve(behaviour, context, way))
+        return await _until_left(_serve(behaviour, context, policy))
 
     return handle
 
 
-def _one_then_stream(behaviour: Any, way: _Way) -> Any:
+def _one_then_stream(behaviour: Any, policy: _MethodPolicy) -> Any:
     async def handle(requests: object, context: Any) -> None:
         del requests
-        await _until_left(_serve(behaviour, context, way))
+        await _until_left(_serve(behaviour, context, policy))
 
     if inspect.iscoroutinefunction(behaviour):
         return handle
     raise TypeError("a stream of responses is written by its handler")
 
 
-def _parsed_stream(behaviour: Any, way: _Way, write_as: Callable[[Any], bytes]) -> Any:
-    """Only the first message must come in time: who is served may take its time for the next."""
+def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[Any], bytes]) -> Any:
+    """Only the first message has a time limit."""
 
     async def messages(context: Any) -> AsyncIterator[Any]:
-        data = await _first(context, way, context.peer())
+        data = await _first(context, policy, context.peer())
         while data is not grpc.aio.EOF:
-            yield await _parsed(data, context, way)
+            yield await _parsed(data, context, policy)
             data = await context.read()
 
     async def serve(context: Any) -> None:
         async for response in behaviour(messages(context), context):
             try:
-                async with asyncio.timeout(way.max_stall_s):
+                async with asyncio.timeout(policy.max_stall_s):
                     await context.write(write_as(response))
             except TimeoutError:
-                # Nobody takes a status from a stream that takes no message.
+                # A stream that blocks on a message would block on a status too.
                 raise asyncio.CancelledError from None
 
     async def handle(requests: object, context: Any) -> None:
         del requests
         try:
-            _caller(context, way)
+            _caller(context, policy)
         except RequestError as error:
             await _abort(context, error.refusal)
-        await way.calls.enter(context)
+        await policy.calls.enter(context)
         try:
             await _until_left(serve(context))
         finally:
-            way.calls.leave()
+            policy.calls.leave()
 
     return handle
 
 
 async def _until_left(serving: Awaitable[R]) -> R:
-    """A write that was under way when the peer vanished is no fault of ours."""
+    """A write in progress when the peer vanished is not our error."""
     try:
         return await serving
     except grpc.aio.AbortError:
@@ -293,73 +296,73 @@ async def _until_left(serving: Awaitable[R]) -> R:
         raise asyncio.CancelledError from error
 
 
-def _caller(context: Any, way: _Way) -> Caller:
-    """Who makes the call, as the handler will be told. Raises RequestError."""
-    return _STRANGER if way.right is None else way.gate.admit(context, way.right)
+def _caller(context: Any, policy: _MethodPolicy) -> Caller:
+    """The caller, as passed to the handler. Raises RequestError."""
+    return _UNAUTHENTICATED if policy.right is None else policy.gate.admit(context, policy.right)
 
 
-async def _serve(behaviour: Any, context: Any, way: _Way) -> Any:
-    """A call with one message. Handlers of ours refuse for themselves, which is counted."""
+async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
+    """A call with one message. Our own handlers report refusals themselves, which counts them."""
     try:
-        caller = _caller(context, way)
+        caller = _caller(context, policy)
     except RequestError as error:
-        if way.is_ours:
+        if policy.is_ours:
             return await behaviour(error.refusal, context)
         await _abort(context, error.refusal)
-    # Strangers are as many as their connections.
-    name = context.peer() if caller.tenant == NOBODY else caller.tenant
-    await way.calls.enter(context)
+    # Unauthenticated callers are counted by connection.
+    name = context.peer() if caller.tenant == NO_TENANT else caller.tenant
+    await policy.calls.enter(context)
     try:
-        message = await _message(context, way, name)
-        call = behaviour(Admitted(message, caller) if way.is_ours else message, context)
+        message = await _message(context, policy, name)
+        call = behaviour(Admitted(message, caller) if policy.is_ours else message, context)
         del message  # see handlers.py
         return await call
     finally:
-        way.calls.leave()
+        policy.calls.leave()
 
 
-async def _message(context: Any, way: _Way, caller: str) -> Any:
-    """The message of a call; where there is none, the call ends here."""
-    return await _parsed(await _first(context, way, caller), context, way)
+async def _message(context: Any, policy: _MethodPolicy, caller: str) -> Any:
+    """The message of a call; without one, the call fails here."""
+    return await _parsed(await _first(context, policy, caller), context, policy)
 
 
-async def _first(context: Any, way: _Way, caller: str) -> Any:
-    """The first message of a call, as bytes, or EOF; a large one in its turn.
+async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
+    """The first message of a call, as bytes, or EOF; a large one when its turn comes.
 
-    Its slot is held until then: what waits for its turn takes memory too.
+    The slot is held until then: a message that waits for its turn takes memory too.
     """
     try:
-        async with asyncio.timeout(way.max_arrival_s) as deadline:
-            slot = await way.slots.take(caller, deadline)
+        async with asyncio.timeout(policy.max_arrival_s) as deadline:
+            slot = await policy.slots.take(caller, deadline)
             try:
                 data = await context.read()
             except BaseException:
-                way.slots.give_back(slot)
+                policy.slots.give_back(slot)
                 raise
     except grpc.aio.BaseError as error:
         raise asyncio.CancelledError from error
     except TimeoutError:
         late = (
-            f"the message of the call did not arrive within {way.max_arrival_s:g} s, or too slowly"
+            f"the request message did not arrive within {policy.max_arrival_s:g} s, or too slowly"
             " while others waited"
         )
         await _abort(context, Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, message=late))
     try:
         if data is not grpc.aio.EOF and len(data) >= LARGE_BYTES:
-            way.slots.note_arrival(slot)
-            await way.turns.take(caller)
+            policy.slots.note_arrival(slot)
+            await policy.turns.take(caller)
     finally:
-        way.slots.give_back(slot)
+        policy.slots.give_back(slot)
     return data
 
 
-async def _parsed(data: Any, context: Any, way: _Way) -> Any:
+async def _parsed(data: Any, context: Any, policy: _MethodPolicy) -> Any:
     if data is grpc.aio.EOF:
         await _abort(context, _NO_MESSAGE)
-    refusal = _TOO_LARGE if len(data) > way.max_message_bytes else _MALFORMED
+    refusal = _TOO_LARGE if len(data) > policy.max_message_bytes else _MALFORMED
     try:
         if refusal is not _TOO_LARGE:
-            return way.parse(data)
+            return policy.parse(data)
     except DecodeError:
         pass
     del data  # see handlers.py
@@ -373,7 +376,7 @@ async def _abort(context: Any, refusal: Refusal) -> NoReturn:
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as error:
-        # The peer is gone, or the core has refused its message already: nobody is to be told.
+        # The peer is gone, or the core has refused its message already: no status can be sent.
         raise asyncio.CancelledError from error
     raise AssertionError("abort raises")
 

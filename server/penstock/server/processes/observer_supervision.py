@@ -1,6 +1,7 @@
-"""The observer's place in the service: its ports, its socket, its process.
+"""Supervision of the observer process, with its ports and its socket.
 
-Owns all that outlives one observer. One that keeps dying is given up on; the service is not.
+Owns everything that outlives one observer. When the observer crashes repeatedly, the service
+continues without it.
 """
 
 import logging
@@ -16,33 +17,31 @@ from penstock.server.processes.child import Child
 from penstock.server.processes.environment import observer_environment
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
 from penstock.server.processes.modules import OBSERVER_MODULE
-from penstock.server.processes.slot import KeepsDying, Slot
-from penstock.server.processes.surroundings import Surroundings
+from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.supervised_process import CrashLoop, SupervisedProcess
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 64
 
 
-class ObserverPlace:
-    """One of them in a service that wants an observer.
-
-    `surroundings` tells them; `start` starts a child as no orphan; `on_message` hears what an
-    observer says.
+class ObserverSupervision:
+    """`spawn_context` is called at each start; `start` starts a child so that it does not count as
+    an orphan; `on_message` gets the observer's messages.
     """
 
     def __init__(
         self,
         config: ObserverConfig,
         *,
-        surroundings: Callable[[], Surroundings],
+        surroundings: Callable[[], SpawnContext],
         start: Callable[[Callable[[], Awaitable[Child]]], Awaitable[Child]],
         on_message: Callable[[FromChild], None],
     ) -> None:
-        self.slot = Slot("observer", self._spawn, on_message=on_message)
+        self.process = SupervisedProcess("observer", self._spawn, on_message=on_message)
         self.socket_path: Path | None = None
         self._config = config
-        self._surroundings = surroundings
+        self._spawn_context = surroundings
         self._start = start
         self._listener: socket.socket | None = None
         self._ports: dict[str, int | None] = {"metrics_port": None, "operations_port": None}
@@ -65,14 +64,14 @@ class ObserverPlace:
         self.socket_path = path
 
     async def keep_alive(self) -> int:
-        """As `Slot.keep_alive`, but one that keeps dying is no error of the service."""
+        """As `SupervisedProcess.keep_alive`, but a crash loop is not an error of the service."""
         try:
-            return await self.slot.keep_alive()
-        except KeepsDying as failure:
-            log.error("%s: the service goes on without it", failure)  # noqa: TRY400 (in one line)
+            return await self.process.keep_alive()
+        except CrashLoop as failure:
+            log.error("%s: the service continues without it", failure)  # noqa: TRY400 (in one line)
             return 0
         finally:
-            # Fronts are refused from now on, and keep nothing for anybody.
+            # Fronts are refused from now on and stop buffering records.
             if self._listener is not None:
                 self._listener.close()
 
@@ -86,7 +85,7 @@ class ObserverPlace:
     def metrics_url(self) -> str | None:
         """Where Prometheus fetches metrics; the status page is the root of it."""
         port = self._ports["metrics_port"]
-        scheme = "https" if self._surroundings().config.security.has_tls else "http"
+        scheme = "https" if self._spawn_context().config.security.has_tls else "http"
         return None if port is None else f"{scheme}://{self._host}:{port}/metrics"
 
     @property
@@ -96,7 +95,7 @@ class ObserverPlace:
 
     async def _spawn(self) -> Child:
         assert self._listener is not None
-        now = self._surroundings()
+        now = self._spawn_context()
         launch = ObserverLaunch(
             server=now.config,
             socket_path=now.socket_path,

@@ -1,7 +1,7 @@
-"""What an engine is given of a request that outlives its call, so that it keeps its stream.
+"""Submits resumable requests, so that the engine keeps their streams.
 
-Owns the way from a live request to that, at first and when another engine gets it: then what came
-of it before is told too, for whoever resumes it there. Pure but for the sending.
+Owns the conversion of a live request to a `KeptRequest`, at first and for a later engine; then its
+history is included, for the front that resumes it. Pure, apart from sending.
 """
 
 from dataclasses import replace
@@ -11,17 +11,17 @@ import numpy as np
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.attaching import ResumePort
 from penstock.server.link.ports import EnginePort
-from penstock.server.link.resume_frames import Keepsake, Kept
+from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
+from penstock.server.link.resume_port import ResumePort
 from penstock.server.link.step_frames import StepFrame
 from penstock.server.tenants import engine_request_id
 
 
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:
-    """Hand `specs`, of a request, to the engine. Raises EngineUnavailable.
+    """Submit `specs`, of a request, to the engine. Raises EngineUnavailable.
 
-    False, and nothing is done, where nobody could have what comes of it.
+    False, without effect, for a request without a reader that cannot be resumed.
     """
     kept = kept_of(request)
     if kept is not None and isinstance(port, ResumePort):
@@ -33,10 +33,11 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
     return True
 
 
-def kept_of(request: LiveRequest) -> Kept | None:
-    """What is kept of a request that was started; None where it ends with its call.
+def kept_of(request: LiveRequest) -> KeptRequest | None:
+    """The `KeptRequest` of a started request; None when it ends with its call.
 
-    None too where an engine died that had told log probabilities which cannot be told again.
+    Also None after an engine's death when log probabilities were delivered, since they are not
+    kept.
     """
     resumption = request.generation.resumption
     if resumption is None:
@@ -45,9 +46,9 @@ def kept_of(request: LiveRequest) -> Kept | None:
     if history is not None and request.generation.output.num_logprobs >= 0:
         return None
     first = request.specs[0]
-    return Kept(
+    return KeptRequest(
         name=engine_request_id(request.tenant, request.request_id),
-        keepsake=Keepsake(
+        resume_spec=ResumeSpec(
             request_id=request.request_id,
             seed=first.sampling.seed,
             arrival_s=request.arrival_s,
@@ -62,8 +63,8 @@ def kept_of(request: LiveRequest) -> Kept | None:
     )
 
 
-def result_of(request: LiveRequest) -> Kept | None:
-    """What is kept of a request that has ended by itself; None of another."""
+def result_of(request: LiveRequest) -> KeptRequest | None:
+    """The `KeptRequest` of a request that ended with STOP or LENGTH; None of another."""
     own = (FinishReason.STOP, FinishReason.LENGTH)
     if not request.ends or any(end.reason not in own for end in request.ends):
         return None
@@ -72,17 +73,17 @@ def result_of(request: LiveRequest) -> Kept | None:
 
 
 def submit_result(port: EnginePort, request: LiveRequest) -> None:
-    """Have the engine keep what an engine before it had generated. Raises EngineUnavailable."""
+    """Have the engine keep what an earlier engine generated. Raises EngineUnavailable."""
     result = result_of(request)
     if result is not None and isinstance(port, ResumePort):
         port.submit_kept((), result)
 
 
 def _history_of(request: LiveRequest) -> StepFrame | None:
-    """What came of an engine before and does not come again."""
-    told = [output for output in request.outputs if not output.num_repeating]
-    keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in told]
-    tokens = [np.array(output.token_ids, dtype=np.int32) for output in told]
+    """Events of an earlier engine that will not be repeated."""
+    delivered = [output for output in request.outputs if not output.num_repeating]
+    keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in delivered]
+    tokens = [np.array(output.token_ids, dtype=np.int32) for output in delivered]
     ends = tuple(
         Finished(
             key=output.key,
@@ -90,7 +91,7 @@ def _history_of(request: LiveRequest) -> StepFrame | None:
             reason=output.end.reason,
             stop_id=-1 if output.end.stop_token_id is None else output.end.stop_token_id,
         )
-        for output in told
+        for output in delivered
         if output.end is not None
     )
     if not ends and not any(map(len, tokens)):

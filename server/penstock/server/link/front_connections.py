@@ -1,8 +1,8 @@
-"""The engine's side of the Unix-socket link: all fronts, one thread, no asyncio.
+"""The engine's connections to its fronts over Unix sockets: one thread, no asyncio.
 
-Owns the connections and their output buffers. A front that does not read is dropped before its
-buffer can grow without bound, and what it had is cancelled. Observers connect here too; they have
-nothing that could be cancelled. Does not know what frames mean: the dispatcher does.
+Owns the connections and their output buffers. A front that does not read is disconnected before its
+buffer can grow without bound, and its requests are cancelled. Observers connect here too. Does not
+know what frames mean.
 """
 
 import functools
@@ -33,16 +33,16 @@ class _Connection:
     output: bytearray = field(default_factory=bytearray)
     front_id: int = 0
     is_observer: bool = False
-    # Of what is in `output`: how many bytes, and since when.
+    # Of the data in `output`: how many bytes, and since when.
     waiting: deque[tuple[int, float]] = field(default_factory=deque[tuple[int, float]])
 
     def put(self, rest: memoryview, now_s: float) -> None:
-        """Keep what the socket did not take."""
+        """Buffer what the socket did not accept."""
         self.output += rest
         self.waiting.append((len(rest), now_s))
 
     def took(self, num_bytes: int) -> None:
-        """The socket took so many bytes, the oldest ones."""
+        """The socket accepted so many bytes, the oldest ones."""
         del self.output[:num_bytes]
         while num_bytes:
             size, since_s = self.waiting.popleft()
@@ -52,16 +52,16 @@ class _Connection:
 
     @property
     def blocked_since_s(self) -> float:
-        """How old the oldest byte is that was not taken; there must be one."""
+        """The age of the oldest buffered byte; there must be one."""
         return self.waiting[0][1]
 
 
-class FrontHub:
+class FrontConnections:
     """Accepts fronts on a listening socket and carries frames both ways.
 
-    `max_output_bytes` and `max_blocked_s` bound what a front may leave unread, in bytes and in
-    seconds for the oldest of them, so that a trickle helps nobody; beyond either it is dropped.
-    `clock` gives monotonic seconds.
+    `max_output_bytes` and `max_blocked_s` bound what a front may leave unread, in bytes and in the
+    age of the oldest byte, so that reading a trickle does not help; beyond either it is
+    disconnected. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -92,26 +92,26 @@ class FrontHub:
 
     @property
     def num_fronts(self) -> int:
-        """Fronts that have said hello and are still there."""
+        """Fronts that have said hello and are connected."""
         return len(self._by_front)
 
     def watch(self, fd: int) -> None:
-        """Let `poll` end, and say so, when `fd` is readable; the caller reads it."""
+        """Make `poll` return when `fd` is readable; the caller reads it."""
         self._watched_fd = fd
         self._selector.register(fd, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """End a `poll` from any thread."""
+        """Make `poll` return, from any thread."""
         try:
             self._wake_sender.send(b"\0")
         except BlockingIOError:
-            return  # bytes are waiting already
+            return  # there are unread bytes already
 
     def poll(self, timeout_s: float | None) -> bool:
-        """Take what fronts sent, send what they could not take before.
+        """Receive frames of fronts, and send what they could not accept before.
 
-        Waits up to `timeout_s` (None: as long as it takes) for the first thing to happen; at least
-        as often as a blocked front has to be looked at. True when what is watched is readable.
+        Waits up to `timeout_s` (None: without limit) for the first event; at least as often as
+        blocked fronts must be checked. True when the watched descriptor is readable.
         """
         is_watched_ready = False
         if self._blocked:
@@ -136,13 +136,13 @@ class FrontHub:
         return is_watched_ready
 
     def send(self, front_id: int, frame: bytes) -> None:
-        """Send now what the socket takes, keep the rest. A front that is gone is no error."""
+        """Send what the socket accepts, buffer the rest. No error for a front that is gone."""
         connection = self._by_front.get(front_id)
         if connection is not None:
             self._send(connection, frame)
 
     def close(self) -> None:
-        """Hang up on everybody. The listening socket belongs to the caller."""
+        """Close all connections. The listening socket belongs to the caller."""
         for connection in self._connections:
             connection.socket.close()
         self._connections.clear()
@@ -183,7 +183,7 @@ class FrontHub:
                 if connection not in self._connections:
                     return
         except LinkError as error:
-            self._drop(connection, f"it broke the protocol: {error}")
+            self._drop(connection, f"it violated the protocol: {error}")
 
     def _handle(self, connection: _Connection, frame: Frame) -> None:
         if connection.front_id:
@@ -193,7 +193,7 @@ class FrontHub:
             self.dispatcher.observe(frame, late)
             answer = None
         else:
-            answer = self._greet(connection, frame)
+            answer = self._on_hello(connection, frame)
         if answer is not None:
             self._send(connection, answer)
 
@@ -208,7 +208,7 @@ class FrontHub:
             if connection in self._connections:
                 self._send(connection, frame)
 
-    def _greet(self, connection: _Connection, hello: Frame) -> bytes:
+    def _on_hello(self, connection: _Connection, hello: Frame) -> bytes:
         if isinstance(hello, ObserverHello):
             connection.is_observer = True
             return self.dispatcher.hello_frame
@@ -216,11 +216,11 @@ class FrontHub:
             raise LinkError("the first frame is no hello")
         earlier = self._by_front.get(hello.front_id)
         if earlier is not None:
-            # The front lost its connection and came back before we saw the end of the old one.
-            self._drop(earlier, "it came back on another connection")
+            # The front lost its connection and reconnected before we saw the end of the old one.
+            self._drop(earlier, "it reconnected")
         connection.front_id = hello.front_id
         self._by_front[hello.front_id] = connection
-        return self.dispatcher.front_came(hello.front_id)
+        return self.dispatcher.front_connected(hello.front_id)
 
     def _send(self, connection: _Connection, frame: bytes) -> None:
         sent = 0
@@ -264,13 +264,13 @@ class FrontHub:
     def _drop_stalled(self) -> None:
         limit_s = self._clock() - self._max_blocked_s
         for connection in [c for c in self._blocked if c.blocked_since_s <= limit_s]:
-            self._drop(connection, f"what it has to read is {self._max_blocked_s:g} s old")
+            self._drop(connection, f"its unread output is {self._max_blocked_s:g} s old")
 
     def _drop(self, connection: _Connection, fault: str = "") -> None:
-        """End a connection, whose peer has closed it where `fault` is empty.
+        """Close a connection, whose peer has closed it if `fault` is empty.
 
-        That is no news: a front is drained before it closes, a process that dies is reported by the
-        supervisor, its requests by the dispatcher, and whoever connects and leaves is a probe.
+        Then nothing is logged: a front drains before it closes, the supervisor reports a process
+        that dies and the dispatcher its requests, and a peer without hello is a probe.
         """
         if connection not in self._connections:
             return

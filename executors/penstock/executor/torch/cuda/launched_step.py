@@ -1,7 +1,7 @@
-"""A step under way: what must be known of it when its outcome arrives on the host.
+"""A launched step: what is needed when its outcome arrives on the host.
 
-Owns the host memory of outcomes and the judgement of them: tokens, who failed, log probabilities.
-Looks at nothing that later steps change.
+Owns the host memory of outcomes and their evaluation: tokens, failures, log probabilities. Reads
+nothing that later steps change.
 """
 
 from dataclasses import dataclass, field
@@ -37,19 +37,19 @@ class OutcomeMemory:
             self._tops[:num_rows].copy_(samples.tops, non_blocking=True)
 
     def rows(self, num_rows: int) -> NDArray[np.int32]:
-        """What arrived: [rows, 4]."""
+        """The outcome's rows: [rows, 4]."""
         found: NDArray[np.int32] = self._rows[:num_rows].numpy()
         return found
 
     def tops(self, num_rows: int) -> NDArray[np.int32]:
-        """What arrived: [rows, 2, MAX_TOP]."""
+        """The outcome's alternatives: [rows, 2, MAX_TOP]."""
         found: NDArray[np.int32] = self._tops[:num_rows].numpy()
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PromptFlight:
-    """Log probabilities of one request's prompt, on their way: chosen, ranks, top ids, top."""
+class LaunchedPrompt:
+    """Log probabilities of one request's prompt, being copied: chosen, ranks, top ids, top."""
 
     rows: PromptRows
     parts: tuple[Tensor, Tensor, Tensor, Tensor]
@@ -64,7 +64,7 @@ class PromptFlight:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class StepFlight:
+class LaunchedStep:
     """A launched step. `refusals`: slots that must not run at all, and why.
 
     `token_flags` bool [tokens] on the host: which of a packed step's keys were finite, None when
@@ -79,7 +79,7 @@ class StepFlight:
     mark: Mark | None = None
     token_flags: Tensor | None = None
     token_ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    prompts: tuple[PromptFlight, ...] = ()
+    prompts: tuple[LaunchedPrompt, ...] = ()
 
     def wait(self) -> StepResult:
         """The outcome, once it has arrived. Raises what the device reports."""
@@ -127,12 +127,12 @@ class StepFlight:
         return dict.fromkeys(self.row_slots[is_bad].tolist(), "keys are not finite")
 
 
-def flight_of(batch: Batch, memory: OutcomeMemory, refusals: dict[int, str]) -> StepFlight:
+def launched_step_of(batch: Batch, memory: OutcomeMemory, refusals: dict[int, str]) -> LaunchedStep:
     """A step that is about to be queued."""
     found: dict[int, str] = {}
     if refusals:
         found = {slot: refusals[slot] for slot in batch.slots.tolist() if slot in refusals}
-    return StepFlight(
+    return LaunchedStep(
         slots=batch.sampled_slots,
         row_slots=batch.slots,
         plan=None,

@@ -1,7 +1,6 @@
-"""A front's place in the service: its process and the judgement that it hangs.
+"""Supervision of a front process: start, hang detection, successor in a rolling restart.
 
-Owns the ids that fronts get: a new one for every life, so that keys of a dead one mean nothing to
-the next.
+Owns the ids of fronts. Every process gets a new id, so that keys of a dead front are not reused.
 """
 
 import logging
@@ -15,56 +14,61 @@ from penstock.server.processes.environment import front_environment
 from penstock.server.processes.hang_watch import HangWatch
 from penstock.server.processes.modules import FRONT_MODULE
 from penstock.server.processes.orphans import Orphans
-from penstock.server.processes.slot import Slot
-from penstock.server.processes.surroundings import Surroundings
+from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.supervised_process import SupervisedProcess
 
 log = logging.getLogger(__name__)
 
 NUM_ROWS = 256
-"""Of heartbeats: so many fronts may start while an old one still drains."""
+"""Rows of heartbeats: how many fronts may start while an old one still drains."""
 
 
-class FrontPlace:
-    """The place `number`. `front_ids`: where all places take their ids from."""
+class FrontSupervision:
+    """Supervises front `number`. `front_ids`: shared by all fronts."""
 
     def __init__(
         self,
         number: int,
-        surroundings: Callable[[], Surroundings],
+        surroundings: Callable[[], SpawnContext],
         *,
         orphans: Orphans,
         front_ids: Iterator[int],
     ) -> None:
         self.number = number
-        self.slot = Slot(f"front {number}", self._spawn)
-        self._surroundings = surroundings
+        self.process = SupervisedProcess(f"front {number}", self._spawn)
+        self._spawn_context = surroundings
         self._orphans = orphans
         self._front_ids = front_ids
         self._front_id = 0
         self._watch = HangWatch()
         self._beats: BeatsView | None = None
 
-    def successor(self) -> "FrontPlace":
-        """Another place of this number, for the front that is to take over."""
-        return FrontPlace(
-            self.number, self._surroundings, orphans=self._orphans, front_ids=self._front_ids
+    def successor(self) -> "FrontSupervision":
+        """A second supervision of this number, for the front that takes over."""
+        return FrontSupervision(
+            self.number, self._spawn_context, orphans=self._orphans, front_ids=self._front_ids
         )
 
-    def look(self, limit_s: float) -> None:
-        """End the front if it has not come round for so long; called ten times in that time."""
-        if self._beats is None or not self.slot.may_hang:
+    def check(self, limit_s: float) -> None:
+        """Kill the front when its heartbeat has stopped for `limit_s`; called ten times in that
+        time.
+        """
+        if self._beats is None or not self.process.may_hang:
             self._watch.forget()
-        elif self._watch.look(
+        elif self._watch.check(
             self._front_id, self._beats.num_beats(self._front_id % NUM_ROWS, self._front_id)
         ):
             log.error(
-                "%s has not come round for %g s: killing it", self.slot.name, limit_s, extra=ALWAYS
+                "no heartbeat of %s for %g s: killing it",
+                self.process.name,
+                limit_s,
+                extra=ALWAYS,
             )
             self._watch.forget()
-            self.slot.abort()
+            self.process.abort()
 
     async def _spawn(self) -> Child:
-        now = self._surroundings()
+        now = self._spawn_context()
         if self._beats is None:
             self._beats = BeatsView(now.beats_fd)
         self._front_id = next(self._front_ids)

@@ -1,9 +1,9 @@
-"""Who calls, and whether the call is theirs to make: judged once, before a body is read.
+"""Access control of gRPC calls: authenticates and authorises the caller before a body is read.
 
-Owns what a gRPC call shows of its caller: its Authorization metadata and its certificate. Who that
-makes it, the authenticator knows; without one everybody may call, as the tenant that a proxy names
-or as nobody. The judgement goes to the handler with the message (`arrival.py`), which must not ask
-again: another policy may be in force by then.
+Owns what a call presents: its Authorization metadata and its certificate. The authenticator maps
+that to a caller; without one every call is allowed, for the tenant that a proxy names or for none.
+The result is passed to the handler with the message (`read_limiter.py`); handlers must not check
+again, since the policy may have changed meanwhile.
 """
 
 import dataclasses
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from penstock.server.front.errors import ErrorReason, refuse
-from penstock.server.rpc.caller import tenant_of
+from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_field
 from penstock.server.rpc.handlers import Context
 from penstock.server.security.authenticator import NotListed, Unknown
-from penstock.server.security.rights import ANYBODY, Caller, Right
+from penstock.server.security.rights import ANONYMOUS, Caller, Right
 from penstock.server.security.security import Security
+from penstock.server.tenants import NO_TENANT, tenant_fault
 
 AUTHORIZATION_KEY: Final = "authorization"
 _NAME_KINDS: Final[Mapping[str, str]] = {
@@ -28,11 +28,11 @@ _NAME_KINDS: Final[Mapping[str, str]] = {
 _log = logging.getLogger(__name__)
 
 
-class Gate:
-    """Lets callers in. `security` None: everybody may call.
+class AccessControl:
+    """Admits callers. `security` None: every caller is admitted.
 
-    `tenant_metadata_key`: see `FrontConfig`; not together with credentials. Raises ValueError for
-    both.
+    `tenant_metadata_key`: see `FrontConfig`. Raises ValueError when it is set together with
+    credentials.
     """
 
     def __init__(self, security: Security | None = None, *, tenant_metadata_key: str = "") -> None:
@@ -46,24 +46,26 @@ class Gate:
         self._tenant_metadata_key = tenant_metadata_key
 
     def admit(self, context: Context, right: Right) -> Caller:
-        """The caller, if it may do this.
+        """The caller, if it has `right`.
 
-        Raises RequestError: UNAUTHENTICATED, PERMISSION_DENIED, or naming the metadata key of the
-        tenant. What was wrong with a credential is told to our log alone.
+        Raises RequestError: UNAUTHENTICATED, PERMISSION_DENIED, or naming the tenant's metadata
+        key. Why a credential was refused is only logged here.
         """
         try:
             caller = self._identify(context)
         except Unknown as error:
-            _log.info("turned a caller away: %s (%s)", error, context.peer())
+            _log.info("caller refused: %s (%s)", error, context.peer())
             raise refuse(ErrorReason.UNAUTHENTICATED) from None
         except NotListed as error:
-            _log.info("turned a caller away: %s (%s)", error, context.peer())
+            _log.info("caller refused: %s (%s)", error, context.peer())
             raise refuse(ErrorReason.PERMISSION_DENIED) from None
         require(right, caller, context)
         return caller
 
     def admit_again(self, context: Context, right: Right, tenant: str) -> Caller:
-        """As `admit`, of a call that was opened by `tenant` and goes on: it stays that tenant's."""
+        """As `admit`, for a later request of a call that `tenant` opened; the tenant must not
+        change.
+        """
         caller = self.admit(context, right)
         if caller.tenant != tenant:
             raise refuse(ErrorReason.UNAUTHENTICATED)
@@ -76,17 +78,17 @@ class Gate:
             )
         key = self._tenant_metadata_key
         if not key:
-            return ANYBODY
-        tenant = tenant_of(context, key)
+            return ANONYMOUS
+        tenant = _tenant_of(context, key)
         if self._security is None:
-            return dataclasses.replace(ANYBODY, tenant=tenant)
+            return dataclasses.replace(ANONYMOUS, tenant=tenant)
         return self._security.vouched_for(tenant)
 
 
 def require(right: Right, caller: Caller, context: Context) -> None:
     """Refuse a caller that lacks a right. Raises RequestError: PERMISSION_DENIED."""
     if right not in caller.rights:
-        _log.info("tenant %s may not %s (%s)", caller.tenant, right.value, context.peer())
+        _log.info("tenant %s lacks the right %s (%s)", caller.tenant, right.value, context.peer())
         raise refuse(ErrorReason.PERMISSION_DENIED)
 
 
@@ -108,3 +110,28 @@ def certificate_names(context: Context) -> list[str]:
         for key, kind in _NAME_KINDS.items()
         for name in shown.get(key, ())
     ]
+
+
+def _tenant_of(context: Context, key: str) -> str:
+    """The tenant in the metadata of a call; NO_TENANT without `key` or without a value for it.
+
+    Raises RequestError naming the key when the value is no valid name or occurs more than once.
+    """
+    if not key:
+        return NO_TENANT
+    metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+    values = [value for name, value in metadata if name == key]
+    if not values:
+        return NO_TENANT
+    if len(values) > 1:
+        raise _refuse_metadata(key, f"occurs {len(values)} times, must occur once")
+    value = values[0]
+    name = value if isinstance(value, str) else value.decode("latin-1")
+    fault = tenant_fault(name)
+    if fault is not None:
+        raise _refuse_metadata(key, fault)
+    return name
+
+
+def _refuse_metadata(key: str, description: str) -> RequestError:
+    return refuse_field(f"metadata[{key}]", description)

@@ -16,13 +16,19 @@ from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.frames import Cancel, Frame, FrontHello, ObserverHello, decode, encode
-from penstock.server.link.fronts import FrontHub
-from penstock.server.link.look_frames import Look, LookAnswer, Order, OrderAnswer, OrderVerb
+from penstock.server.link.front_connections import FrontConnections
+from penstock.server.link.operator_frames import (
+    Command,
+    CommandKind,
+    CommandResult,
+    ViewAnswer,
+    ViewQuery,
+)
 from penstock.server.link.ports import EngineHello
 from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import FakeEngine, hello
 
-ORDER = Order(ticket=5, verb=OrderVerb.PROFILE, argument="0.5")
+ORDER = Command(ticket=5, kind=CommandKind.PROFILE, argument="0.5")
 
 
 class LookedInto(FakeEngine):
@@ -56,7 +62,7 @@ def test_a_dispatcher_without_hands_says_so() -> None:
     dispatcher = Dispatcher(LookedInto(), hello())
     dispatcher.observe(ORDER, answers.append)
     (body,) = FrameBuffer().feed(answers[0])
-    assert decode(body) == OrderAnswer(ticket=5, problem="it takes no orders")
+    assert decode(body) == CommandResult(ticket=5, problem="this engine takes no commands")
 
 
 def test_an_observer_may_only_look_and_order() -> None:
@@ -73,7 +79,7 @@ class Observed:
 
     def __init__(self, listener: socket.socket, dispatcher: Dispatcher) -> None:
         self._listener = listener
-        self.hub = FrontHub(listener, dispatcher)
+        self.hub = FrontConnections(listener, dispatcher)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(listener.getsockname())
         self.socket.settimeout(20.0)
@@ -111,9 +117,9 @@ def test_an_observer_looks_over_the_link_and_is_no_front(tmp_path: Any) -> None:
     link.send(ObserverHello())
     assert isinstance(link.next(), EngineHello)
     assert link.hub.num_fronts == 0
-    link.send(Look(ticket=8))
+    link.send(ViewQuery(ticket=8))
     link.hub.poll(20.0)
-    assert link.next() == LookAnswer(ticket=8, views=(VIEW,))
+    assert link.next() == ViewAnswer(ticket=8, views=(VIEW,))
     link.close()
 
 
@@ -121,10 +127,10 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
     working = threading.Event()
     threads: list[threading.Thread] = []
 
-    def carry_out(order: Order, answer: Callable[[OrderAnswer], None]) -> None:
+    def carry_out(order: Command, answer: Callable[[CommandResult], None]) -> None:
         def work() -> None:
             assert working.wait(20.0)
-            answer(OrderAnswer(ticket=order.ticket, payload=b"done"))
+            answer(CommandResult(ticket=order.ticket, payload=b"done"))
 
         threads.append(threading.Thread(target=work))
         threads[0].start()
@@ -135,19 +141,19 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
     link.send(ORDER)
     working.set()
     link.hub.poll(20.0)
-    assert link.next() == OrderAnswer(ticket=5, payload=b"done")
+    assert link.next() == CommandResult(ticket=5, payload=b"done")
     threads[0].join()
     link.close()
 
 
 def test_an_answer_for_an_observer_that_left_goes_nowhere(tmp_path: Any) -> None:
-    answers: list[Callable[[OrderAnswer], None]] = []
+    answers: list[Callable[[CommandResult], None]] = []
     link = observed(tmp_path, lambda order, answer: answers.append(answer))
     link.send(ObserverHello())
     link.send(ORDER)
     link.socket.close()
     link.hub.poll(20.0)
-    answers[0](OrderAnswer(ticket=5))
+    answers[0](CommandResult(ticket=5))
     link.hub.poll(20.0)
     link.close()
 
