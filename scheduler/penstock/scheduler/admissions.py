@@ -1,18 +1,19 @@
-"""Lets waiting requests in, in order, and past one that does not fit.
+"""Admits waiting requests, in order, and backfills past one that does not fit.
 
-Owns what fits, and how long a huge request may be passed. Does not know the order.
+Owns what fits, and how long a huge request may be overtaken. Does not know the order.
 
 When the first in order lacks blocks, those behind it are tried: up to `max_lookahead` in a step,
-four of one tenant. **Bound.** From the moment it first stood at the head and lacked blocks, at most
-`max_num_overtakes` requests pass it, and none later than `max_overtake_s` after it. Then whatever
-comes free waits for it: nobody is admitted while it is first, so those who run end one by one until
-it fits (alone it fits, or it was refused at the door). The count is kept while others are first.
-Whom a preemption threw out is not passed at all: blocks are what running requests lacked, and
-somebody new would lack them next.
+four of one tenant. **Bound.** From the moment it first was at the head and lacked blocks, at most
+`max_num_overtakes` requests overtake it, and none later than `max_overtake_s` after it. Then all
+blocks that become free are kept for it: no other request is admitted while it is first, so running
+requests end one by one until it fits (alone it fits, or it was refused at submission). The count is
+kept while others are first. A preempted request is not overtaken at all: running requests lacked
+blocks, and another one would lack them next.
 
-Light tenants (shares.py) come first, and what they lack others give up (yielders.py). They too pass
-a blocked request within the bound above, which holds for them even past one that a preemption threw
-out: the blocks they take are not those it waits for, as long as others yield.
+Requests of tenants under their fair share (shares.py) come first, and others are preempted for what
+they lack (yielders.py). They too overtake a blocked request within the bound above, which for them
+also covers a preempted one: the blocks they take are not those it waits for, as long as others are
+preempted.
 """
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
@@ -32,28 +33,28 @@ class Admissions:
         self._life = life
         self._info = info
         self._is_guaranteed = config.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
-        # A reservation to max_tokens needs no slack; taking what is needed now does.
+        # A reservation of max_tokens needs no slack; taking only what is needed now does.
         self._watermark_blocks = (
             0 if self._is_guaranteed else -int(-config.watermark * info.num_blocks // 1)
         )
         self._takes_whole_prompts = info.is_self_paced
-        # TensorRT-LLM lets nobody in on the strength of blocks to be reused, so who was let in here
-        # would wait there (getRemainingBlocksToCompletion; until NVIDIA PR #11637).
+        # TensorRT-LLM does not count reusable blocks at admission, so a request admitted here would
+        # wait there (getRemainingBlocksToCompletion; until NVIDIA PR #11637).
         self._counts_no_reuse = info.is_self_paced and self._is_guaranteed
         self._max_lookahead = config.max_lookahead if life.is_fair else 0
         self._max_num_overtakes = config.max_num_overtakes
         self._max_overtake_s = config.max_overtake_s
-        # TensorRT-LLM minds its own memory.
+        # TensorRT-LLM manages its own memory.
         self._may_yield = not (self._is_guaranteed or info.is_self_paced)
         self._blocked: Request | None = None
-        # The queue and the blocks there were when looking behind the head was last in vain.
+        # The queue and the free blocks at the last unsuccessful search behind the head.
         self._vain_version = -1
         self._vain_blocks = 0
 
     def admit(self, grants: Grants, now: float) -> WaitReason | None:
         """Give slots and tokens of `grants` to waiting requests.
 
-        Returns what kept the next in line out, None when nobody is left who might go.
+        Returns what the next in line lacked, None when no admissible request is left.
         """
         life, queue = self._life, self._life.queue
         blocked: Request | None = None
@@ -68,7 +69,7 @@ class Admissions:
             if matched is None:
                 blocked = blocked or request
                 num_passed += 1
-                # Behind the head, too, nobody passes whom a preemption threw out.
+                # Behind the head, too, no request overtakes a preempted one.
                 if (
                     request.num_preemptions
                     or num_passed > self._max_lookahead
@@ -106,11 +107,12 @@ class Admissions:
         thrown_out: list[tuple[int, int]],
         now: float,
     ) -> bool:
-        """The same for those in turn whose tenants are light, `shares` being told.
+        """As `admit`, for requests of tenants under their share, updating `shares`.
 
-        What they lack is taken from running requests of others (yielders.py); whether it was.
-        `least`: the class below which nobody goes. `thrown_out`: classes and tenants of those
-        already preempted in this step: nobody new is of a lower class, or of the same tenant.
+        Running requests of others are preempted for what they lack (yielders.py); returns whether
+        that happened. `least`: the lowest class that may be preempted. `thrown_out`: classes and
+        tenants of requests already preempted in this step: a new request is of no lower class, and
+        of another tenant.
         """
         least = max([least, *(level for level, _ in thrown_out)])
         barred = {tenant for _, tenant in thrown_out}
@@ -127,14 +129,15 @@ class Admissions:
                 break
             matched = self._match(request, reserve_tokens, is_first=True)
             if matched is None or not life.has_place:
-                # Nobody yields to one that would be late all the same.
+                # No preemption for a request that would be late anyway.
                 found = life.cache.match(request)
                 if life.outlook.verdict_at_admission(request, found, now) is not None:
                     break
                 if not self._make_place(request, num_blocks, grants, shares, now):
                     break
                 has_preempted = True
-                # Who yielded is of no higher class than this one; nobody behind goes before them.
+                # Preempted requests are of no higher class than this one; no request behind is
+                # before them.
                 least = max(least, request.spec.priority)
                 matched = self._match(request, reserve_tokens, is_first=True)
                 if matched is None or not life.has_place:
@@ -151,7 +154,7 @@ class Admissions:
         return has_preempted
 
     def _lack(self, grants: Grants, *, is_too_long: bool) -> WaitReason | None:
-        """What whoever is left in the order lacks, when nobody lacks blocks."""
+        """What the remaining requests in the order lack, when none lacks blocks."""
         life = self._life
         if not len(life.queue.order):
             return None
@@ -159,11 +162,11 @@ class Admissions:
             return WaitReason.SLOTS
         if is_too_long or grants.budget_tokens <= 0:
             return WaitReason.TOKEN_BUDGET
-        # Whoever is left stands for a tenant that runs as many as it may.
+        # The remaining ones belong to tenants at their running limit.
         return WaitReason.FAIRNESS
 
     def _may_pass_blocked(self, request: Request, now: float) -> bool:
-        """Whether one may go before whoever was found blocked in the last round."""
+        """Whether a request may overtake the one found blocked in the last round."""
         blocked = self._blocked
         if blocked is None or blocked is request or blocked.ticket < 0:
             self._blocked = None
@@ -176,7 +179,7 @@ class Admissions:
     def _make_place(
         self, request: Request, num_blocks: int, grants: Grants, shares: Shares, now: float
     ) -> bool:
-        """Preempt those who yield to a light tenant's request; False when they do not suffice."""
+        """Preempt requests for one of a tenant under its share; False when they do not suffice."""
         life = self._life
         if not self._may_yield or len(life.running) > life.outlook.pace.max_num_running:
             return False
@@ -207,7 +210,7 @@ class Admissions:
         cache = self._life.cache
         start = len(matched) * cache.block_size
         remaining = len(request.tokens) - start
-        # Longer than a whole step: alone, for the engine behind to cut into chunks.
+        # Longer than a whole step: alone, for the engine behind to split into chunks.
         if self._takes_whole_prompts and remaining > grants.budget_tokens and len(grants):
             return False
         count = grants.size(remaining)
@@ -220,8 +223,8 @@ class Admissions:
         """Cached blocks of a request that fits, None for one that does not."""
         cache = self._life.cache
         num_left = self._num_blocks_left()
-        # At least the last token's block is never cached. Who is tried out of turn is not matched
-        # anew while there is less than was wanted the last time.
+        # At least the last token's block is never cached. A request tried out of turn is not
+        # matched again while fewer blocks are free than it wanted the last time.
         if num_left < (1 if is_first else max(1, request.num_blocks_short)):
             return None
         matched = self._cached(request)
@@ -255,14 +258,14 @@ class Admissions:
         return is_in_time and blocked.num_overtaken < self._max_num_overtakes and is_news
 
     def _num_blocks_left(self) -> int:
-        """Blocks that nobody holds, was promised, or must leave free."""
+        """Blocks that are not used, reserved, or kept free."""
         life, cache = self._life, self._life.cache
         # Alone, a request may take everything.
         spare_blocks = self._watermark_blocks if len(life.running) else 0
         return cache.pool.num_available - cache.num_reserved - spare_blocks
 
     def _reserve_tokens(self, request: Request) -> int:
-        # Whose output has a form may not be resumable: it gets what it may need.
+        # A constrained output may not be resumable: it gets the blocks it may need.
         if self._is_guaranteed or request.spec.constraint is not None:
             return self._info.num_kept_tokens(request.spec.max_total_tokens)
         return len(request.tokens)

@@ -1,7 +1,7 @@
-"""The order that other engines have: strict priority classes, arrival inside a class.
+"""First come, first served: strict priority classes, arrival order inside a class.
 
-Owns seniority and its heap. A preempted request comes back with its old sequence number and so
-keeps its seniority. Entries of requests that left are dropped when they surface.
+Owns seniority and its heap. A preempted request keeps its sequence number and so its seniority.
+Entries of removed requests are dropped when they reach the top.
 """
 
 import heapq
@@ -34,17 +34,17 @@ class ArrivalOrder:
     def discard(self, request: Request) -> None:  # noqa: ARG002 (the port's name)
         """Forget a request whose ticket was just taken."""
         self._num_requests -= 1
-        # Cancelled requests deep in the heap would pile up while the head waits.
+        # Cancelled requests deep in the heap would accumulate while the head waits.
         if len(self._heap) > 2 * self._num_requests + 64:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
             heapq.heapify(self._heap)
 
     def note_admission(self, request: Request) -> bool:  # noqa: ARG002 (the port's name)
-        """Nothing depends on who went, and nobody goes for their age."""
+        """Nothing depends on admissions, and none is by age."""
         return False
 
     def eldest_beside(self, request: Request) -> Request | None:  # noqa: ARG002 (the port's name)
-        """Nobody: tenants have no turns."""
+        """None: tenants have no turns."""
         return None
 
     def first(self, max_num: int) -> list[Request]:
@@ -53,27 +53,27 @@ class ArrivalOrder:
         return heapq.nsmallest(max_num, live, key=seniority)
 
     def peek(self, now: float) -> Request | None:  # noqa: ARG002 (the port's name)
-        """The most senior, None when nobody waits."""
+        """The most senior, None when none waits."""
         heap = self._heap
         while heap and heap[0][1] != heap[0][2].ticket:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The same: there are no turns."""
+        """The most senior: there are no turns."""
         return self.peek(now)
 
     def pass_over(self, request: Request) -> None:
-        """Leave out the head until `end_round`."""
+        """Skip the head until `end_round`."""
         if self._heap[0][2] is not request:
             raise ValueError("only the head can be passed over")
         self._stash.append(heapq.heappop(self._heap))
 
     def end_round(self) -> None:
-        """Whoever was passed over stands where they stood."""
+        """Skipped requests return to their places."""
         for entry in self._stash:
             heapq.heappush(self._heap, entry)
         self._stash.clear()
 
     def release(self, tenant: int) -> None:
-        """Nobody is held back by their tenant's limit."""
+        """Tenants have no running limits here."""

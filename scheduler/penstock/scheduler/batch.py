@@ -1,4 +1,4 @@
-"""What crosses the executor seam: a `Batch` in, a `StepResult` out.
+"""The values between scheduler and executor: a `Batch` in, a `StepResult` out.
 
 Owns the two values and the meaning of their arrays. Does not know how a batch was chosen or how it
 is computed.
@@ -19,9 +19,9 @@ NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 class Batch:
     """One step: which slots run and how many tokens each.
 
-    Rows come in two runs: `num_decodes` rows of one token each, then prefill chunks. For row i the
-    tokens at positions `starts[i] .. starts[i] + num_tokens[i] - 1` of slot `slots[i]` are
-    computed and their keys and values written to the slot's blocks; position p lies in block
+    Rows are in two groups: `num_decodes` rows of one token each, then prefill chunks. For row i the
+    tokens at positions `starts[i] .. starts[i] + num_tokens[i] - 1` of slot `slots[i]` are computed
+    and their keys and values written to the slot's blocks; position p is in block
     `arrays.block_table[slot, p // block_size]` at offset `p % block_size`.
 
     The input token at position p is `arrays.token_ids[slot, p]` when `p < arrays.num_tokens[slot]`
@@ -33,11 +33,10 @@ class Batch:
 
     The arrays change after `launch` returns: an executor reads or copies what it needs before.
     `admitted`: requests that got a slot since the last batch (`request.slot`); `released`: slots
-    given back since the last batch, listed before a slot that was granted anew (handle `released`
-    first, then `admitted`). A batch without rows carries releases alone; its result is empty.
-    `num_used_blocks`: blocks that running requests hold, shared ones counted once;
-    `num_old_blocks`: the same before this step took any. `num_paused`: decodes that are left out of
-    this step.
+    released since the last batch, also those granted again (handle `released` first, then
+    `admitted`). A batch without rows only has releases; its result is empty. `num_used_blocks`:
+    blocks of running requests, shared ones counted once; `num_old_blocks`: the same before this
+    step took any. `num_paused`: decodes that are left out of this step.
 
     A self-paced executor gets a prompt as one chunk, in every batch until its first token is in.
     """
@@ -67,8 +66,7 @@ class TokenLogprobs:
 
     `chosen` float32 [t]; `ranks` int32 [t] (1 = most likely); `top_ids` int32 [t, k] (-1 where
     there are fewer) and `top_logprobs` float32 [t, k], most likely first, k the largest number any
-    request of the step asked for (0 is allowed). Rows of requests that did not ask may hold
-    anything.
+    request of the step asked for (0 is allowed). Rows of requests without logprobs are undefined.
     """
 
     chosen: NDArray[np.float32]
@@ -88,11 +86,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFailure:
-    """A request that failed alone; the rest of the batch is good.
+    """A request that failed alone; the rest of the batch is valid.
 
     `detail` is for our logs only, and quotes nothing of what a client sent. `is_refusal`: the
-    executor will not do what was asked, now or later: the request's own fault;
-    `is_of_constraint` when it is the constraint that cannot be met.
+    executor does not support what was asked: the request's own fault; `is_of_constraint` when that
+    is the constraint.
     """
 
     slot: int
@@ -103,9 +101,10 @@ class SlotFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEnd:
-    """A request that the executor ended by itself, after the tokens of this result.
+    """A request that the executor ended itself, after the tokens of this result.
 
-    Only for what the scheduler cannot tell from the tokens; `stop_id` -1 when no token stopped it.
+    Only for ends that the scheduler cannot see in the tokens; `stop_id` -1 when no token stopped
+    it.
     """
 
     slot: int
@@ -118,15 +117,15 @@ class StepResult:
     """The outcome of one launched batch.
 
     `slots` int32 [m]: usually `batch.sampled_slots` itself. `tokens` int32: one per slot when
-    `counts` is None; otherwise `counts[i]` of them (0 is allowed: that slot is asked again), laid
-    end to end. A count above one means that the keys and values of all but the last are written
+    `counts` is None; otherwise `counts[i]` of them (0 is allowed: that slot is computed again),
+    concatenated. A count above one means that the keys and values of all but the last are written
     too, within the slot's blocks. Counts need a pipeline depth of 1. `logprobs` is aligned with
-    `tokens`, None when nobody asked. `prompt_logprobs`: (slot, first position, logprobs): rows for
-    the prompt tokens at positions first, first + 1, ... that this step's chunk predicted.
+    `tokens`, None when none were requested. `prompt_logprobs`: (slot, first position, logprobs):
+    rows for the prompt tokens at positions first, first + 1, ... that this step's chunk predicted.
     Slots in `failures` have no tokens. `ends`: see SlotEnd. `num_cached`: (slot, tokens of its
-    prompt that were found in the executor's own cache), where that is not for the scheduler to say.
+    prompt that were found in the executor's own cache), where the executor manages its cache.
 
-    Of a self-paced executor tokens may run past the slot's blocks, and `counts` is always given.
+    Of a self-paced executor tokens may extend past the slot's blocks, and `counts` is always given.
     """
 
     slots: NDArray[np.int32]

@@ -1,15 +1,15 @@
-"""Which priority requests asked for the blocks they left in the prefix cache, and for how long.
+"""Retention claims: the priority that requests set for the blocks they left in the prefix cache.
 
-Owns the claims, their budget and when they expire. Does not know which blocks are cached.
+Owns the claims, their budget and their expiry. Does not know which blocks are cached.
 
-A block that several requests left has the highest level that one of them asked for, for as long as
-that one asked; of equal levels the longer duration counts. A claim below the default holds only
-while no other request has left the block: a request that gives its own prompt up early must not
-lower the head that it shares with others.
+A block that several requests left has the highest level of their claims, for as long as that claim
+lasts; of equal levels the longer duration counts. A claim below the default holds only while no
+other request has left the block: a request that releases its own prompt early must not lower the
+prefix that it shares with others.
 
 Claims above the default have a budget, of all tenants and of each: such blocks are evicted after
-everything else in the cache, so without one a tenant could take the cache from all others. Over its
-own budget a tenant loses its oldest claims; over that of all, the tenant with most claims does. The
+everything else in the cache, so without one a tenant could take the whole cache. Over its own
+budget a tenant loses its oldest claims; over that of all, the tenant with most claims does. The
 blocks stay cached at the default level.
 """
 
@@ -51,8 +51,8 @@ def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudge
 class RetentionCuts:
     """What the budget has cut so far.
 
-    `num_shortened`: requests whose retention was longer than it allows. `num_dropped_blocks`: those
-    that lost their retention to it, or did not get any.
+    `num_shortened`: requests whose retention was longer than it allows. `num_dropped_blocks`:
+    blocks that lost their retention to it, or got none.
     """
 
     num_shortened: int = 0
@@ -60,7 +60,7 @@ class RetentionCuts:
 
 
 class BlockClaims:
-    """Blocks that are to be kept at another level than the default."""
+    """Blocks with a level other than the default."""
 
     def __init__(self, budget: RetentionBudget) -> None:
         self.cuts = RetentionCuts()
@@ -93,8 +93,8 @@ class BlockClaims:
     ) -> list[int]:
         """Claim a level other than the default for each block, most valuable last.
 
-        A claim that does not exceed the one the block has changes nothing. Returns the blocks that
-        lost their claim to the budget.
+        A claim that does not exceed the existing one has no effect. Returns the blocks that lost
+        their claim to the budget.
         """
         limited = self._budget.limit(retention)
         self.cuts.num_shortened += limited is not retention
@@ -132,13 +132,14 @@ class BlockClaims:
             heapq.heappush(self._ends, (expires_s, block))
 
     def _keep_budget(self, tenant: str) -> list[int]:
-        """Drop what is over the budget, the claims of `tenant` being new."""
+        """Drop claims over the budget, those of `tenant` being new."""
         lost: list[int] = []
         budget, high_of = self._budget, self._high_of
         while len(high_of.get(tenant, ())) > budget.max_num_of_tenant:
             lost.append(self._drop_oldest(tenant))
         while len(self._tenant_of) > budget.max_num_blocks:
-            # `tenant` counts as the larger one of equals: an equal share is not taken from others.
+            # Of equal tenants, `tenant` counts as the larger: it must not take an equal share from
+            # others.
             largest = max(high_of, key=lambda name: (len(high_of[name]), name == tenant))
             lost.append(self._drop_oldest(largest))
         self.cuts.num_dropped_blocks += len(lost)
@@ -150,13 +151,13 @@ class BlockClaims:
         return block
 
     def drop_low(self, blocks: Iterable[int]) -> None:
-        """A request that asked for no less than the default left these blocks."""
+        """A request with a retention of at least the default left these blocks."""
         for block in blocks:
             if self.level(block) < DEFAULT_LEVEL:
                 self.drop(block)
 
     def expire(self, now: float) -> list[int]:
-        """Drop the claims whose time is up; their blocks."""
+        """Drop expired claims; returns their blocks."""
         ends, lapsed = self._ends, list[int]()
         while ends and ends[0][0] <= now:
             expires_s, block = heapq.heappop(ends)
@@ -167,7 +168,7 @@ class BlockClaims:
         return lapsed
 
     def faults(self) -> Faults:
-        """What is wrong with the account, piece by piece."""
+        """Inconsistencies of the account, piece by piece."""
         num_low, ends = 0, set[tuple[float, int]]()
         for known in pieces(self._ends):
             ends.update(known)

@@ -1,7 +1,7 @@
-"""Content hashes of full blocks, chained, so that a hash names a whole prefix.
+"""Content hashes of full blocks, chained, so that a hash identifies a whole prefix.
 
 Owns the one definition that fronts (prompt) and engine (output) share. A digest of 16 bytes of
-BLAKE2b: collisions would hand one tenant another's keys and values, so the hash is cryptographic
+BLAKE2b: a collision would give one tenant another's keys and values, so the hash is cryptographic
 and the chain starts from the tenant's salt.
 """
 

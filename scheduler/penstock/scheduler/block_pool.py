@@ -1,13 +1,13 @@
-"""Who holds which block of KV memory.
+"""The pool of KV cache blocks: reference counts, cached content, eviction.
 
-Owns the identity of blocks: free, cached (free to take, content still known by its hash) or used
+Owns the state of each block: free, cached (available, content still identified by its hash) or used
 (reference count above zero). Does not know slots, requests or tensors.
 
-Free blocks lie on a stack in one array, so that many are taken in one slice. Cached blocks are
-evicted by level, then by the eviction order that the pool is given (eviction_order.py): a block's
-level is what its requests asked for (block_claims.py) or that of sessions while one holds it
-(sessions.py), whichever is higher. Blocks of one request are given back tail first, so that the
-head of a prefix, which more requests share, is evicted last (the order vLLM established).
+Free blocks are on a stack in one array, so that many are taken in one slice. Cached blocks are
+evicted by level, then by the pool's eviction order (eviction_order.py): a block's level is that of
+its retention claim (block_claims.py) or of a session that holds it (sessions.py), whichever is
+higher. A request's blocks are released tail first, so that the head of a prefix, which more
+requests share, is evicted last (as in vLLM).
 """
 
 import math
@@ -30,8 +30,8 @@ class BlockPool:
     """Reference counts, the free stack, and the index from content hash to block.
 
     Every block is in exactly one of: the free stack, the cached order, used. Without `sessions`
-    there are none; without `order` the block used longest ago goes first; without `budget`
-    retention has no bound.
+    there are none; without `order` eviction is least recently used; without `budget` retention has
+    no bound.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError("num_blocks must be at least 1")
         self.num_blocks = num_blocks
-        # Told of every name that is lost; None where nobody asks what is cached.
+        # Called for every name that is lost; None without an index of cached blocks.
         self.book: CacheBook | None = None
         self.ref_counts: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
-        # Reversed, so that a fresh pool hands out 0, 1, 2, ...
+        # Reversed, so that a new pool hands out 0, 1, 2, ...
         self._stack: NDArray[np.int32] = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
-        # Of each block the place of the stack where `faults_at` saw it last; no news of it since.
+        # Of each block the place of the stack where `faults_at` last saw it; may be out of date.
         self._place_of: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
-        # Blocks that `allocate` can hand out: free ones, then cached ones by eviction. Asked for
-        # many times a step, so it is kept and not counted.
+        # Blocks that `allocate` can hand out: free ones, then cached ones by eviction. Read many
+        # times a step, so it is maintained instead of counted.
         self.num_available = num_blocks
         self._cached = CachedBlocks(order)
         self._order = self._cached.order
@@ -62,21 +62,21 @@ class BlockPool:
                 max_num_blocks=num_blocks, max_num_of_tenant=num_blocks, max_duration_s=math.inf
             )
         self._claims = BlockClaims(budget)
-        # Not `or`: sessions without blocks count as false.
+        # Not `or`: sessions without blocks are false.
         if sessions is None:
             sessions = Sessions(level=100, ttl_s=0.0, max_num_blocks=0, max_num_each=0)
         self.sessions = sessions
         self._is_hashed: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         # Whether any block may be claimed or held: most pools never have one.
         self._has_standing = False
-        # Since it got its name, somebody has left the block who wants it no less than the default.
+        # Since it got its name, a request without a low claim has left the block.
         self._is_settled: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
     @property
     def num_cached(self) -> int:
-        """Blocks nobody uses whose content may be reused."""
+        """Unused blocks whose content may be reused."""
         return self.num_available - self._num_free
 
     @property
@@ -116,7 +116,7 @@ class BlockPool:
         return blocks
 
     def num_unused(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks` nobody uses: sharing them makes them unavailable."""
+        """How many of `blocks` are unused: sharing makes them unavailable."""
         if not blocks:
             return 0
         return int((self.ref_counts[np.array(blocks, dtype=np.int32)] == 0).sum())
@@ -137,9 +137,9 @@ class BlockPool:
         now: float = 0.0,
         tenant: str = "",
     ) -> None:
-        """Give back one reference to each block of one table, int32 [n], no duplicates.
+        """Release one reference to each block of one table, int32 [n], no duplicates.
 
-        `retention`: what the request of `tenant` wants for those whose content is known, from `now`
+        `retention`: the claim of `tenant`'s request for those whose content is known, from `now`
         on.
         """
         counts = self.ref_counts[blocks] - 1
@@ -158,12 +158,12 @@ class BlockPool:
             self._cached.extend(list(run), level)
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> None:
-        """Let a session hold `blocks`, used or cached, in place of those of its turn before."""
+        """Let a session hold `blocks`, used or cached, in place of those of its previous turn."""
         self._has_standing = True
         self._move(self.sessions.hold(key, turn, blocks, now))
 
     def expire(self, now: float) -> None:
-        """Let every claim and session go whose time is up."""
+        """Expire claims and sessions."""
         if self._has_standing:
             self._move(self._claims.expire(now))
             self._move(self.sessions.expire(now))
@@ -177,24 +177,24 @@ class BlockPool:
         self, table: NDArray[np.int32], digests: Sequence[bytes], places: range
     ) -> None:
         """Name the full, used blocks at `places` of a table, the blocks of one hash chain from its
-        start, and learn from what was known of the chain before.
+        start, and learn from the known part of the chain.
         """
         self._name(table[places.start : places.stop], digests[places.start : places.stop])
         self._order.note_named(table, digests, places, self._block_of)
 
     def forget(self, blocks: NDArray[np.int32]) -> None:
-        """Drop the names of used blocks whose content is not to be trusted."""
+        """Drop the names of used blocks with untrusted content."""
         named = blocks[self._is_hashed[blocks]]
         self._unname(named)
         self._order.note_lost(named.tolist())
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """What the budget of retention has cut."""
+        """What the retention budget has cut."""
         return self._claims.cuts
 
     def level(self, block: int) -> int | None:
-        """The level of a block among those that are cached, None when it is not."""
+        """The level of a cached block, None of any other."""
         return self._cached.level(block) if block in self._cached else None
 
     def _claim(
@@ -204,7 +204,7 @@ class BlockPool:
         now: float,
         tenant: str,
     ) -> None:
-        """What a request that leaves `blocks` wants for them."""
+        """The claim of a request for the `blocks` it leaves."""
         claims = self._claims
         level = DEFAULT_LEVEL if retention is None else retention.priority
         if level >= DEFAULT_LEVEL:
@@ -225,7 +225,7 @@ class BlockPool:
         return max(level, self.sessions.level) if block in self.sessions else level
 
     def _move(self, blocks: Iterable[int]) -> None:
-        """The standing of `blocks` changed: those that are cached get their level anew."""
+        """The level of `blocks` may have changed: update those that are cached."""
         for block in blocks:
             if block in self._cached:
                 self._cached.move(block, self._level(block))
@@ -257,13 +257,13 @@ class BlockPool:
                 self.sessions.lose(block)
 
     def faults(self) -> Faults:
-        """What is wrong with the account, piece by piece; any part may change after its piece."""
+        """Inconsistencies of the account, piece by piece; any part may change after its piece."""
         yield from self.total_faults()
         for start in range(0, self.num_blocks, PIECE):
             yield from self.faults_at(range(start, min(start + PIECE, self.num_blocks)))
 
     def total_faults(self) -> Faults:
-        """Of the sums, and of what is in some order."""
+        """Of the totals, and of ordered structures."""
         is_used = self.ref_counts > 0
         num_named = int(np.count_nonzero(self._is_hashed))
         num_used = int(np.count_nonzero(is_used))
@@ -288,7 +288,7 @@ class BlockPool:
     def faults_at(self, places: range) -> Faults:
         """Of the blocks with these numbers and the places of the free stack with these numbers.
 
-        It takes nothing for granted of the others, which may have changed since they were checked.
+        Assumes nothing about the others, which may have changed since they were checked.
         """
         cached, claims, sessions = self._cached, self._claims, self.sessions
         names = list(map(self._hash_of.get, places))
@@ -321,7 +321,8 @@ class BlockPool:
         blocks = self._stack[numbers]
         if self.ref_counts[blocks].any() or self._is_hashed[blocks].any():
             return "free, cached and used blocks are not a partition of the pool"
-        # Where a block was seen last may be another place that still has it, or an old one.
+        # The place where a block was last seen may be another place that still has it, or out of
+        # date.
         before = self._place_of[blocks]
         self._place_of[blocks] = numbers
         is_elsewhere = (before != numbers) & (before < self._num_free)

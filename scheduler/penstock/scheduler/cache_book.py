@@ -1,10 +1,11 @@
-"""What the named blocks of the KV cache hold, for those who want to know where a prefix is cached.
+"""The index of named KV cache blocks, for subscribers that want to know where a prefix is cached.
 
-Owns the tokens and the place in its chain of every named block, and the news of blocks that are
-named and forgotten since somebody began to watch. Does not know why a block gets its name or loses
-it, nor who watches. An engine that nobody may watch keeps no book, and pays nothing for it.
+Owns the tokens and the chain position of every named block, and the changes since a subscriber's
+watch began. Does not know why a block gets or loses its name, nor who watches. An engine without
+subscribers has no index and no cost.
 
-A watch is of one salt: blocks hashed from another are another tenant's, and are never told.
+A watch covers one salt: blocks hashed from another belong to another tenant, and are never
+reported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ _TOKEN_BYTES = 4
 
 class CachedBlock(NamedTuple):
     """A full block by its `digest`; `parent`: the digest before it in its chain, empty for the
-    first; `tokens`: its token ids, int32 as they lie in memory.
+    first; `tokens`: its token ids, int32 in memory order.
     """
 
     digest: bytes
@@ -25,16 +26,18 @@ class CachedBlock(NamedTuple):
 
 
 CacheChange: TypeAlias = CachedBlock | bytes
-"""A block that was named, or the digest of one that is forgotten."""
+"""A block that was named, or the digest of one that lost its name."""
 _Content: TypeAlias = tuple[bytes, bytes]
-"""Parent and tokens. There are many of them: a plain tuple of bytes costs the collector nothing."""
+"""Parent and tokens. There are many of them: plain tuples of bytes cost the garbage collector
+nothing.
+"""
 
 
 class CacheWatch:
-    """One look at the blocks of a salt: those there were when it began, then what changes.
+    """A watch of a salt's blocks: a snapshot, then changes.
 
-    `num_blocks`: how many there were. Of changes that nobody takes it keeps `max_num_changes`:
-    then `is_overrun`, and it is of no use any more.
+    `num_blocks`: of the snapshot. It keeps up to `max_num_changes` unread changes: beyond that it
+    `is_overrun`, and must be replaced.
     """
 
     def __init__(self, salt: bytes, blocks: Mapping[bytes, _Content], max_num_changes: int) -> None:
@@ -46,16 +49,18 @@ class CacheWatch:
         self._max_num_changes = max_num_changes
 
     def take_blocks(self, max_num: int) -> list[CachedBlock]:
-        """The next of those there were at the beginning, parents before children."""
+        """The next blocks of the snapshot, parents before children."""
         return list(islice(self._snapshot, max_num))
 
     def take_changes(self) -> list[CacheChange]:
-        """What has changed since the last call, in that order, from the beginning on."""
+        """Changes since the last call, in order; the first call returns those since the
+        snapshot.
+        """
         changes, self._changes = self._changes, []
         return changes
 
     def add(self, changes: Iterable[CacheChange]) -> None:
-        """The book has news."""
+        """Record a change."""
         if self.is_overrun:
             return
         self._changes.extend(changes)
@@ -65,7 +70,7 @@ class CacheWatch:
 
 
 class _Chain:
-    """The blocks of one salt, by digest in the order of their naming, and who watches them."""
+    """The blocks of one salt, by digest in naming order, and its watches."""
 
     __slots__ = ("blocks", "salt", "watches")
 
@@ -86,7 +91,7 @@ class CacheBook:
 
     @property
     def num_blocks(self) -> int:
-        """All blocks there are."""
+        """The number of blocks."""
         return len(self._chain_of)
 
     def __contains__(self, digest: bytes) -> bool:
@@ -95,9 +100,9 @@ class CacheBook:
     def note_named(
         self, salt: bytes, digests: Sequence[bytes], places: range, tokens: bytes
     ) -> None:
-        """The blocks at `places` of the chain `digests` have their names; `tokens`: theirs alone.
+        """The blocks at `places` of the chain `digests` were named; `tokens`: of these blocks.
 
-        Those that had them before are known already.
+        Earlier blocks of the chain are known already.
         """
         chain = self._chains.get(salt)
         if chain is None:
@@ -118,7 +123,7 @@ class CacheBook:
         self._drop_if_unused(chain)
 
     def note_lost(self, digests: Iterable[bytes]) -> None:
-        """These names are forgotten, each of them known here."""
+        """These blocks lost their names; each of them is known here."""
         for digest in digests:
             chain = self._chain_of.pop(digest)
             del chain.blocks[digest]
@@ -127,7 +132,7 @@ class CacheBook:
             self._drop_if_unused(chain)
 
     def watch(self, salt: bytes) -> CacheWatch:
-        """Begin to watch the blocks hashed from `salt`; end it by `unwatch`."""
+        """Start to watch the blocks hashed from `salt`; end it by `unwatch`."""
         chain = self._chains.get(salt)
         if chain is None:
             chain = self._chains[salt] = _Chain(salt)
@@ -136,19 +141,19 @@ class CacheBook:
         return watch
 
     def unwatch(self, watch: CacheWatch) -> None:
-        """Nobody takes the news of this one any more."""
+        """End a watch."""
         chain = self._chains[watch.salt]
         chain.watches.remove(watch)
         self._drop_if_unused(chain)
 
     def _drop_if_unused(self, chain: _Chain) -> None:
-        """Salts come and go: some are of a single request."""
+        """Many salts are used by a single request: drop empty chains."""
         if not chain.blocks and not chain.watches:
             self._chains.pop(chain.salt, None)
 
 
 def _parents_first(blocks: dict[bytes, _Content]) -> Iterator[CachedBlock]:
-    """All of `blocks`, which is used up. A parent may have been named again after its child."""
+    """All of `blocks`, which is consumed. A parent may have been named again after its child."""
     for first in list(blocks):
         line: list[CachedBlock] = []
         digest = first

@@ -1,11 +1,11 @@
-"""Cached blocks in the order in which they are given up.
+"""Cached blocks in the order of their eviction.
 
-Owns that order among levels: the lowest level first. Within the default level an eviction order
-decides (eviction_order.py), within the others the block used longest ago goes first: there
-somebody said what the blocks are worth. Does not know what is in a block, nor why it has its level.
+Owns the order among levels: the lowest level first. Within the default level an eviction order
+decides (eviction_order.py), within the others least recent use: there a request set the value of
+its blocks. Does not know a block's content, nor the reason of its level.
 
-A block that changes its level keeps its age: what falls back to the default after a while stands
-there among those that were used at the same time, not behind them.
+A block that changes its level keeps its age: one that returns to the default after a while is
+placed among those that were used at the same time, not behind them.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from penstock.scheduler.eviction_order import EvictionOrder, RecencyOrder
 from penstock.scheduler.request_options import DEFAULT_RETENTION_PRIORITY
 
 DEFAULT_LEVEL = DEFAULT_RETENTION_PRIORITY
-"""Where a block stands about which nobody said anything."""
+"""The level of a block without a claim."""
 
 
 class CachedBlocks:
-    """Blocks nobody uses whose content is known, each of a level from 0 to 100.
+    """Unused blocks whose content is known, each with a level from 0 to 100.
 
     `order`: of the default level.
     """
 
     def __init__(self, order: EvictionOrder | None = None) -> None:
-        # Not `or`: an order without blocks counts as false.
+        # Not `or`: an order without blocks is false.
         self.order: EvictionOrder = RecencyOrder() if order is None else order
         self._others: dict[int, RecencyOrder] = {}
         # Of every block that is not at the default level.
@@ -38,7 +38,7 @@ class CachedBlocks:
         return block in self.order or block in self._level_of
 
     def blocks(self) -> list[int]:
-        """All of them, in no order."""
+        """All of them, unordered."""
         return [*self.order.blocks(), *self._level_of]
 
     @property
@@ -62,7 +62,7 @@ class CachedBlocks:
         self._level_of.update(dict.fromkeys(blocks, level))
 
     def move(self, block: int, level: int) -> None:
-        """Give a cached block another level; it keeps its age."""
+        """Change the level of a cached block; it keeps its age."""
         old = self.level(block)
         if old == level:
             return
@@ -74,7 +74,7 @@ class CachedBlocks:
             self._level_of[block] = level
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Take out those of `blocks` that are cached: somebody uses them."""
+        """Remove those of `blocks` that are cached: they are used again."""
         self.order.discard(blocks)
         others = self._level_of
         if others:
@@ -83,7 +83,7 @@ class CachedBlocks:
                     self._take(block, others[block])
 
     def pop(self, count: int) -> list[int]:
-        """Take out the `count` blocks that are given up next; there must be as many."""
+        """Remove the `count` blocks that are evicted next; there must be as many."""
         if not self._level_of:
             return self.order.pop(count)
         popped: list[int] = []
@@ -99,7 +99,7 @@ class CachedBlocks:
         return popped
 
     def faults(self) -> Faults:
-        """What is wrong with the account, piece by piece."""
+        """Inconsistencies of the account, piece by piece."""
         yield from self.order.faults()
         num_special = 0
         for level, of_level in self._others.items():
@@ -119,7 +119,7 @@ class CachedBlocks:
         return self._others.setdefault(level, RecencyOrder())
 
     def _take(self, block: int, level: int) -> int:
-        """Take a block out of its level; the turn at which it came."""
+        """Remove a block from its level; returns the turn at which it was added."""
         if level == DEFAULT_LEVEL:
             return self.order.take(block)
         turn = self._others[level].take(block)

@@ -1,4 +1,4 @@
-"""All who live in the scheduler, for people who look.
+"""Lists all live requests, for operators.
 
 Owns the list and its order. Reads everything, changes nothing; may take milliseconds.
 """
@@ -10,14 +10,14 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.waiting_queue import expiry_s
 
 MAX_POSITIONS = 1000
-"""How many of those who wait are told their position."""
+"""How many waiting requests get a position."""
 
 
 def census(life: Lifecycle) -> tuple[LiveView, ...]:
-    """Who runs, most senior first; then who waits, as they would go; then the rest of those.
+    """Running requests, most senior first; then waiting ones, in order; then the rest of those.
 
-    The rest, without a position: those behind the first thousand, outputs that wait for their
-    prompt, and whose tenants run as many as they may.
+    The rest have no position: those behind the first thousand, outputs that wait for their prompt,
+    and requests of tenants at their running limit.
     """
     running = [_running(life, request) for request in sorted(life.running, key=seniority)]
     first = life.queue.order.first(MAX_POSITIONS)

@@ -1,7 +1,7 @@
-"""How an integrity check is cut into pieces, so that work which arrives waits for one of them only.
+"""How an integrity check is split into pieces, so that new requests wait for one of them only.
 
 Owns the size of a piece and the form of the result. A check is an iterator that yields after each
-piece: the fault it found, or an empty string. What it walks through must not change in between.
+piece: the fault it found, or an empty string. The checked data must not change in between.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TypeAlias, TypeVar
 
 PIECE = 256
-"""Blocks or entries that one piece looks at, well under a millisecond on a busy core too."""
+"""Blocks or entries per piece, well under a millisecond on a busy core too."""
 
 Faults: TypeAlias = Iterator[str]
 _T = TypeVar("_T")

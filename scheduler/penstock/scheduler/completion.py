@@ -1,28 +1,29 @@
-"""Whether a request will have its whole answer before its deadline, as a probability.
+"""The probability that a request has its whole answer before its deadline.
 
-Owns what the probability is made from besides the lengths of outputs: how fast running requests
-advance, and where queues stand. Does not know the queue itself, nor what a refusal looks like.
+Owns the inputs of the probability besides the lengths of outputs: how fast running requests make
+progress, and where queues persist. Does not know the queue itself, nor how a rejection is reported.
 
-- **Chance.** With the time that is left after queue and prefill, and t the time between two tokens
-  of a running request as it was lately, an output may have n = 1 + left / t tokens; the chance is
-  the probability that it ends within n (output_lengths.py).
-- **Smallest chance.** With less than `min_deadline_chance` a request is refused, dropped or, while
-  it runs, given up.
-- **Beside others.** What those who run and wait leave of the chance on an idle machine must be
-  96 %, on average over the prompt tokens let in lately. Less is let in where the average
-  allows it. So no more runs at once than leaves most of it time to end, and a tenant whose outputs
-  are long is refused while the machine is too slow for them instead of being computed in vain.
-- **Standing queue.** A queue that stands serves nobody: what enters is as much as what leaves, and
-  every request in it has lost of its time what the queue is long, so that all of them end at the
-  edge of their deadlines and many beyond it, with all of their compute wasted (the domino effect of
-  deadline order under overload: Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the
-  longer the queue of a tenant's class has stood, the nearer must a request come to the chance that
-  it has after a wait of a fortieth of its time (after Nichols and Jacobson, "Controlling Queue
-  Delay", 2012). A burst on a machine that keeps up may wait as far as the average above allows.
+- **Chance.** With the time that is left after queue and prefill, and t the recent time between two
+  tokens of a running request, an output may have n = 1 + left / t tokens; the chance is the
+  probability that it ends within n (output_lengths.py).
+- **Smallest chance.** A request with less than `min_deadline_chance` is refused, dropped or, while
+  it runs, ended.
+- **With other load.** The chance next to the running and waiting requests must be 96 % of the
+  chance on an idle machine, on average over the recently admitted prompt tokens. A lower one is
+  admitted where the average allows it. So no more requests run at once than leaves most of them
+  time to end, and a tenant with long outputs is refused while the machine is too slow for them
+  instead of being computed in vain.
+- **Standing queue.** A standing queue helps no request: as much enters as leaves, and every request
+  in it has lost the queue's length of its time, so that all of them end close to their deadlines
+  and many after them, with all of their compute wasted (the domino effect of deadline order under
+  overload: Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the longer the queue of a
+  tenant's class has persisted, the closer must a request's chance be to the one that it has after a
+  wait of a fortieth of its time (after Nichols and Jacobson, "Controlling Queue Delay", 2012). A
+  burst on a machine that keeps up may wait as far as the average above allows.
 
 A chance that is certain, for a short `max_tokens`, loses nothing by waiting and is not affected.
 
-What is let in to learn, though it may be late, is in exploration.py.
+exploration.py has the requests that are admitted to learn, although they may be late.
 """
 
 import math
@@ -44,26 +45,26 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
 
 _MEMORY_S = 10.0
-"""How long a queue must stand to count as one that stays, and the memory of the time per token."""
+"""How long a queue must persist to count as standing, and the memory of the time per token."""
 _STANDING_WAIT_SHARE = 0.025
-"""Of a request's time: what a wait in a queue that stands may take of it."""
+"""Share of a request's time that a wait in a standing queue may take."""
 _FULL_CONTENTION = 0.5
-"""Where somebody waits for this share of the time the queue counts as one that never empties."""
+"""With requests waiting for this share of the time the queue counts as one that never empties."""
 _ADMISSION_SHARE = 0.8
-"""At admission: what was let into the queue has waited already, and is not dropped for a little."""
+"""At admission: a queued request has waited already, and is not dropped for a small shortfall."""
 _BESIDE_OTHERS = 0.96
-"""Of the chance on an idle machine: what must be left of it beside the others."""
+"""Of the chance on an idle machine: the minimum next to other load."""
 _CREDIT_MEMORY_S = 60.0
 _MAX_LINES = 4096
 _CHECK_EVERY_S = 0.25
-"""How often running requests are looked at."""
+"""How often running requests are checked."""
 
 
 class TokenTime:
-    """The time between two tokens of a running request, by the steps of the last seconds.
+    """The time between two tokens of a running request, over the steps of the last seconds.
 
-    Time over steps, both fading. While the machine is idle it counts as many steps as it could have
-    made for one request alone: a step full of prefill in an idle minute does not slow anybody.
+    Time over steps, both decaying. While the machine is idle it counts as many steps as it could
+    have made for one request alone: a step full of prefill in an idle minute delays no request.
     """
 
     __slots__ = ("_at_s", "_fit", "_num_tokens", "_seconds")
@@ -80,7 +81,7 @@ class TokenTime:
         return self._fit.step_time_s(num_prefill_tokens=0, num_decodes=1, num_context_tokens=0)
 
     def note_step(self, seconds: float, now: float) -> None:
-        """A step ended that took so long."""
+        """Record the duration of a step."""
         self._idle_until(now - seconds)
         self._fade(seconds)
         self._seconds += seconds
@@ -88,7 +89,7 @@ class TokenTime:
         self._at_s = max(self._at_s, now)
 
     def beside(self, load: Load, now: float) -> float:
-        """Beside those who run: what it was lately, and no less than a step of all decodes."""
+        """With the current load: the recent time, but at least a step of all decodes."""
         self._idle_until(now)
         least_s = self._fit.decode_error.mean * self._fit.step_time_s(
             num_prefill_tokens=0,
@@ -116,9 +117,9 @@ class TokenTime:
 
 
 class StandingQueues:
-    """For each tenant and class the share of recent time in which somebody waited there.
+    """For each tenant and class the share of recent time with waiting requests.
 
-    Arrivals are what looks: each finds the queue as it was since the last one.
+    Sampled at arrivals: each finds the queue as it was since the last one.
     """
 
     __slots__ = ("_lines",)
@@ -127,7 +128,7 @@ class StandingQueues:
         self._lines: dict[tuple[int, str], tuple[float, float]] = {}
 
     def note_arrival(self, line: tuple[int, str], now: float, *, finds_queue: bool) -> None:
-        """A request arrives; `finds_queue`: others wait already where it would."""
+        """A request arrives; `finds_queue`: others of its tenant and class wait already."""
         share, at_s = self._lines.pop(line, (0.0, -math.inf))
         gain = -math.expm1(-max(now - at_s, 0.0) / _MEMORY_S)
         self._lines[line] = (share + gain * (finds_queue - share), now)
@@ -140,10 +141,10 @@ class StandingQueues:
 
 
 class PrefillCredit:
-    """What the others may take of chances, held against the prompts that were let in lately.
+    """The chances that other load costs, accounted for the recently admitted prompts.
 
     While on average at most `1 - _BESIDE_OTHERS` of their tokens are likely to be computed in vain
-    for the sake of others, a single request may have less.
+    because of other load, a single request may have less.
     """
 
     __slots__ = ("_at_s", "_kept", "_tokens")
@@ -154,13 +155,13 @@ class PrefillCredit:
         self._tokens = 0.0
 
     def least_share(self, num_tokens: int, now: float) -> float:
-        """The share of its chance alone that a prompt of this length must have now."""
+        """The minimum share of its chance alone for a prompt of this length."""
         self._fade(now)
         credit = self._kept - _BESIDE_OTHERS * self._tokens
         return min(max(_BESIDE_OTHERS - credit / num_tokens, 0.0), _BESIDE_OTHERS)
 
     def note(self, num_tokens: int, share: float, now: float) -> None:
-        """A prompt is let in with so much of its chance alone."""
+        """A prompt is admitted with this share of its chance alone."""
         self._fade(now)
         self._kept += num_tokens * min(share, 1.0)
         self._tokens += num_tokens
@@ -174,10 +175,10 @@ class PrefillCredit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What is predicted of a whole answer.
+    """The prediction for a whole answer.
 
-    `chance`: that it meets its deadline; `required`: what it must have to be worth its compute;
-    `needed_s`: seconds from now after which it would have that.
+    `chance`: that it meets its deadline; `required`: the minimum to be worth its compute;
+    `needed_s`: seconds from now with which it would have that.
     """
 
     chance: float
@@ -186,9 +187,9 @@ class Completion:
 
 
 class CompletionPredictor:
-    """Chances of whole answers. `lengths`: what outputs are learned from.
+    """Predicts the chances of whole answers. `lengths`: the learned output lengths.
 
-    `min_chance`: 0 for no judgement by probabilities at all.
+    `min_chance`: 0 turns predictions by probability off.
     """
 
     def __init__(
@@ -205,14 +206,14 @@ class CompletionPredictor:
         self.exploration = Exploration()
 
     def is_check_due(self, now: float) -> bool:
-        """Whether to look at running requests again."""
+        """Whether to check running requests again."""
         if self.min_chance <= 0.0 or now < self._check_s:
             return False
         self._check_s = now + _CHECK_EVERY_S
         return True
 
     def note_arrival(self, request: Request, now: float, *, finds_queue: bool) -> None:
-        """One with a deadline arrives; `finds_queue`: see `StandingQueues`."""
+        """A request with a deadline arrives; `finds_queue`: see `StandingQueues`."""
         self.standing.note_arrival(line_of(request), now, finds_queue=finds_queue)
         spec = request.spec
         if spec.min_tokens < spec.max_tokens:  # otherwise there is nothing to learn
@@ -220,9 +221,9 @@ class CompletionPredictor:
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
     def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
-        """A request that ran has ended with so many tokens; `is_cut`: not by itself.
+        """A running request ended with so many tokens; `is_cut`: not by its own end.
 
-        Without a token that could have ended it, its limit says nothing of others' lengths.
+        Without a token that could have ended it, its limit says nothing about others' lengths.
         """
         if is_cut and not spec.stop_ids:
             return
@@ -231,15 +232,17 @@ class CompletionPredictor:
         )
 
     def distribution(self, request: Request) -> LengthDistribution | None:
-        """Of the request's output; None where chances are not judged, or too little is known."""
+        """The distribution of the request's output; None without predictions, or with too few
+        samples.
+        """
         if self.min_chance <= 0.0 or request.is_new:
             return None
         spec = request.spec
         return self.lengths.of(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
-        """Of what runs, as seen from this request."""
-        # As in `note_end`: what nothing but its limit ends says nothing of lengths.
+        """The running outputs, relative to this request."""
+        # As in `note_end`: an output that only its limit can end says nothing about lengths.
         running = [other for other in self._running if other.spec.stop_ids]
         slots = [request.slot for request in running]
         octave = spec.max_tokens.bit_length()
@@ -252,7 +255,7 @@ class CompletionPredictor:
         )
 
     def least_tokens(self, request: Request) -> int:
-        """Tokens that the request still generates, but for the smallest chance of fewer."""
+        """Tokens that the request still generates with all but the smallest chance."""
         bounds = bounds_of(request)
         distribution = self.distribution(request)
         if distribution is None:
@@ -262,13 +265,13 @@ class CompletionPredictor:
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
         """Running requests whose chance is below the smallest, with their chances.
 
-        Judged by the lengths of outputs that were at least as long as theirs are already.
+        Conditional on outputs being at least as long as theirs are already.
         """
         arrays, columns = self._arrays, slice(0, self._running.high_water)
         left_s = arrays.deadline[columns] - now
         num_left = arrays.max_total[columns] - arrays.num_tokens[columns]
         found: list[tuple[Request, float]] = []
-        # What is past its deadline already ends by that.
+        # A request past its deadline ends because of that.
         for slot in np.flatnonzero((num_left * token_s > left_s) & (left_s > 0.0)).tolist():
             request = self._running.request_at(slot)
             if request is None or request.first_token_s == NO_TIME or request.is_trial:
@@ -306,7 +309,7 @@ class CompletionPredictor:
         token_s: float,
         now: float,
     ) -> Completion | None:
-        """What chance a waiting or new request has; None where chances are not judged.
+        """The chance of a waiting or new request; None without predictions.
 
         `queue_s`, `prefill_s`: from now to its admission, and from there to its next token.
         `token_s`: see `TokenTime.beside`.
@@ -323,7 +326,7 @@ class CompletionPredictor:
         left_s = spec.deadline_s - now - prefill_s
         chance = chance_in(left_s - queue_s)
         required = self.min_chance
-        # After a preemption there is no time that is usual, and most of the compute is spent.
+        # After a preemption there is no usual time, and most of the compute is spent.
         if not bounds.num_known:
             budget_s = spec.deadline_s - spec.arrival_s
             usual_s = max(_STANDING_WAIT_SHARE * budget_s, prefill_s)
@@ -347,7 +350,7 @@ class CompletionPredictor:
 
 
 def bounds_of(request: Request) -> OutputBounds:
-    """Of its output as far as it is generated while it waits."""
+    """The bounds of its output, including tokens generated before."""
     spec = request.spec
     return OutputBounds(
         max_tokens=spec.max_tokens,
@@ -357,7 +360,7 @@ def bounds_of(request: Request) -> OutputBounds:
 
 
 def line_of(request: Request) -> tuple[int, str]:
-    """Requests of one class and tenant wait for each other."""
+    """The tenant and class whose requests wait for each other."""
     return request.spec.priority, request.spec.tenant
 
 

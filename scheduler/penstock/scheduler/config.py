@@ -16,9 +16,9 @@ MAX_WEIGHT = 1e6
 class AdmissionPolicy(enum.Enum):
     """When a waiting request may take a slot; the names are TensorRT-LLM's.
 
-    GUARANTEED_NO_EVICT reserves blocks up to `max_tokens`: who is in stays in.
+    GUARANTEED_NO_EVICT reserves blocks up to `max_tokens`: running requests are never preempted.
     MAX_UTILIZATION takes what is needed now above a watermark: more run at once, and when blocks
-    run out somebody is preempted and recomputed later.
+    run out a request is preempted and recomputed later.
     """
 
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
@@ -26,11 +26,11 @@ class AdmissionPolicy(enum.Enum):
 
 
 class SchedulingOrder(enum.Enum):
-    """Who goes next.
+    """The order of the queue.
 
     FAIR: priority classes, tenants inside a class by weighted service, earliest deadline inside a
-    tenant; small requests may pass a huge one for a while (see fair_order.py, admissions.py).
-    FCFS: priority classes, then arrival, and nobody passes: the order that others have.
+    tenant; small requests may overtake a huge one for a while (see fair_order.py, admissions.py).
+    FCFS: priority classes, then arrival, without overtaking: the order of other engines.
     """
 
     FAIR = "fair"
@@ -38,10 +38,10 @@ class SchedulingOrder(enum.Enum):
 
 
 class EvictionPolicy(enum.Enum):
-    """Which cached block makes room for a new one, among those of which nobody asked anything.
+    """Which cached block is evicted, among those without a retention.
 
-    HIT_DENSITY: the one that is likely to bring the fewest hits for the time it stays, learnt from
-    the traffic (see hit_density_order.py). LRU: the one used longest ago.
+    HIT_DENSITY: the one with the fewest expected hits for its residency, learned from the traffic
+    (see hit_density_order.py). LRU: the least recently used.
     """
 
     HIT_DENSITY = "hit_density"
@@ -50,27 +50,27 @@ class EvictionPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits and policy. Raises SettingError naming the field that is off.
+    """Limits and policy. Raises SettingError naming the invalid field.
 
-    `tenant_quota`: what each tenant may use that was given no quota of its own. A tenant of weight
-    2 in `tenant_weights` may be served twice as much as one of weight 1, the default.
+    `tenant_quota`: of each tenant without a quota of its own. A tenant of weight 2 in
+    `tenant_weights` may be served twice as much as one of weight 1, the default.
     `min_deadline_chance`: see completion.py; `target_itl_s`: see pacing.py.
 
     These are for SchedulingOrder.FAIR. `prompt_token_weight` and `output_token_weight`: what a
-    token counts as service. An output token costs a turn of the whole batch where a prompt token
+    token counts as service. An output token takes a step of the whole batch where a prompt token
     shares one, and providers price it two to five times as high; 2 is what the fair-serving
     literature uses (Sheng et al., OSDI 2024). One in `aging_stride` admissions goes by age while a
     request is older than `aging_s`; 1 for all. `max_lookahead`: how many requests behind the first
-    are tried when it does not fit (0 for none), until `max_num_overtakes` have passed it, or for
-    `max_overtake_s`. `tenant_burst_tokens`: weighted tokens by which a tenant that is known and was
-    served less than others may be behind them when it comes back, so that a burst of a quiet tenant
-    goes first (0: no credit). `yield_ratio`: a tenant that would then still hold that many times
-    less of slots and blocks than another is light: its prompts go before the other's, and what it
-    lacks is taken from the other's running requests; inf to switch that off (see shares.py,
-    yielders.py).
+    are tried when it does not fit (0 for none), until `max_num_overtakes` have overtaken it, or for
+    `max_overtake_s`. `tenant_burst_tokens`: weighted tokens by which a known tenant that was served
+    less than others may be behind them when it returns, so that a burst of a quiet tenant goes
+    first (0: no credit). `yield_ratio`: a tenant that would then still hold that many times less of
+    slots and blocks than another is under its share ("light"): its prompts go before the other's,
+    and running requests of the other are preempted for what it lacks; inf to switch that off (see
+    shares.py, yielders.py).
 
-    Sessions keep the blocks of a dialogue for its next turn (see sessions.py). Requests may ask for
-    a cache retention above the default (see block_claims.py).
+    Sessions keep the blocks of a conversation for its next turn (see sessions.py). Requests may ask
+    for a cache retention above the default (see block_claims.py).
     """
 
     max_num_batched_tokens: int = setting(
@@ -100,21 +100,21 @@ class SchedulerConfig:
     foresees_deadlines: bool = setting(
         True,
         "deadlines",
-        "whether a request that cannot meet its deadline is refused before it passes",
+        "whether requests that are predicted to miss their deadlines are refused",
         name="foresee_deadlines",
     )
     min_deadline_chance: float = setting(
         0.1,
         "deadlines",
         "smallest probability of a whole answer before its deadline, by the lengths of earlier"
-        " outputs: a request with less is rejected or given up; 0 judges by min_tokens alone",
+        " outputs: a request with less is refused or ended; 0 considers min_tokens alone",
         at_least=0,
         below=1,
     )
     target_itl_s: float | None = setting(
         None,
         "batching",
-        "milliseconds between two tokens of a running request, which prefill must leave it",
+        "target for the milliseconds between two tokens of a running request; bounds prefill",
         name="target_itl_ms",
         scale=1e-3,
         above=0,
@@ -123,22 +123,22 @@ class SchedulerConfig:
     known_prices: CostModel | None = setting(
         None,
         "batching",
-        "what a step costs here, four prices of 0 to 3600 seconds, as penstock simulate"
-        " --calibrate-from prints it",
+        "cost model of a step: four coefficients of 0 to 3600 seconds, as printed by penstock"
+        " simulate --calibrate-from",
         name="step_prices",
         needs_all=True,
-        shown="learnt from the first steps",
+        shown="learned from the first steps",
     )
     order: SchedulingOrder = setting(
         SchedulingOrder.FAIR,
         "queue",
-        "which request goes next: tenants by their share and the earliest deadline, or first"
-        " come, first served",
+        "order of the queue: tenants by fair share and the earliest deadline, or first come,"
+        " first served",
     )
     tenant_weights: Mapping[str, float] = made_by(
         dict[str, float],
         "tenants",
-        "shares of tenants, 1e-6 to 1e6; a tenant that is not named has 1",
+        "fair-share weights of tenants, 1e-6 to 1e6; other tenants have 1",
         metavar="NAME=WEIGHT,...",
         shown="1 each",
         is_hashed=False,
@@ -148,7 +148,7 @@ class SchedulerConfig:
     aging_s: float = setting(
         30.0,
         "queue",
-        "seconds after which a request that others passed counts as more urgent, inf for never",
+        "seconds of waiting that raise a request's priority by one, inf for never",
         above=0,
         may_be_infinite=True,
     )
@@ -159,7 +159,7 @@ class SchedulerConfig:
     max_prefill_share: float = setting(
         0.5,
         "batching",
-        "share of a step's prefill that one prompt may take while others wait for some",
+        "share of a step's prefill budget that one prompt may take while others wait",
         above=0,
         at_most=1,
     )
@@ -171,7 +171,8 @@ class SchedulerConfig:
     session_retention_priority: int = setting(
         60,
         "cache",
-        "higher keeps blocks of sessions longer against requests with a retention of their own",
+        "eviction priority of session blocks compared with requests' retention: higher is kept"
+        " longer",
         at_least=DEFAULT_RETENTION_PRIORITY + 1,
         at_most=100,
     )
@@ -181,12 +182,12 @@ class SchedulerConfig:
     max_tenant_session_share: float = setting(
         0.25,
         "cache",
-        "the same of one tenant's sessions, where tenants have names",
+        "share of the KV cache that one tenant's sessions may keep",
         above=0,
         at_most=1,
     )
     max_session_tokens: int = setting(
-        32_768, "cache", "tokens of one dialogue that its session may keep", at_least=1
+        32_768, "cache", "tokens of one session that may be kept", at_least=1
     )
     max_retention_share: float = setting(
         0.5,
@@ -196,16 +197,20 @@ class SchedulerConfig:
         at_most=1,
     )
     max_tenant_retention_share: float = setting(
-        0.25, "cache", "the same of one tenant", at_least=0, at_most=1
+        0.25,
+        "cache",
+        "share of the KV cache that one tenant's requests may keep so",
+        at_least=0,
+        at_most=1,
     )
     max_retention_s: float = setting(
-        3600.0, "cache", "longest time that such a retention lasts, seconds", above=0
+        3600.0, "cache", "longest duration of such a retention, seconds", above=0
     )
     eviction: EvictionPolicy = setting(
         EvictionPolicy.HIT_DENSITY,
         "cache",
-        "which cached block makes room: the one likely to bring the fewest hits for its time,"
-        " or the one used longest ago",
+        "which cached block is evicted: the one with the fewest expected hits for its memory, or"
+        " the least recently used",
     )
 
     def __post_init__(self) -> None:
@@ -220,7 +225,7 @@ class SchedulerConfig:
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Raise SettingError naming the tenant whose weight is off."""
+    """Raise SettingError naming the tenant whose weight is invalid."""
     for tenant, weight in weights.items():
         if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
             raise SettingError(

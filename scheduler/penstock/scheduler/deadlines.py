@@ -1,6 +1,6 @@
-"""The deadlines of a request that still count.
+"""The deadlines of a request that are still open.
 
-Owns which of them do and whether a forecast meets them. Does not forecast.
+Owns which deadlines are open and whether a forecast meets them. Does not forecast.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from penstock.scheduler.request import NO_TIME, FailureReason, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """For the first token, while it is to come, and for the whole answer; engine clock."""
+    """For the first token, until it is sent, and for the whole answer; engine clock."""
 
     ttft_s: float
     total_s: float
 
     @property
     def earliest_s(self) -> float:
-        """The one that passes first."""
+        """The earliest one."""
         return min(self.ttft_s, self.total_s)
 
     @property
@@ -31,7 +31,7 @@ class Deadlines:
         return can_meet(forecast, now, ttft_deadline_s=self.ttft_s, deadline_s=self.total_s)
 
     def passed_by(self, now: float) -> FailureReason:
-        """Which one has passed."""
+        """The deadline that has passed."""
         if self.total_s <= now:
             return FailureReason.DEADLINE_EXCEEDED
         return FailureReason.TTFT_DEADLINE_EXCEEDED

@@ -1,10 +1,10 @@
-"""Who may join the queue.
+"""Admission control: which requests may join the queue.
 
-Owns the refusals at submission, in order: an id that is in use, a size that can never fit, a time
-that has passed, more outputs than may ever live or wait at once, a tenant over a quota or over its
-part of the queue, a full queue, and a deadline that cannot be met. At a full queue others may have
-to give way (queue_places.py). One that was let in before and lost with its engine is refused only
-for the first three. Changes nothing.
+Owns the refusals at submission, in order: a request id in use, a size that can never fit, a time
+that has passed, more outputs than may ever run or wait at once, a tenant over a quota or over its
+part of the queue, a full queue, and a deadline that cannot be met. At a full queue a request may
+displace others (queue_places.py). A replayed request is refused only for the first three. Changes
+nothing.
 """
 
 import math
@@ -23,12 +23,12 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class Door:
-    """Looks at requests before they wait; the outputs of one request are let in or refused as one.
+    """Checks requests before they wait; the outputs of one request are admitted or refused as one.
 
-    `keys`, `request_ids`: of those who live.
+    `keys`, `request_ids`: of live requests.
     """
 
-    def __init__(  # noqa: PLR0913 - each is one thing that it looks at
+    def __init__(  # noqa: PLR0913 - each is one thing that it checks
         self,
         info: ExecutorInfo,
         config: SchedulerConfig,
@@ -52,14 +52,16 @@ class Door:
         self._request_ids = request_ids
 
     def look_at(self, requests: Sequence[Request], now: float) -> Prospect:
-        """What awaits the outputs of one request, leader first; with a verdict, their refusal."""
+        """The outcome for the outputs of one request, leader first; with a verdict, their
+        refusal.
+        """
         leader = requests[0]
         reason = self._flaw([request.spec for request in requests])
         if reason is not None:
             return Prospect(num_ahead=0, verdict=Verdict(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
             return Prospect(num_ahead=0, verdict=self._outlook.dropped(leader, now))
-        # A replay was let in once: it is not turned away because all others come back with it.
+        # A replay was admitted before: it is not refused because all others return with it.
         if leader.spec.num_replays:
             return self._outlook.prospect(leader, now)
         verdict = self._too_many(requests) or self._over_quota(requests, now)
@@ -73,7 +75,7 @@ class Door:
         return replace(prospect, displaced=displaced)
 
     def _flaw(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
-        """What is wrong with the request itself."""
+        """An error of the request itself."""
         keys = {spec.key for spec in specs}
         is_known = specs[0].request_id in self._request_ids
         if is_known or len(keys) < len(specs) or any(key in self._keys for key in keys):
@@ -94,7 +96,7 @@ class Door:
         return None
 
     def _too_many(self, requests: Sequence[Request]) -> Verdict | None:
-        """Why so many outputs of one request could not wait or live even without all others."""
+        """Why so many outputs of one request could not wait or run even on an idle engine."""
         num_outputs, breach = len(requests), None
         most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live
         if most is not None and num_outputs > most:
@@ -104,7 +106,7 @@ class Door:
         return Verdict(reason=FailureReason.TOO_MANY_OUTPUTS, retry_after_s=math.inf, breach=breach)
 
     def _over_quota(self, requests: Sequence[Request], now: float) -> Verdict | None:
-        """Which quota of the tenant is exceeded, its part of the queue included."""
+        """The quota of the tenant that is exceeded, its part of the queue included."""
         leader = requests[0]
         tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
         breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
@@ -125,9 +127,9 @@ class Door:
         return replace(verdict, breach=breach)
 
     def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
-        """Waiting requests that give way to an arriving one; None when there is no room for it.
+        """Waiting requests that an arriving one displaces; None when there is no room for it.
 
-        Prompts that exceed the bound of tokens by themselves are admitted while nothing else waits:
+        Prompts that exceed the bound of tokens on their own are admitted while nothing else waits:
         there would never be room for them.
         """
         config, queue = self._config, self._queue

@@ -1,7 +1,7 @@
-"""The engine: schedule, launch, collect, update, again.
+"""The engine: schedule, launch, collect, update, repeat.
 
-Owns the turn of one step and the only two things it joins, a scheduler and an executor. One thread
-calls it. The clock is injected; it must be the one fronts stamp deadlines with.
+Owns one step's sequence and the only two parts it connects, a scheduler and an executor. One thread
+calls it. The clock is injected; it must be the one that fronts use for deadlines.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from penstock.scheduler.step_watch import StepWatch
 class Engine:
     """Runs requests on one executor.
 
-    `listener` is told of every request, step and turn, before `step` returns the turn's events.
+    `listener` is called for every request, step and turn, before `step` returns the turn's events.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do or tell anything; of a self-paced executor: sooner or later."""
+        """Whether `step` would do or report anything; of a self-paced executor: sooner or later."""
         return self.scheduler.has_work
 
     @property
@@ -62,7 +62,7 @@ class Engine:
 
     @property
     def occupancy(self) -> tuple[int, int]:
-        """How many requests run, and the blocks that requests use; not those kept for reuse."""
+        """How many requests run, and the blocks that requests use; not cached ones."""
         life = self.scheduler.life
         return len(life.running), life.cache.pool.num_used
 
@@ -74,15 +74,17 @@ class Engine:
 
     @property
     def ready_fd(self) -> int | None:
-        """Of a self-paced executor: readable when a step has news to take; None for the others.
+        """Of a self-paced executor: readable when it has results; None for the others.
 
-        With None a step is due while there is work. With one it is due when this is readable, when
-        something was submitted or cancelled, and at `next_wakeup_s`.
+        With None a step is due while there is work. With a descriptor one is due when that is
+        readable, when a request was submitted or cancelled, and at `next_wakeup_s`.
         """
         return self.executor.ready_fd
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Queue the outputs of one request, leader first; refusals are told by the next step."""
+        """Queue the outputs of one request, leader first; refusals are reported by the next
+        step.
+        """
         self._check.restart()
         if self._watch is not None:
             self._watch.submit(specs)
@@ -96,7 +98,7 @@ class Engine:
     def cancel_by_id(self, request_id: str) -> RequestState | None:
         """End every live output of a request.
 
-        Returns where it stood, PROCESSING if any output was; None when there is none.
+        Returns its state, PROCESSING if any output was; None when there is none.
         """
         life = self.scheduler.life
         keys = life.keys_of(request_id)
@@ -106,14 +108,14 @@ class Engine:
         return state
 
     def step(self) -> StepEvents:
-        """One turn; returns everything that happened since the last one.
+        """One step; returns everything that happened since the last one.
 
-        Returns at once when nobody can run. Whatever the executor raises comes through: it is
-        dead, and so is this engine.
+        Returns at once when no request can run. Exceptions of the executor propagate: it is dead,
+        and so is this engine.
         """
         self._check.restart()
         if self._is_self_paced:
-            # What has arrived makes room for those who wait.
+            # Arrived results free resources for waiting requests.
             self._collect()
             self._launch()
         else:
@@ -132,7 +134,7 @@ class Engine:
         if batch is not None:
             self._num_steps += 1
             self._begun_s.append(now)
-            # Of a self-paced executor nothing comes back for a step without rows.
+            # A self-paced executor returns nothing for a step without rows.
             if self._watch is not None and (batch.num_rows or not self._is_self_paced):
                 self._watch.launch(self.scheduler.newest_flight, now, self._clock())
             self.executor.launch(batch)
@@ -166,16 +168,16 @@ class Engine:
         return self.scheduler.life.next_expiry_s()
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
-        """Replace the tenants' limits; `default` is of those whom `quotas` does not name.
+        """Replace the tenants' limits; `default` applies to those that `quotas` does not name.
 
-        Who lives stays; from now on new requests are judged by the new limits.
+        Live requests stay; from now on new requests are checked against the new limits.
         """
         self.scheduler.life.quotas.set_quotas(quotas, default)
 
     def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
-        """Replace the tenants' weights; `default` is of those whom `weights` does not name.
+        """Replace the tenants' weights; `default` applies to those that `weights` does not name.
 
-        What has been served keeps the value it had. Raises ValueError.
+        Past service keeps its value. Raises ValueError.
         """
         check_weights(weights)
         check_weights({"": default})
@@ -183,18 +185,18 @@ class Engine:
         self.scheduler.life.queue.sums.set_weights(weights, default)
 
     def keep_cache_book(self) -> CacheBook:
-        """From now on write down what is cached. To be called before anything is submitted.
+        """From now on index cached blocks. Call it before anything is submitted.
 
-        Raises ValueError for a self-paced executor: its cache is its own.
+        Raises ValueError for a self-paced executor, which has its own cache.
         """
         if self._is_self_paced:
             raise ValueError("a self-paced executor keeps its own cache")
         return self.scheduler.life.cache.keep_book()
 
     def look(self) -> tuple[LiveView, ...]:
-        """Everybody who lives: who runs, most senior first, then who waits, as they would go.
+        """All live requests: running ones, most senior first, then waiting ones, in order.
 
-        It may take milliseconds: for people, not for every step.
+        May take milliseconds: for operators, not for every step.
         """
         return census(self.scheduler.life)
 
@@ -205,11 +207,11 @@ class Engine:
     def check_next_piece(self) -> bool:
         """A part of `check_integrity`, under a millisecond; True when everything has been checked.
 
-        What was checked of an idle engine must be checked again once it is not; of the blocks it
-        goes on where it stopped.
+        After the engine was busy, the check of an idle engine starts again, except that blocks
+        continue where it stopped.
         """
         return self._check.advance()
 
     def close(self) -> None:
-        """Give the executor back."""
+        """Close the executor."""
         self.executor.close()

@@ -1,6 +1,6 @@
-"""Who is told what an engine does, as it does it.
+"""The listener of an engine's steps.
 
-Owns the seam between an engine and a recorder of it. Does not know what is recorded.
+Owns the interface between an engine and a recorder of it. Does not know what is recorded.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class EngineListener(Protocol):
         ...
 
     def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """A turn is over, and this is its news; `note`: of the step whose result is in them.
+        """A turn has ended with these events; `note`: of the step whose result is in them.
 
-        A step without rows has none, and of a self-paced executor a turn is one step.
+        A step without rows has none, and for a self-paced executor a turn is one step.
         """
         ...

@@ -1,9 +1,9 @@
-"""Retention for an executor that keeps its own prefix cache.
+"""Retention for an executor with its own prefix cache.
 
 Owns what such an executor is asked to keep: a retention in place of a session, which it does not
-know, within the budget of block_claims.py. It evicts by itself, so a claim cannot be taken back:
-a request beyond the budget is sent without retention, and its blocks count as long as they were
-asked for.
+support, within the budget of block_claims.py. It evicts by itself, so a claim cannot be revoked: a
+request beyond the budget is sent without retention, and its blocks count as long as they were
+requested.
 """
 
 import heapq
@@ -19,9 +19,9 @@ from penstock.scheduler.request_options import CacheRetention
 
 
 class EngineRetention:
-    """The account of retained blocks: each counts once, for the tenant that asked for it first.
+    """The account of retained blocks: each counts once, for the tenant that requested it first.
 
-    Turns of a conversation, and prompts with a common beginning, share what they have in common.
+    Turns of a session, and prompts with a common prefix, share blocks.
     """
 
     def __init__(self, config: SchedulerConfig, info: ExecutorInfo) -> None:
@@ -30,7 +30,7 @@ class EngineRetention:
         self._block_size = info.block_size
         self._budget = retention_budget(config, info.num_blocks)
         self._retained: dict[bytes, _Retained] = {}
-        # One for each block; a block that was asked for again expires later than its entry says.
+        # One for each block; a block that was requested again expires later than its entry says.
         self._expiries: list[tuple[float, bytes]] = []
         self._num_of: defaultdict[str, int] = defaultdict(int)
 
@@ -49,7 +49,7 @@ class EngineRetention:
         return tuple(replace(spec, retention=wanted, session_id="") for spec in specs)
 
     def _blocks_of(self, spec: RequestSpec) -> list[bytes]:
-        """Names of the prompt's blocks; those without a hash are of this request alone."""
+        """Names of the prompt's blocks; those without a hash belong to this request alone."""
         num_blocks = -(-spec.num_prompt_tokens // self._block_size)
         names = list(spec.block_hashes[:num_blocks])
         return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
@@ -93,7 +93,7 @@ class _Retained:
 
 
 def as_retention(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
-    """The same request with a retention in place of its session, as long and as high.
+    """The same request with a retention in place of its session, of equal duration and priority.
 
     The request keeps its own retention where that is higher.
     """

@@ -1,8 +1,8 @@
-"""What a step did, told to whoever waits for it.
+"""The events of a step.
 
-Owns the values that leave the engine. Tokens of all requests travel as arrays; what happens once
-to one request (admission, preemption, the end) is one small value. What explains it is a named
-tuple: made for every request while a step waits, in a third of a frozen dataclass's time.
+Owns the values that leave the engine. Tokens of all requests travel as arrays; what happens once to
+one request (admission, preemption, the end) is one small value. Explanations are named tuples: made
+for every request during a step, in a third of a frozen dataclass's time.
 """
 
 import enum
@@ -21,27 +21,27 @@ NO_TOKENS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class WaitReason(enum.IntEnum):
-    """What a step lacked to let somebody in who waits."""
+    """What a step lacked to admit a waiting request."""
 
     BLOCKS = 1
-    """Of the KV cache; or running requests lacked them, and somebody was preempted."""
+    """Of the KV cache; or running requests lacked them, and one was preempted."""
     SLOTS = 2
-    """As many run as may: the executor's slots, or fewer if the time between tokens demands it."""
+    """No free slot of the executor, or the target of the time between tokens allows no more."""
     TOKEN_BUDGET = 3
-    """Running requests and those let in before took the tokens that the step may compute."""
+    """Running requests and those admitted before took the step's token budget."""
     FAIRNESS = 4
-    """Others go first for their tenants' sake, or the tenant runs as many as it may."""
+    """Other tenants are ahead by fair share, or the tenant is at its running limit."""
 
 
 class Wait(NamedTuple):
     """One stay of a request in the queue, explained.
 
-    `blocks_s` .. `token_budget_s`: how long each `WaitReason` held up who was next in line while it
-    waited; `fairness_s`: the same, and how long another tenant's requests were preferred that had
-    come later (wait_clock.py says when exactly; it is no part of the other reasons' time then);
-    `other_s`: nothing was lacking, no step was planned yet, or outputs after the first waited for
-    their prompt. They add up to the stay within nanoseconds. `num_passed_by`: how often, meanwhile,
-    a request that came later was let in.
+    `blocks_s` .. `token_budget_s`: how long each `WaitReason` blocked the next in line while it
+    waited; `fairness_s`: the same, and how long later requests of another tenant were preferred
+    (wait_clock.py defines it; that time is not part of the other reasons); `other_s`: nothing was
+    lacking, no step was planned yet, or outputs after the first waited for their prompt. They add
+    up to the stay within nanoseconds. `num_passed_by`: how many later requests were admitted
+    meanwhile.
     """
 
     blocks_s: float = 0.0
@@ -53,12 +53,12 @@ class Wait(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """One stay of a request in the running batch.
+    """One residency of a request in the running batch.
 
-    `num_chunks`: steps that computed its prompt (or recomputed it); `num_steps`: steps it had
-    tokens in, of a self-paced executor the engine's turns. `min_batch_size` and `max_batch_size`:
-    requests that had tokens in a step, over the steps from its first one until it left. All 0 for
-    one that was preempted before it had any.
+    `num_chunks`: steps that computed its prompt (or recomputed it); `num_steps`: steps with tokens
+    of it, of a self-paced executor the engine's turns. `min_batch_size` and `max_batch_size`:
+    requests with tokens in a step, over its steps. All 0 for one that was preempted before it had
+    any.
     """
 
     num_chunks: int = 0
@@ -71,8 +71,8 @@ class Stay(NamedTuple):
 class Queued:
     """The request is in the queue.
 
-    `num_ahead`: requests that would go first if nothing changed. `estimated_queue_s`: how long it
-    will probably wait from `at_s` on, None where nothing is known of the machine's pace yet.
+    `num_ahead`: requests ahead of it if nothing changed. `estimated_queue_s`: the estimated queue
+    time from `at_s` on, None without an estimate.
     """
 
     key: int
@@ -83,7 +83,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The request got a slot. `num_cached_tokens` of its prompt need no computing."""
+    """The request got a slot. `num_cached_tokens` of its prompt need not be computed."""
 
     key: int
     at_s: float
@@ -103,7 +103,9 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFound:
-    """How much of its prompt the executor found in its own cache, in place of what was foreseen."""
+    """The tokens of its prompt that the executor found in its own cache, in place of the
+    prediction.
+    """
 
     key: int
     at_s: float
@@ -114,7 +116,7 @@ class PrefixFound:
 class Finished:
     """The request is COMPLETED. `stop_id` is the stop token that ended it, -1 for none.
 
-    `wait` if it waited until then, `stay` if it ran.
+    `wait` if it was waiting, `stay` if it was running.
     """
 
     key: int
@@ -127,18 +129,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The request is ERROR, or was refused before it got in.
+    """The request is ERROR, or was refused.
 
-    `request_id`, `trace_id` and `detail` are told when the executor failed it: for our own log, no
-    further.
+    `request_id`, `trace_id` and `detail` are set when the executor failed it: for our own log only.
     Of one that was refused or dropped from the queue: `estimate_s`, how long after its arrival it
-    would have met what its deadline asks for, `deadline_s`, how long after its arrival that
-    deadline is, and `retry_after_s`, after how long from now it is worth trying again, infinite
-    when an idle machine could not do it either; None where there is no deadline or the machine's
-    pace is not known. `chance`: the probability that the whole answer would have met its deadline,
-    if it was too small; such a request may also have run. `breach`: of TENANT_OVER_QUOTA and
-    TOO_MANY_OUTPUTS, which limit of the tenant it was. `wait` if it waited until then, `stay` if it
-    ran.
+    would have met its deadline, `deadline_s`, how long after its arrival that deadline is, and
+    `retry_after_s`, after how long from now a retry may succeed, infinite when an idle machine
+    would be too slow; None without a deadline or an estimate. `chance`: the probability that the
+    whole answer would have met its deadline, if it was too small; such a request may also have run.
+    `breach`: of TENANT_OVER_QUOTA and TOO_MANY_OUTPUTS, the exceeded limit. `wait` if it was
+    waiting, `stay` if it was running.
     """
 
     key: int
@@ -160,10 +160,10 @@ class Failed:
 class StepEvents:
     """Everything of one step, in this order of effect: `changes`, tokens, `ends`.
 
-    `keys` int64 [m] and `tokens` int32 [m]: new tokens; a key may stand several times, in order.
-    `logprobs` aligned with `tokens`, None when nobody asked. `prompt_logprobs`: (key, first
-    position, logprobs), positions as in `StepResult`. A stop token that ends a request is among
-    the tokens.
+    `keys` int64 [m] and `tokens` int32 [m]: new tokens; a key may occur several times, in order.
+    `logprobs` aligned with `tokens`, None when none were requested. `prompt_logprobs`: (key, first
+    position, logprobs), positions as in `StepResult`. A stop token that ends a request is among the
+    tokens.
     """
 
     step: int
@@ -177,5 +177,5 @@ class StepEvents:
 
     @property
     def is_empty(self) -> bool:
-        """True when there is nothing to tell."""
+        """True when there are no events."""
         return not (len(self.keys) or self.changes or self.ends or self.prompt_logprobs)

@@ -1,6 +1,6 @@
-"""In which order cached blocks of one level are given up: what an order offers, and the oldest one.
+"""The eviction order of cached blocks of one level: its interface, and least recent use.
 
-Owns the seam between the pool and an eviction policy, and least recent use. Does not know levels.
+Does not know levels.
 """
 
 import heapq
@@ -17,9 +17,9 @@ from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
 class EvictionOrder(Protocol):
     """The cached blocks of one level.
 
-    `num_turns`: how many blocks of the pool were given back so far, at all levels. It is the only
-    clock there is; the turn of a block is its number in that count. An order that learns is also
-    told what happens to blocks while they are used.
+    `num_turns`: how many blocks of the pool were released so far, at all levels. It is the only
+    clock; the turn of a block is its number in that count. An order that learns also gets the
+    events of used blocks.
     """
 
     num_turns: int
@@ -29,11 +29,11 @@ class EvictionOrder(Protocol):
     def __contains__(self, block: int) -> bool: ...
 
     def blocks(self) -> list[int]:
-        """All of them, in no order."""
+        """All of them, unordered."""
         ...
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Blocks that were used until now, the tail of their chain first; takes their turns."""
+        """Blocks that were used until now, the tail of their chain first; assigns their turns."""
         ...
 
     def insert(self, block: int, turn: int) -> None:
@@ -41,15 +41,15 @@ class EvictionOrder(Protocol):
         ...
 
     def take(self, block: int) -> int:
-        """A block goes to another level; its turn."""
+        """A block moves to another level; returns its turn."""
         ...
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Take out those of `blocks` that are here: somebody uses them."""
+        """Remove those of `blocks` that are here: they are used again."""
         ...
 
     def pop(self, count: int) -> list[int]:
-        """Take out the `count` blocks that are given up next; there must be as many."""
+        """Remove the `count` blocks that are evicted next; there must be as many."""
         ...
 
     def note_named(
@@ -59,11 +59,13 @@ class EvictionOrder(Protocol):
         places: range,
         block_of: Mapping[bytes, int],
     ) -> None:
-        """The blocks at `places` of a chain got their digests, as far as `block_of` says so."""
+        """The blocks at `places` of a chain got their digests; `block_of` finds blocks by
+        digest.
+        """
         ...
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Known blocks, used or cached, found one user more; told before `discard`."""
+        """Known blocks, used or cached, got one more user; called before `discard`."""
         ...
 
     def note_lost(self, blocks: Sequence[int]) -> None:
@@ -71,7 +73,7 @@ class EvictionOrder(Protocol):
         ...
 
     def faults(self) -> Faults:
-        """What is wrong with the account, piece by piece."""
+        """Inconsistencies of the account, piece by piece."""
         ...
 
 
@@ -79,7 +81,7 @@ class RecencyOrder:
     """Least recently used first.
 
     `added`: block -> turn, in order. `moved`: likewise for those that came from another level,
-    which `_heap` puts in order; its entries that are gone from `moved` are skipped.
+    which `_heap` orders; its entries that are not in `moved` are skipped.
     """
 
     __slots__ = ("_heap", "added", "moved", "num_turns")
@@ -140,7 +142,7 @@ class RecencyOrder:
         return popped
 
     def oldest(self) -> tuple[int, int]:
-        """Turn and block of the one used longest ago; there must be one."""
+        """Turn and block of the least recently used one; there must be one."""
         heap, moved = self._heap, self.moved
         while heap and moved.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)

@@ -1,6 +1,6 @@
-"""The executor seam, owned by its consumer.
+"""The executor interface, owned by its consumer.
 
-Owns the protocol that every engine under the scheduler implements. Implementations live in
+Every engine under the scheduler implements this protocol. Implementations are in
 `penstock.executor` and are chosen in the server's composition root.
 """
 
@@ -12,7 +12,9 @@ from penstock.scheduler.batch import Batch, StepResult
 
 
 class Feature(enum.Enum):
-    """What an executor may offer beyond plain sampling. What it lacks is refused, never ignored."""
+    """Features of an executor beyond plain sampling. Missing features are refused, never
+    ignored.
+    """
 
     SEED = "seed"
     MIN_P = "min_p"
@@ -31,18 +33,18 @@ class Feature(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInfo:
-    """The limits of a built executor: results, never wishes.
+    """The limits of a built executor, not of its settings.
 
     `block_size` is in tokens. `max_seq_len` bounds prompt and output together, in tokens;
-    `max_prompt_tokens` a prompt alone, None for no bound of its own. `adapters`: names of its
-    weight sets. `pipeline_depth`: steps that may be launched before the oldest is collected
-    (1 or 2). `resources`: for logs, the device it computes on, the number format and what memory
-    it took there. `quantization`: of the weights, "none" for none; `kv_cache_dtype`: the number
-    format of keys and values; either "" where it is not known.
+    `max_prompt_tokens` a prompt alone, None for no separate bound. `adapters`: names of its
+    adapters. `pipeline_depth`: steps that may be launched before the oldest is collected (1 or 2).
+    `resources`: for logs, its device, the number format and the memory it uses there.
+    `quantization`: of the weights, "none" for none; `kv_cache_dtype`: the number format of keys and
+    values; either "" where it is not known.
 
-    `is_self_paced`: an engine that batches by itself stands behind it. It is handed whole prompts,
-    a step tells it who is in, and the result of a step is what has arrived since the last one:
-    `collect` never waits, and silence about a slot means that its tokens are still to come.
+    `is_self_paced`: it wraps an engine with its own batching. It gets whole prompts, a step passes
+    it admissions and releases, and the result of a step is everything that has arrived since the
+    last one: `collect` never waits, and a slot without tokens in a result is still running.
     """
 
     name: str
@@ -65,24 +67,24 @@ class ExecutorInfo:
             raise ValueError("a self-paced executor has a pipeline_depth of 1")
 
     def num_kept_tokens(self, num_total_tokens: int) -> int:
-        """Tokens that need room in the cache, of a request of that length in the end.
+        """Tokens that need room in the cache, of a request of that final length.
 
-        The last is sampled and never computed; an engine that paces itself wants room for it all
-        the same before it lets a request run.
+        The last is sampled and never computed; a self-paced engine still reserves room for it
+        before it runs a request.
         """
         return num_total_tokens if self.is_self_paced else num_total_tokens - 1
 
 
 class ExecutorDied(Exception):
-    """The executor as a whole can do no more; every request in it is lost to it."""
+    """The executor as a whole has failed; all its requests are lost."""
 
 
 class Executor(Protocol):
     """One model on one device group. One thread calls it.
 
-    Steps take effect in launch order: a later step sees every key and value an earlier one wrote.
-    A request that fails alone is reported in `StepResult.failures`; an exception out of `launch`
-    or `collect` means the executor is dead.
+    Steps take effect in launch order: a later step sees every key and value an earlier one wrote. A
+    request that fails alone is reported in `StepResult.failures`; an exception out of `launch` or
+    `collect` means the executor is dead.
     """
 
     @property
@@ -92,7 +94,7 @@ class Executor(Protocol):
 
     @property
     def ready_fd(self) -> int | None:
-        """Of a self-paced executor: readable when `collect` has news; None for the others."""
+        """Of a self-paced executor: readable when `collect` has results; None for the others."""
         ...
 
     def launch(self, batch: Batch) -> None:
@@ -102,10 +104,10 @@ class Executor(Protocol):
     def collect(self) -> StepResult:
         """Wait for the oldest launched step and return its outcome.
 
-        A self-paced executor returns at once, and may be asked when nothing is launched.
+        A self-paced executor returns at once, and may be called when nothing is launched.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back. Launched steps may be dropped. Idempotent."""
+        """Release all resources. Launched steps may be dropped. Idempotent."""
         ...

@@ -1,21 +1,21 @@
-"""What each tenant has let in to see how long its outputs are.
+"""Requests that each tenant may run so that its output lengths are learned.
 
-Owns two allowances of every tenant. Does not know lengths, nor who is judged by them.
+Owns two allowances of every tenant. Does not know lengths, nor which requests they affect.
 
-- **New.** How long the outputs of others are says little of a tenant of whose own few have ended.
-  A bounded number of its requests in a minute are judged by what is certain of them alone, as all
-  are when an engine starts. Of all tenants together it is bounded as well: where many are new, the
-  lengths of all are those of many tenants and say what is usual, and without them an overloaded
-  machine would compute answers that are late.
-- **Unlikely.** Of the requests that learned lengths speak against, one of so many is let in. Were
-  all of them rejected, it would never be seen that outputs have become shorter.
+- **New.** Other tenants' output lengths say little about a tenant with few ended outputs. A bounded
+  number of its requests per minute are judged only by what is certain of them, as all are when an
+  engine starts. The number is bounded over all tenants as well: where many are new, the lengths of
+  all are those of many tenants and show what is usual, and without them an overloaded machine would
+  compute answers that are late.
+- **Unlikely.** A fixed share of the requests that learned lengths would reject is admitted. If all
+  of them were rejected, shorter outputs would never be observed.
 """
 
 import math
 from dataclasses import dataclass
 
 _OWN_SEEN = 16
-"""A tenant of whose outputs fewer were seen is new."""
+"""A tenant with fewer observed outputs is new."""
 _MAX_NEW = 16.0
 """Requests of a new tenant that are judged by what is certain, in a memory of a minute."""
 _MAX_NEW_OF_ALL = 64.0
@@ -26,7 +26,7 @@ _MAX_TENANTS = 4096
 
 @dataclass(slots=True)
 class _Account:
-    """`num_new`: requests let in as those of a new tenant, fading, as of `at_s`."""
+    """`num_new`: admitted requests of a new tenant, decaying, as of `at_s`."""
 
     num_new: float = 0.0
     at_s: float = -math.inf
@@ -39,7 +39,7 @@ class _Account:
 
 
 class Exploration:
-    """The allowances of all tenants; of very many, those used last."""
+    """The allowances of all tenants; of very many, the most recently used."""
 
     __slots__ = ("_accounts", "_of_all")
 
@@ -48,7 +48,9 @@ class Exploration:
         self._of_all = _Account()
 
     def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
-        """Whether a request is one of a new tenant's; `num_seen`: outputs seen of that tenant."""
+        """Whether a request counts as one of a new tenant; `num_seen`: observed outputs of that
+        tenant.
+        """
         if num_seen >= _OWN_SEEN:
             return False
         account = self._account_of(tenant)
@@ -59,7 +61,7 @@ class Exploration:
         return True
 
     def takes_unlikely(self, tenant: str) -> bool:
-        """Whether a request that learned lengths speak against is let in all the same."""
+        """Whether a request is admitted although learned lengths would reject it."""
         account = self._account_of(tenant)
         account.num_unlikely += 1
         return account.num_unlikely % _EVERY == 0

@@ -1,35 +1,35 @@
-"""The fair order: priority classes, tenants by service, deadlines; and age, so that nobody starves.
+"""The fair order: priority classes, tenants by service, deadlines; and age, to prevent starvation.
 
-Owns who goes next. Does not know who fits (admissions.py) nor what was served (tenants.py).
+Owns the order. Does not know which requests fit (admissions.py) nor what was served (tenants.py).
 
 - **Class.** A higher priority goes first.
 - **Tenant.** Inside a class the tenant with the least weighted service goes next (virtual token
   counters: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). While two tenants
-  have requests waiting in the same class, and nobody is admitted by age or past a blocked head,
-  their counters differ by at most B + (w_p * P + w_q * S * O) / w: P the longest prompt, S the
-  slots, O the longest output, w the smaller of their weights, and B `tenant_burst_tokens`, what a
-  tenant may bring along that was served less before. (The last time the leading tenant was admitted
-  it did not lead; since then it was charged that one prompt and what its slots still gave.)
-- **Deadline.** Inside a tenant's part of a class, whom a preemption threw out goes first, then the
-  earliest deadline. No deadline counts as later than arrival + `aging_s`, so that nobody who
-  arrives later than that overtakes; ties go by arrival.
-- **Age.** Priority rises by one for each `aging_s` of waiting, so whoever has the least
-  arrival - priority * aging_s goes first by age. Had age the last word, whoever floods the engine
-  would outrank everybody as soon as its queue is long; so it has one in `aging_stride` admissions,
-  while the first by age has waited for `aging_s`. Requests of light tenants (shares.py) do not wait
-  for that turn: at most `aging_stride` of them go before it once it is due.
+  have requests waiting in the same class, and none is admitted by age or past a blocked head, their
+  counters differ by at most B + (w_p * P + w_q * S * O) / w: P the longest prompt, S the slots, O
+  the longest output, w the smaller of their weights, and B `tenant_burst_tokens`, the credit of a
+  tenant that was served less before. (The last time the leading tenant was admitted it did not
+  lead; since then it was charged that one prompt and the rest of its slots' outputs.)
+- **Deadline.** Inside a tenant's part of a class, preempted requests go first, then the earliest
+  deadline. No deadline counts as later than arrival + `aging_s`, so that requests which arrive
+  later than that never overtake; ties go by arrival.
+- **Age.** Priority rises by one for each `aging_s` of waiting, so the request with the least
+  arrival - priority * aging_s goes first by age. If age always decided, a tenant that floods the
+  engine would outrank all others as soon as its queue is long; so it decides one in `aging_stride`
+  admissions, while the first by age has waited for `aging_s`. Requests of tenants under their share
+  (shares.py) do not wait for that turn: at most `aging_stride` of them go before it once it is due.
 
-  **Bound.** A request r of priority p that arrived at a, while no priority above P arrives: at
-  a + (P - p + 1) * aging_s the first by age has waited long enough as long as r waits, because
-  whoever precedes r by age arrived before a + (P - p) * aging_s. From then on at most
-  2 * aging_stride * (N + 1) admissions go before r's own, N counting the requests that precede r by
-  age; half of that without light tenants. N is fixed at the latest then: who arrives afterwards
-  does not precede. (Not counted are requests that come back after a preemption before the fresh
-  ones of their tenant, which had been admitted before, and those let past a blocked head, which
-  admissions.py bounds. A tenant at its running limit waits for itself.)
+**Bound.** A request r of priority p that arrived at a, while no priority above P arrives: at a + (P
+- p + 1) * aging_s the first by age has waited long enough as long as r waits, because every request
+that precedes r by age arrived before a + (P - p) * aging_s. From then on at most 2 * aging_stride *
+(N + 1) admissions go before r's own, N counting the requests that precede r by age; half of that
+without tenants under their share. N is fixed at the latest then: later arrivals do not precede.
+(Not counted are requests that return after a preemption before the new ones of their tenant, which
+had been admitted before, and those that overtake a blocked head, which admissions.py bounds. A
+tenant at its running limit waits for itself.)
 
-Every heap drops stale entries when they surface and corrects keys that have only grown, so a call
-costs what a heap's does however many wait.
+Every heap drops stale entries when they reach the top and corrects keys that have only grown, so a
+call costs what a heap's does however many requests wait.
 """
 
 import heapq
@@ -45,7 +45,7 @@ from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import expiry_s
 
 MAX_PASSED_PER_LINE = 4
-"""How many of one tenant are passed over in a round before the next tenant's are tried."""
+"""How many of one tenant are skipped in a round before the next tenant's are tried."""
 
 # Fresh, due, sequence, ticket; arrival, sequence, ticket. Tickets are unique: requests themselves
 # are never compared.
@@ -57,7 +57,7 @@ _ByArrival: TypeAlias = tuple[float, int, int, Request]
 class _Line:
     """Waiting requests of one tenant in one class.
 
-    `turn_ticket` and `age_ticket` name its live entries in the heaps of lines, -1 for none.
+    `turn_ticket` and `age_ticket` identify its live entries in the heaps of lines, -1 for none.
     """
 
     priority: int
@@ -107,7 +107,7 @@ class FairOrder:
         self._epoch = tenants.epoch
         self._num_requests = 0
         self._num_since_aged = 0
-        # Of those that went in turn alone while somebody's turn by age was due.
+        # Requests that went in turn alone while a turn by age was due.
         self._num_before_age = 0
         self._goes_before_age = False
         self._aged: Request | None = None
@@ -136,7 +136,7 @@ class FairOrder:
         line.num_requests += 1
         self._num_requests += 1
         heapq.heappush(line.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request))
-        # A later arrival is found when the line surfaces; an earlier one must be told.
+        # A later arrival is found when the line reaches the top; an earlier one must be recorded.
         is_earlier = self._is_aging and self._age_key(line, request) < line.age_key
         if is_earlier and not line.is_held_back:
             self._queue_age(line, request)
@@ -168,7 +168,7 @@ class FairOrder:
             heapq.heapify(self._ages)
 
     def note_admission(self, request: Request) -> bool:
-        """Count the turns between two that go by age; whether this one does."""
+        """Count the admissions between two by age; whether this one was by age."""
         is_aged = request is self._aged
         self._num_since_aged = 0 if is_aged else self._num_since_aged + 1
         self._num_before_age = 0 if is_aged else self._num_before_age + self._goes_before_age
@@ -176,15 +176,15 @@ class FairOrder:
         return is_aged
 
     def eldest_beside(self, request: Request) -> Request | None:
-        """Of its line the first to arrive, itself included; None if its class has no other line."""
+        """The first to arrive in its line, itself included; None if its class has no other line."""
         if self._num_lines[-request.spec.priority] < 2:
             return None
         return self._lines[request.spec.priority, request.tenant].oldest()
 
     def first(self, max_num: int) -> list[Request]:
-        """Who would go next in turn, each tenant being charged for the prompts of those before.
+        """The next requests in turn, each tenant being charged for the prompts of those before.
 
-        Turns by age, light tenants and what will be generated are not foreseen.
+        Turns by age, tenants under their share and generated tokens are not predicted.
         """
         found: list[Request] = []
         service: dict[int, float] = {}
@@ -194,7 +194,7 @@ class FairOrder:
         return found
 
     def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
-        """`service`: of tenants that were charged for this list already; it is kept up."""
+        """`service`: of tenants that were charged for this list already; it is updated."""
         found: list[Request] = []
         turns: list[tuple[float, int, list[_ByDeadline]]] = []
         for line in self._lines.values():
@@ -216,7 +216,7 @@ class FairOrder:
         return found
 
     def peek(self, now: float) -> Request | None:
-        """Who goes next, None when nobody may."""
+        """The next request, None when none may go."""
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
@@ -239,7 +239,7 @@ class FairOrder:
         return None
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """Who goes next by class, tenant and deadline; None when a turn by age is overdue."""
+        """The next by class, tenant and deadline; None when a turn by age is overdue."""
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
@@ -250,14 +250,14 @@ class FairOrder:
         return self._next_in_turn()
 
     def pass_over(self, request: Request) -> None:
-        """Leave out the one that `peek` returned until `end_round`."""
+        """Skip the request that `peek` returned until `end_round`."""
         self._passed.add(request.ticket)
         line = self._lines[request.spec.priority, request.tenant]
         line.num_passed += 1
         self._touched.append(line)
 
     def end_round(self) -> None:
-        """Whoever was passed over stands where they stood."""
+        """Skipped requests return to their places."""
         if not self._passed:
             return
         for line, entry in self._stash:
@@ -271,7 +271,7 @@ class FairOrder:
             one.clear()
 
     def release(self, tenant: int) -> None:
-        """A tenant that ran as many as it may runs one less."""
+        """A tenant at its running limit runs one less."""
         for line in self._held_back.pop(tenant, ()):
             line.is_held_back = False
             if line.num_requests:
@@ -300,7 +300,7 @@ class FairOrder:
         return request.spec.arrival_s - line.priority * self._aging_s
 
     def _front(self, line: _Line) -> Request | None:
-        """First of a line that was not passed over."""
+        """First of a line that was not skipped."""
         heap = line.by_deadline
         while heap:
             entry = heap[0]
@@ -313,7 +313,7 @@ class FairOrder:
         return None
 
     def _first_in_turn(self, rank: int) -> _Line | None:
-        """The line of a class whose tenant has had least."""
+        """The line of a class whose tenant has had least service."""
         heap = self._turns[rank]
         while heap:
             service, ticket, line = heap[0]
@@ -333,7 +333,7 @@ class FairOrder:
         return None
 
     def _first_by_age(self, now: float) -> _Line | None:
-        """The line with the least arrival - priority * aging_s, if that one waited long enough."""
+        """The line with the least arrival - priority * aging_s, if its first waited long enough."""
         heap = self._ages
         while heap:
             key, ticket, line = heap[0]
@@ -352,7 +352,7 @@ class FairOrder:
         return None
 
     def _hold_back(self, line: _Line) -> bool:
-        """Set a line aside until its tenant runs less; whether it had to be."""
+        """Set a line aside until its tenant runs less; whether that was necessary."""
         if not self._tenants.is_at_limit(line.tenant):
             return False
         line.turn_ticket = line.age_ticket = -1
@@ -362,7 +362,7 @@ class FairOrder:
         return True
 
     def _rebuild(self) -> None:
-        """Counters were rebased: what the heaps remember of them is void."""
+        """Counters were rebased: the keys in the heaps are void."""
         self._epoch = self._tenants.epoch
         for rank, heap in self._turns.items():
             self._turns[rank] = [

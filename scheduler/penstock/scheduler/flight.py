@@ -1,6 +1,6 @@
-"""A launched step, remembered until its result is collected.
+"""A launched step, until its result is collected.
 
-Owns what `update` must know about a batch that the arrays no longer tell: which rows sample, at
+Owns what `update` must know about a batch that the arrays no longer show: which rows sample, at
 which positions, and which prefill chunks they finish.
 """
 
@@ -30,11 +30,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """One batch under way.
+    """One batch in flight.
 
     `rows`: the m slots that sample; `positions` int32 [m]: position of the token each samples.
     `ones` int32 [high_water] as in DecodeRoster when the rows are exactly a decode roster's, else
-    None. `dropped`: slots given back since the launch.
+    None. `dropped`: slots released since the launch.
     """
 
     batch: Batch

@@ -1,24 +1,23 @@
-"""When a request will get its first and its last token, told before it runs.
+"""Predicts when a request will get its first and its last token, before it runs.
 
-Owns the formulas. Pure functions of the prices of a step, what the
-machine can take, what runs and what stands ahead; does not know the queue, its order, or what a
-refusal looks like.
+Owns the formulas. Pure functions of the cost model, the machine's limits, the running requests and
+those ahead; does not know the queue, its order, or how a rejection is reported.
 
-The picture is a fluid one: work is conserved, everybody ahead goes first, and what is ahead needs a
-number of steps n and a number of prefill tokens T, so that it takes
+It is a fluid model: work is conserved, all requests ahead go first, and they need a number of steps
+n and a number of prefill tokens T, so that they take
 
-    n (price of a step with the decodes beside it) + T prefill_token_s.
+    n (cost of a step with the decodes next to it) + T prefill_token_s.
 
-n is set by whichever is scarcer, the prefill budget or places: max(T / budget, departures needed x
-steps between departures) (the bottleneck law of operational analysis: Lazowska et al.,
+n is set by whichever is scarcer, the prefill budget or slots and blocks: max(T / budget, departures
+needed x steps between departures) (the bottleneck law of operational analysis: Lazowska et al.,
 *Quantitative System Performance*, chapter 5).
 
-Two forecasts, and what each is for:
+Two forecasts, and their purposes:
 
-- `forecast`: running requests keep their pace and give up places at the rate that the mean output
-  length says. RetryInfo and estimates told to clients come from this one.
-- `forecast_alone`: nobody is ahead and nobody runs. What remains true whoever cancels, ends or is
-  overtaken, as long as the prices hold; `hopeless_at_s` builds on it.
+- `forecast`: running requests keep their rate and leave at the rate of the mean output length.
+  RetryInfo and estimates for clients use this one.
+- `forecast_alone`: no request is ahead and none runs. A lower bound that holds whatever is
+  cancelled, ends or is overtaken, as long as the cost model holds; `hopeless_at_s` uses it.
 """
 
 from dataclasses import dataclass, replace
@@ -30,11 +29,11 @@ from penstock.scheduler.step_errors import EXACT, StepError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the machine can take, and at what price.
+    """The machine's limits and costs.
 
-    `prices`: of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a step.
-    `prefill_error`, `decode_error`: how far off the prices are for steps with prefill and without.
-    ValueError names the field that is off.
+    `prices`: cost model of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a
+    step. `prefill_error`, `decode_error`: the error of the cost model for steps with prefill and
+    without. ValueError names the invalid field.
     """
 
     prices: StepPrices
@@ -51,14 +50,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What runs now, in aggregates; all zero when nothing does.
+    """The running requests, in aggregates; all zero without any.
 
     `num_running`: requests with a slot, `num_decodes` of them past their prefill.
     `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: what the others have
     still to prefill. `num_output_tokens`: what all of them are expected to generate still (see
-    `output_lengths.py`). `num_used_blocks`, `num_free_blocks`: the latter as far as
-    admission may take them; `num_free_slots` likewise. `prefill_budget_tokens`: what a step gives
-    to prefill at present, 0 for the whole of the machine's budget.
+    `output_lengths.py`). `num_used_blocks`, `num_free_blocks`: the latter as far as admission may
+    take them; `num_free_slots` likewise. `prefill_budget_tokens`: the present prefill budget of a
+    step, 0 for the whole of the machine's budget.
     """
 
     num_running: int = 0
@@ -74,11 +73,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """Those who wait and go first, in sums that a queue can keep as requests come and go.
+    """The waiting requests ahead, in sums that a queue can maintain.
 
-    `num_prefill_tokens`: what they have to compute, prefixes that will be found taken off as far
-    as they are known. `num_blocks`: what their admission takes. `num_output_tokens`: what they are
-    expected to generate, 0 for as much each as is left to those who run.
+    `num_prefill_tokens`: what they have to compute, less known cached prefixes. `num_blocks`: what
+    their admission takes. `num_output_tokens`: what they are expected to generate, 0 for the mean
+    of the running ones.
     """
 
     num_requests: int = 0
@@ -89,13 +88,12 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """What the request itself asks for.
+    """The demand of the request itself.
 
     `num_prefill_tokens`: tokens to compute before its first token, at least 1. For a refusal pass
-    the least that may be left: a prefix that somebody may have computed by then counts as found.
-    `num_cached_tokens`: context that is there already. `num_blocks`: what its admission takes.
-    `min_output_tokens`: it cannot end before; `expected_output_tokens`: see `output_lengths.py`.
-    ValueError names the field that is off.
+    the lower bound: a prefix that may be computed by then counts as found. `num_cached_tokens`:
+    cached context. `num_blocks`: what its admission takes. `min_output_tokens`: it cannot end
+    before; `expected_output_tokens`: see `output_lengths.py`. ValueError names the invalid field.
     """
 
     num_prefill_tokens: int
@@ -117,10 +115,9 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds from now, one stretch after the other.
+    """Seconds from now, one phase after the other.
 
-    `queue_left`, `prefill_left`: what of each is left once the error of the prices is taken off,
-    as a share.
+    `queue_left`, `prefill_left`: the share of each that remains less the error of the cost model.
     """
 
     queue_s: float
@@ -141,12 +138,13 @@ class Forecast:
 
 
 def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast:
-    """What is likely of a request that joins now.
+    """The expected times of a request that joins now.
 
-    With P = `want.num_prefill_tokens`, B the prefill budget and t the price of a step beside the
+    With P = `want.num_prefill_tokens`, B the prefill budget and t the cost of a step next to the
     running decodes:
 
         prefill = ceil(P / B) t + P prefill_token_s + context of the chunks
+
         decode = (expected output - 1) (t with one decode more)
     """
     queue = _expected_queue(machine, want, load, ahead)
@@ -161,9 +159,9 @@ def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast
 
 
 def forecast_alone(machine: Machine, want: Want) -> Forecast:
-    """The same with the whole machine to itself from now on, and no more output than it must give.
+    """The same with the whole machine to itself from now on, and with its minimum output.
 
-    The error of the prices is taken off.
+    The error of the cost model is taken off.
     """
     return Forecast(
         queue_s=0.0,
@@ -174,7 +172,7 @@ def forecast_alone(machine: Machine, want: Want) -> Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Queue:
-    """How long it is, in time and in steps, and how far off steps of its kind are."""
+    """The queue's length in time and in steps, and the error for steps of its kind."""
 
     seconds: float
     num_steps: float
@@ -182,20 +180,22 @@ class _Queue:
 
 
 def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _Queue:
-    """How long until the request is likely to be admitted.
+    """The expected time until the request is admitted.
 
     T = prefill tokens running and ahead, D = decodes, W = tokens they are expected to generate
     still. Departures come every W / D**2 steps, if outputs are memoryless (each of D ends within a
     step with probability D / W). Needed are k, so that slots and blocks suffice:
 
         k = max(ahead + 1 - free slots, (blocks ahead + own - free blocks) running / used blocks)
+
         n = max(T / B, k W / D**2) + half a step, the rest of the one that runs
+
         queue = n (step_s + D decode_slot_s + C context_token_s) + T prefill_token_s
 
     Departures beyond the first D are of those ahead, with their own mean output in place of W / D;
-    where places are free, those ahead take them first and count among D.
-    Those who still prefill count among D where departures are concerned: they come to decode. Zero
-    when nobody runs and nobody is ahead.
+    where slots are free, those ahead take them first and count among D. Requests in prefill count
+    among D where departures are concerned: they come to decode. Zero when none runs and none is
+    ahead.
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
@@ -203,7 +203,7 @@ def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _
     num_steps = max(prefill_steps, place_steps)
     if load.num_running:
         num_steps += 0.5
-    # Where places are what is scarce, those ahead have long filled the free ones.
+    # Where slots or blocks are scarce, those ahead have long filled the free ones.
     is_for_places = place_steps > prefill_steps
     beside_s = _beside_s(machine, _filled(load, ahead) if is_for_places else load)
     error = machine.decode_error if is_for_places else machine.prefill_error
@@ -212,10 +212,10 @@ def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _
 
 
 def prefill_alone_s(machine: Machine, want: Want) -> float:
-    """Least seconds from admission to the first token: no one else on the machine.
+    """Least seconds from admission to the first token: alone on the machine.
 
     With m = ceil(P / B) steps: m step_s + P prefill_token_s + context_token_s x (sum of the chunks'
-    ends), less the error of the prices.
+    ends), less the error of the cost model.
     """
     num_steps, num_context = _chunks(want, machine.max_prefill_tokens)
     prices = machine.prices
@@ -233,11 +233,11 @@ def hopeless_at_s(
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
 ) -> float:
-    """The moment from which on a waiting request cannot meet its deadlines, engine clock.
+    """The time from which on a waiting request cannot meet its deadlines, engine clock.
 
-    min(ttft_timeout, deadline - decode alone) - prefill alone: even if it were admitted at once
-    and had the machine to itself (`forecast_alone`). Holds while the prices do, so whoever waited
-    until then asks again; NO_TIME when there is no deadline. Give NO_TIME for a time to first token
+    min(ttft_timeout, deadline - decode alone) - prefill alone: even if it were admitted at once and
+    had the machine to itself (`forecast_alone`). Holds while the cost model does, so it must be
+    checked again then; NO_TIME when there is no deadline. Give NO_TIME for a time to first token
     that was met before a preemption.
     """
     latest_s = min(ttft_deadline_s, deadline_s - _decode_alone_s(machine, want))
@@ -266,11 +266,11 @@ def retry_after_s(
 ) -> float:
     """How long a refused client should wait, seconds: until the backlog has shrunk enough.
 
-    `expected`: the `forecast` of the refused request. The same request with the same
-    time to its deadlines would be likely to meet them once the queue is shorter by what it lacks
-    now: max(now + ttft - ttft_timeout, now + total - deadline), but not by more than the whole
-    queue. Without deadlines (the queue was full) the time until the head of the queue may move, a
-    forecast for nobody ahead. Within `min_s` .. `max_s`; spread by the caller, who has randomness.
+    `expected`: the `forecast` of the refused request. The same request with the same time to its
+    deadlines would be likely to meet them once the queue is shorter by its present shortfall:
+    max(now + ttft - ttft_timeout, now + total - deadline), but not by more than the whole queue.
+    Without deadlines (the queue was full) the time until the head of the queue may move, a forecast
+    with none ahead. Within `min_s` .. `max_s`; spread by the caller, who has randomness.
     """
     if ttft_deadline_s == NO_TIME and deadline_s == NO_TIME:
         lacking_s = expected.queue_s
@@ -288,7 +288,7 @@ def _budget_tokens(machine: Machine, load: Load) -> int:
 
 
 def _beside_s(machine: Machine, load: Load) -> float:
-    """A step of those who run, before any prefill."""
+    """A step of the running requests, before any prefill."""
     return machine.prices.step_time_s(
         num_prefill_tokens=0,
         num_decodes=load.num_decodes,
@@ -297,7 +297,7 @@ def _beside_s(machine: Machine, load: Load) -> float:
 
 
 def _filled(load: Load, ahead: Ahead) -> Load:
-    """The load once those ahead have taken what places are free, each as long as its prompt."""
+    """The load once those ahead have taken the free slots, each as long as its prompt."""
     num_joining = _num_joining(load, ahead)
     if not num_joining:
         return load
@@ -310,7 +310,7 @@ def _filled(load: Load, ahead: Ahead) -> Load:
 
 
 def _num_joining(load: Load, ahead: Ahead) -> int:
-    """How many of those ahead find a place without anybody leaving."""
+    """How many of those ahead are admitted without a departure."""
     if not ahead.num_requests:
         return 0
     blocks_each = max(ahead.num_blocks / ahead.num_requests, 1.0)
@@ -332,7 +332,7 @@ def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
     slots_short = ahead.num_requests + 1 - load.num_free_slots
     blocks_short = ahead.num_blocks + want.num_blocks - load.num_free_blocks
     num_departures = max(float(slots_short), blocks_short / blocks_each, 0.0)
-    # First those who run leave, then those who came in their place.
+    # First the running requests leave, then those that replaced them.
     num_first = min(num_departures, float(load.num_running))
     num_later = num_departures - num_first
     num_beside = max(load.num_running + _num_joining(load, ahead), 1)
@@ -342,8 +342,8 @@ def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
 def _chunks(want: Want, budget_tokens: int) -> tuple[int, int]:
     """Steps m that the prefill takes, and the least sum of the chunks' ends over them.
 
-    The short chunk first, since a step that others have begun may have little room left: the ends
-    are then P, P - B, P - 2 B, ..., and what is cached lies before each.
+    The short chunk first, since a step in progress may have little room left: the ends are then P,
+    P - B, P - 2 B, ..., and the cached part precedes each.
     """
     num_tokens = want.num_prefill_tokens
     num_steps = -(-num_tokens // budget_tokens)
@@ -378,8 +378,8 @@ def _decode_alone_s(machine: Machine, want: Want) -> float:
 
 
 def _least(error: StepError, num_steps: float) -> float:
-    """What so many steps of the request itself take at least, of what the prices say.
+    """The minimum cost of so many steps of the request itself.
 
-    Nobody may be wronged: steps that took longer may have done so for the sake of others.
+    It must not overestimate: steps that took longer may have done so because of other requests.
     """
     return min(error.mean, 1.0) * error.left_of(num_steps)

@@ -1,10 +1,10 @@
 """Prefill tokens granted in a step that is being planned.
 
-Owns how the budget is split among prompts. Does not know who may run.
+Owns how the budget is split among prompts. Does not know which requests may run.
 
-One long prompt must not take whole steps while short ones stand behind it: a prompt that does not
-end in this step takes at most a share of what is left, and what nobody behind it wanted is given
-back to the first in the end.
+One long prompt must not take whole steps while short ones wait behind it: a prompt that does not
+end in this step takes at most a share of what is left, and what no prompt behind it needed is
+returned to the first at the end.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request
 
 MIN_SHARE = 0.125
-"""Of a step's whole prefill budget: less than that is not worth a row for a prompt that has more.
+"""Of a step's whole prefill budget: less is not worth a row for a prompt that has more.
 
 With the usual half, a prompt behind one, two, three long ones finds a half, a quarter, an eighth of
 the step's budget left; behind more than three it waits until one of them is done.
@@ -31,7 +31,7 @@ class _Grant:
 
 
 class Grants:
-    """What is left of a budget, and who got what.
+    """The rest of a budget, and the grants.
 
     `max_share`: of what is left, what one prompt may take at first. `is_whole`: prompts are taken
     whole, beyond the budget if need be.
@@ -54,7 +54,7 @@ class Grants:
 
     @property
     def requests(self) -> list[Request]:
-        """Those that got tokens."""
+        """The requests that got tokens."""
         return [grant.request for grant in self._grants]
 
     @property
@@ -77,7 +77,7 @@ class Grants:
         self.budget_tokens -= count
 
     def top_up(self, cache: KVCache) -> None:
-        """Hand out what is left, first come first served, as far as blocks are free."""
+        """Grant what is left, first come first served, as far as blocks are free."""
         for grant in self._grants:
             if self.budget_tokens <= 0:
                 return

@@ -1,16 +1,16 @@
-"""How many hits a cached block brings per turn that it stays: learnt from those before it.
+"""Expected hits of a cached block per turn that it stays, learned from earlier blocks.
 
-Owns the counts and the table made of them. Does not know blocks: it is told that lives of a class
-began, and that some ended in a hit at an age.
+Owns the counts and the table computed from them. Does not know blocks: it gets the starts of
+residencies by class, and the ages at which some ended in a hit.
 
 The value of a block of some class and age is the best rate of hits per turn of cache that keeping
 it a while can have: over all ages e to which it may be kept, the hits expected until e divided by
 the turns that it is expected to occupy until then. This is the Gittins index of a job that may be
 abandoned (Gittins, 1979); hit density as the measure of eviction is LHD's (Beckmann, Chen and
-Cidon, NSDI 2018), which averages to the end of life where this takes the best stop.
+Cidon, NSDI 2018), which averages to the end of a residency where this takes the best stop.
 
-A class is worth no less than a lower one of the same age: what was used more often is the head of
-what was used less often, which cannot be found without it.
+A class is worth no less than a lower one of the same age: blocks used more often are the head of
+those used less often, which cannot be found without it.
 
 Counts are integers, so the same history gives the same table everywhere.
 """
@@ -38,15 +38,15 @@ def _widths() -> NDArray[np.int64]:
 
 
 class HitDensity:
-    """Counts of `num_classes` classes; they are halved whenever `half_life` lives are in them, so
-    that what was long ago fades.
+    """Counts of `num_classes` classes; they are halved whenever they contain `half_life`
+    residencies, so that old ones decay.
     """
 
     def __init__(self, num_classes: int, half_life: int) -> None:
         self._half_life = half_life
         self._begun = [0] * num_classes
         self._hits = [[0] * NUM_BINS for _ in range(num_classes)]
-        # [class][bin]: hits per turn of keeping a block; 0 where nothing is known.
+        # [class][bin]: hits per turn of keeping a block; 0 where unknown.
         self.table = [[0.0] * NUM_BINS for _ in range(num_classes)]
 
     def begin(self, kind: int, count: int) -> None:
@@ -58,7 +58,7 @@ class HitDensity:
         self._hits[kind][bin_of(age)] += count
 
     def refit(self) -> None:
-        """Make the table anew from the counts."""
+        """Recompute the table from the counts."""
         hits = np.array(self._hits, dtype=np.int64)
         begun = np.array(self._begun, dtype=np.int64)[:, None]
         # Of those that began: how many have not been found before a bin, and after it.

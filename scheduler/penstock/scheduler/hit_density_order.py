@@ -1,13 +1,13 @@
-"""Cached blocks by the hits that they are likely to bring for the room they take.
+"""Eviction order by expected hits for the occupied memory.
 
-Owns the order; what a block of some class and age is worth, hit_density.py knows, and how often a
-block was used, which is its class, use_history.py.
+Owns the order; hit_density.py knows the value of a class and age, and use_history.py the class of a
+block, which is its number of uses.
 
-What one request gives back of one class is a segment: of the same age, and given up from its tail,
-for without its head the rest of a prefix is not found. At a choice the oldest and the newest
-segment of each class stand for all: the value falls or rises with age, seldom both ways, and it is
-never more than two values a class. The least value goes, of equal ones the oldest, so that
-nothing known means least recently used. A choice holds for up to MAX_RUN blocks.
+The blocks of one class that one request releases are a segment: of the same age, and evicted from
+its tail, for without its head the rest of a prefix is not found. A choice compares the oldest and
+the newest segment of each class: the value falls or rises with age, seldom both ways, and it is
+never more than two values a class. The least value is evicted, of equal ones the oldest, so that
+without knowledge the order is least recently used. A choice is used for up to MAX_RUN blocks.
 """
 
 from collections import OrderedDict
@@ -30,7 +30,7 @@ _POOLS_TO_HALF = 64
 
 
 class _Segment:
-    """`blocks`: an ordered set, the tail last. `turn`: when they were given back."""
+    """`blocks`: an ordered set, the tail last. `turn`: when they were released."""
 
     __slots__ = ("blocks", "kind", "turn")
 
@@ -39,7 +39,7 @@ class _Segment:
 
 
 class HitDensityOrder:
-    """See `EvictionOrder`. The table is made anew every `refit_every` times that blocks come."""
+    """See `EvictionOrder`. The table is recomputed after every `refit_every` additions."""
 
     def __init__(self, num_blocks: int, *, refit_every: int = REFIT_EVERY) -> None:
         self.num_turns = 0
@@ -48,10 +48,11 @@ class HitDensityOrder:
         self._segments: list[OrderedDict[int, _Segment]] = [
             OrderedDict() for _ in range(MAX_USES + 1)
         ]
-        # The segment that each block came in last; whether it still is there, the segment knows.
+        # The segment that each block was last added in; the segment knows whether it is still
+        # there.
         self._segment_of = [_Segment({}, 0, 0)] * num_blocks
         self._num_in_segments = 0
-        # What came from other levels: each block for itself, the oldest stands for all.
+        # Blocks from other levels: each separately, the oldest represents all.
         self._moved = RecencyOrder()
         self._chosen: _Segment | None = None
         self._num_left_of_choice = 0
@@ -60,7 +61,7 @@ class HitDensityOrder:
 
     @property
     def num_remembered(self) -> int:
-        """Evicted chains and parts of chains of which something is known."""
+        """Evicted chains and parts of chains with a history."""
         return self._history.num_remembered
 
     def __len__(self) -> int:
@@ -160,7 +161,7 @@ class HitDensityOrder:
             del self._segments[segment.kind][segment.turn]
 
     def _pop_some(self, most: int) -> list[int]:
-        """What one choice gives, at least one block."""
+        """The blocks of one choice, at least one."""
         segment = self._chosen
         if segment is None or not segment.blocks or not self._num_left_of_choice:
             segment = self._chosen = self._choose()
@@ -184,7 +185,7 @@ class HitDensityOrder:
         return gone
 
     def _choose(self) -> _Segment | None:
-        """The segment to be given up next; None for the oldest block that moved."""
+        """The segment to evict next; None for the oldest moved block."""
         table, now = self._density.table, self.num_turns
         least: tuple[float, int] | None = None
         chosen: _Segment | None = None
@@ -235,7 +236,7 @@ class HitDensityOrder:
 
 
 def eviction_order_of(config: SchedulerConfig, info: ExecutorInfo) -> EvictionOrder:
-    """The order that `config` wants for the pool of an executor."""
+    """The order of `config` for the pool of an executor."""
     match config.eviction:
         case EvictionPolicy.HIT_DENSITY:
             return HitDensityOrder(info.num_blocks)

@@ -1,8 +1,8 @@
 """The invariants of the core, checked from outside.
 
-Owns the list of what must hold between any two calls, and how far a check has come: a large pool is
-checked in pieces, for a request that arrives waits for the one that is under way. Tests check all
-after every step; in production an idle engine is checked. Changes nothing.
+Owns the list of invariants that hold between any two calls, and the progress of a check: a large
+pool is checked in pieces, because a new request waits for the current one. Tests check all after
+every step; in production an idle engine is checked. Changes nothing.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ _NO_BLOCKS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class IntegrityError(AssertionError):
-    """The account does not add up; the message lists every fault found."""
+    """An invariant does not hold; the message lists every fault found."""
 
 
 def check_integrity(scheduler: Scheduler) -> None:
@@ -30,10 +30,10 @@ def check_integrity(scheduler: Scheduler) -> None:
 
 
 class IntegrityCheck:
-    """Checks a scheduler again and again, one piece at a time.
+    """Checks a scheduler repeatedly, one piece at a time.
 
-    Blocks are checked one by one, so they need not rest until all are: a check that had to be given
-    up goes on with the block where the one before stopped. The rest begins again.
+    Blocks are checked one by one, so they may change in between: an interrupted check continues
+    with the block where the one before stopped. The rest starts again.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -61,13 +61,13 @@ class IntegrityCheck:
         return fault is None
 
     def faults(self) -> Faults:
-        """All that is wrong, piece by piece."""
+        """All faults, piece by piece."""
         life, pool = self._scheduler.life, self._scheduler.life.cache.pool
         yield from (*_block_faults(life), "")
         yield from (*_state_faults(life), "")
         yield from (*_progress_faults(life, self._scheduler.num_launched), "")
         yield from (*_tenant_faults(life), "")
-        # In turns: a short pause shall bring on the blocks too.
+        # Alternately: a short idle period must advance the blocks too.
         totals = pool.total_faults()
         for _ in range(0, pool.num_blocks, PIECE):
             start = self._next_place
@@ -88,7 +88,7 @@ def _block_faults(life: Lifecycle) -> list[str]:
         if len(set(table.tolist())) != len(table):
             faults.append(f"slot {slot} holds a block twice")
         tables.append(table)
-        # The block that the next token goes into must have one owner.
+        # The block of the next token must have one owner.
         writable = int(arrays.num_computed[slot]) // arrays.block_size
         if writable < len(table) and pool.ref_counts[table[writable]] != 1:
             faults.append(f"slot {slot} shares a block it writes to")

@@ -22,7 +22,7 @@ from penstock.scheduler.slot_arrays import SlotArrays
 class KVCache:
     """Tables over one pool.
 
-    `capacity` int32 [S]: tokens that fit into a slot's blocks. `num_reserved`: blocks promised at
+    `capacity` int32 [S]: tokens that fit into a slot's blocks. `num_reserved`: blocks reserved at
     admission and not taken yet, over all slots; `reserved` int32 [S] per slot.
     """
 
@@ -42,7 +42,7 @@ class KVCache:
         self._arrays = arrays
 
     def keep_book(self) -> CacheBook:
-        """From now on write down what the named blocks hold: before the first has its name."""
+        """From now on index the named blocks: call it before the first has its name."""
         book = self.pool.book = CacheBook(self.block_size)
         return book
 
@@ -101,13 +101,12 @@ class KVCache:
     def register(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` computed tokens reusable.
 
-        Does nothing for a request without a salt; hashes the output where the prompt's digests
-        end.
+        No-op for a request without a salt; hashes the output where the prompt's digests end.
         """
         if not request.spec.hash_salt:
             return
         arrays, slot = self._arrays, request.slot
-        # Tokens may have run past the table, when several came at once.
+        # Tokens may extend past the table, when several came at once.
         num_full = min(num_tokens // self.block_size, int(arrays.num_blocks[slot]))
         digests = request.block_hashes
         if len(digests) < num_full:
@@ -128,25 +127,25 @@ class KVCache:
             request.num_registered_blocks = num_full
 
     def forget(self, slot: int) -> None:
-        """Make a slot's own blocks not reusable: their content is suspect."""
+        """Make a slot's own blocks not reusable: their content is not trusted."""
         table = self._table(slot)
         self.pool.forget(table[self.pool.ref_counts[table] == 1])
 
     def renew(self, request: Request, now: float) -> None:
-        """A turn of a session was submitted: what the session holds is wanted soon."""
+        """A turn of a session was submitted: it will use the session's blocks soon."""
         key = session_key(request.spec)
         if key is not None:
             self.pool.sessions.renew(key, now)
 
     def hold(self, request: Request, now: float) -> None:
-        """A request ends whose content is registered: its session holds the blocks of it."""
+        """A request ends whose content is registered: its session holds its blocks."""
         key = session_key(request.spec)
         if key is not None:
             turn = request.spec.leader_key or request.spec.key
             self.pool.hold(key, turn, self.pool.match(request.block_hashes), now)
 
     def free(self, request: Request, now: float) -> None:
-        """Give the blocks and promises of a running request back, as long to stay as it asked."""
+        """Release the blocks and reservations of a running request, with its retention."""
         slot = request.slot
         spec = request.spec
         self.pool.release(self._table(slot), spec.retention, now, spec.tenant)

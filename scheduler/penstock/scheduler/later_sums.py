@@ -1,6 +1,6 @@
-"""Sums over who came later: what was noted at any place above a given one.
+"""Sums over later arrivals: amounts recorded at all places above a given one.
 
-Owns the tree and the bound on its size. Does not know what is summed nor who stands where.
+Owns the tree and the bound on its size. Does not know what is summed.
 """
 
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ MIN_PLACES = 1 << 12
 
 
 class LaterSums:
-    """Integers noted at places 0, 1, ...; `later(place)` adds up those at greater places.
+    """Integers recorded at places 0, 1, ...; `later(place)` adds up those at greater places.
 
     A binary indexed tree (Fenwick, "A New Data Structure for Cumulative Frequency Tables", 1994),
     laid out for sums towards its end: both calls take as many additions as a place has digits, and
-    asking about a place that nothing was noted above takes none.
+    a place without amounts above it takes none.
     """
 
     __slots__ = ("_greatest", "_tree")
 
     def __init__(self, num_places: int) -> None:
         self._tree = [0] * (num_places + 1)
-        # Above it there is nothing.
+        # Nothing is recorded above it.
         self._greatest = -1
 
     def note(self, place: int, amount: int) -> None:
@@ -33,7 +33,7 @@ class LaterSums:
             at &= at - 1
 
     def later(self, place: int) -> int:
-        """What was noted at all places above this one."""
+        """The sum over all places above this one."""
         if place >= self._greatest:
             return 0
         tree, at = self._tree, place + 2
@@ -44,16 +44,16 @@ class LaterSums:
         return total
 
     def moved(self, places: Sequence[int], num_places: int) -> "LaterSums":
-        """The same sums for those who stood at `places`, rising, and now stand at 0, 1, ...
+        """The same sums for entries at `places`, ascending, which are now at 0, 1, ...
 
-        What was noted above the last of them is found at the place behind it, `len(places)`.
+        Amounts above the last of them are found at the place behind it, `len(places)`.
         """
         made = LaterSums(num_places)
         sums = [self.later(place) for place in places]
         if not sums or not sums[0]:
             return made
         made._greatest = last = len(sums)
-        # Of each place, what is noted from it on: after whoever stands before it.
+        # Of each place, the amounts from it on: those after the entry before it.
         from_place = [sums[0], *sums, *[0] * (last + 1)]
         made._tree[1 : last + 2] = [
             from_place[at - 1] - from_place[at - 1 + (at & -at)] for at in range(1, last + 2)

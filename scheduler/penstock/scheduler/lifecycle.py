@@ -1,9 +1,9 @@
-"""Where every live request is, and each step of its life.
+"""The state of every live request, and its transitions.
 
-Owns the tables of requests, the queue, the slots, the blocks and the news that follow from a
+Owns the tables of requests, the queue, the slots, the blocks and the events that follow from a
 change: submit, admit, preempt, finish, cancel, fail, expire. Every transition of the state table
-happens here, together with the memory it takes or gives back. Does not choose who is admitted or
-preempted, nor how many tokens anyone computes.
+happens here, together with the memory it takes or releases. Does not choose which request is
+admitted or preempted, nor how many tokens any computes.
 """
 
 from collections import deque
@@ -58,18 +58,18 @@ _LATE = {FailureReason.DEADLINE_EXCEEDED, FailureReason.DEADLINE_UNREACHABLE}
 class Lifecycle:
     """The requests of one engine.
 
-    `changes`, `ends`: news since they were last taken. `admitted`, `released`: for the next batch.
-    `flights`: launched steps that were not collected, oldest first; a slot given back is noted in
-    each, so that its late tokens are dropped. `is_behind`: an executor returned several tokens
-    of a slot at once, and the tables catch up when the next step is planned. `waits`: why those
-    who wait do.
+    `changes`, `ends`: events since they were last taken. `admitted`, `released`: for the next
+    batch. `flights`: launched steps that were not collected, oldest first; a released slot is
+    recorded in each, so that its late tokens are dropped. `is_behind`: an executor returned several
+    tokens of a slot at once, and the tables catch up when the next step is planned. `waits`: the
+    reasons of waiting.
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
         self.arrays = SlotArrays(
             num_slots=info.max_num_seqs,
             # No row is longer than the whole cache and the token that is never computed, whatever
-            # a model says it could take.
+            # the model's limit.
             max_seq_len=min(info.max_seq_len, info.num_blocks * info.block_size + 1),
             block_size=info.block_size,
         )
@@ -126,14 +126,14 @@ class Lifecycle:
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """What the budget of retention has cut, here or of what the executor was asked for."""
+        """What the retention budget has cut, here or for the executor."""
         if self._engine_retention is not None:
             return self._engine_retention.cuts
         return self.cache.pool.retention_cuts
 
     @property
     def has_place(self) -> bool:
-        """Whether one more may run: there is a slot, and the pace allows it."""
+        """Whether one more may run: there is a slot, and the batch limit allows it."""
         running = self.running
         return running.has_free_slot and len(running) < self.outlook.pace.max_num_running
 
@@ -184,7 +184,7 @@ class Lifecycle:
         self.waits.join(request, now)
         self.cache.renew(request, now)
         self.outlook.prepare(request)
-        # Whoever leads outside this submit may have done so already, and would release nobody.
+        # A leader outside this submit may have released its followers already, and would not again.
         if spec.leader_key == leader_key and spec.block_hashes:
             self.queue.hold(request, leader_key)
         else:
@@ -205,7 +205,7 @@ class Lifecycle:
     ) -> None:
         """Give a waiting request a slot, the blocks of its cached prefix and a reservation.
 
-        `is_past_blocked`: it passes one that lacks blocks.
+        `is_past_blocked`: it overtakes one that lacks blocks.
         """
         order = self.queue.order
         is_aged = order.note_admission(request)
@@ -241,7 +241,9 @@ class Lifecycle:
         )
 
     def preempt(self, request: Request, now: float) -> None:
-        """Take a running request's blocks; it waits again with its seniority and its tokens."""
+        """Preempt a running request: it loses its blocks and waits again with its seniority and its
+        tokens.
+        """
         slot = request.slot
         num_tokens = int(self.arrays.num_tokens[slot])
         request.tokens = self.arrays.token_ids[slot, :num_tokens].copy()
@@ -254,7 +256,7 @@ class Lifecycle:
         self.changes.append(Preempted(key=request.spec.key, at_s=now, stay=stay))
 
     def finish(self, request: Request, reason: FinishReason, now: float, stop_id: int = -1) -> None:
-        """Complete a live request; what waits is cancelled, what runs is finished."""
+        """Complete a live request; a waiting one is cancelled, a running one is finished."""
         wait, stay = None, None
         if request.state is RequestState.PENDING:
             wait = self._leave_queue(request, now)
@@ -271,7 +273,7 @@ class Lifecycle:
         self._bury(request)
 
     def fail(self, request: Request, reason: FailureReason, now: float, detail: str = "") -> None:
-        """End a live request in ERROR; `detail` is what its executor said."""
+        """End a live request in ERROR; `detail` is the executor's."""
         self._end_in_error(request, Verdict(reason=reason), now, detail)
 
     def drop(self, request: Request, verdict: Verdict, now: float) -> None:
@@ -293,7 +295,9 @@ class Lifecycle:
         self._bury(request)
 
     def expire(self, now: float) -> None:
-        """End everyone whose time is up, and whoever waits for what can no longer come."""
+        """End requests whose time is up, and those that wait for an event that can no
+        longer come.
+        """
         self.cache.pool.expire(now)
         for request in self.queue.due(now):
             self._reconsider(request, now)
@@ -314,7 +318,7 @@ class Lifecycle:
         )
 
     def next_expiry_s(self) -> float:
-        """When time may end somebody, waiting or running; NO_TIME when it never does."""
+        """When time may end a request, waiting or running; NO_TIME when it never does."""
         running_s = self._next_deadline_s if len(self.running) else NO_TIME
         return min(self.queue.next_recheck_s(), running_s)
 
@@ -325,7 +329,7 @@ class Lifecycle:
             self.arrays.deadline[request.slot] = request.spec.deadline_s
 
     def _note_length(self, request: Request, reason: FinishReason | FailureReason) -> None:
-        """What ended by itself, at its limit or by time says how long outputs are."""
+        """An end by itself, at the limit or by time is a sample of output lengths."""
         slot, arrays = request.slot, self.arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
         is_stop = reason is FinishReason.STOP
@@ -333,9 +337,9 @@ class Lifecycle:
             self.outlook.completion.note_end(request.spec, num_generated, is_cut=not is_stop)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
-        """The class of a request, risen by its age if that let it in.
+        """The class of a request, risen by its age if it was admitted for that.
 
-        Not otherwise: under a flood everybody in the long queue is old.
+        Not otherwise: under a flood every request in the long queue is old.
         """
         spec, aging_s = request.spec, self._config.aging_s
         if not is_aged:
@@ -354,7 +358,7 @@ class Lifecycle:
             self.queue.recheck(request, min(hopeless_s, limit_s))
 
     def _time_out(self, request: Request, now: float) -> None:
-        """Of one that runs."""
+        """Of a running request."""
         spec = request.spec
         if spec.time_limit_s <= now:
             self.finish(request, FinishReason.TIME_LIMIT, now)
@@ -373,7 +377,7 @@ class Lifecycle:
         slot, arrays = request.slot, self.arrays
         num_collected = self._drop_from_flights(slot)
         if is_trusted:
-            # Not what a step under way writes: it may still fail, and then for nobody we know.
+            # Not what a step in flight writes: that step may still fail.
             num_valid = min(num_collected, int(arrays.num_tokens[slot]))
             self.cache.register(request, num_valid)
             if is_end:
@@ -391,13 +395,13 @@ class Lifecycle:
         return stay
 
     def _drop_from_flights(self, slot: int) -> int:
-        """Note in every launched step that a slot is given back.
+        """Record in every launched step that a slot is released.
 
         Returns how many of its tokens were computed by steps that have been collected.
         """
         num_collected = int(self.arrays.num_computed[slot])
         for flight in self.flights:
-            # Once dropped, a row is that of an earlier request in the same slot.
+            # Once dropped, a row belongs to an earlier request in the same slot.
             if slot not in flight.dropped:
                 starts = flight.batch.starts[flight.batch.slots == slot]
                 num_collected = min([num_collected, *starts.tolist()])

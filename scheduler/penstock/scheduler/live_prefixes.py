@@ -1,7 +1,7 @@
-"""Which blocks of prompts somebody who lives has yet to compute.
+"""Blocks of prompts that live requests are about to compute.
 
-Owns who joined with which first block not cached. Does not know which blocks have been computed
-since: those are found in the cache first.
+Owns the requests by the first block that was not cached. Does not know which blocks have been
+computed since: those are found in the cache first.
 """
 
 from itertools import islice
@@ -9,13 +9,13 @@ from itertools import islice
 from penstock.scheduler.request import Request
 
 MAX_LOOKED_AT = 32
-"""Of those who began at one block; where more did, one of them counts as going further."""
+"""Of requests that start at one block; where more do, one of them counts as going further."""
 
 
 class LivePrefixes:
     """Prompts of live requests, by the digest of the first block that was not cached.
 
-    To come and to go costs the same for any prompt: whoever asks, pays.
+    Adding and removing cost the same for any prompt; the query does the work.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class LivePrefixes:
         self._begun_at.setdefault(first, {})[spec.key] = request
 
     def remove(self, request: Request) -> None:
-        """A request ends; nothing happens when it never joined."""
+        """A request ends; a no-op when it never joined."""
         key = request.spec.key
         first = self._first_of.pop(key, None)
         if first is None:
@@ -42,9 +42,9 @@ class LivePrefixes:
             del self._begun_at[first]
 
     def is_wanted(self, request: Request, index: int) -> bool:
-        """Whether another request may come to compute block `index` of this one's prompt.
+        """Whether another request may compute block `index` of this one's prompt.
 
-        Whoever does began at that block or at one before it.
+        Such a request started at that block or at one before it.
         """
         hashes = request.spec.block_hashes
         return index < len(hashes) and any(
@@ -54,7 +54,7 @@ class LivePrefixes:
         )
 
     def _goes_on(self, begun: dict[int, Request], request: Request, index: int) -> bool:
-        """Whether somebody of `begun` has the same block `index`."""
+        """Whether one of `begun` has the same block `index`."""
         key, digest = request.spec.key, request.spec.block_hashes[index]
         for other in islice(reversed(begun.values()), MAX_LOOKED_AT):
             hashes = other.spec.block_hashes
@@ -63,7 +63,7 @@ class LivePrefixes:
         return len(begun) > MAX_LOOKED_AT
 
     def faults(self, live: dict[int, Request]) -> list[str]:
-        """What does not add up; empty when all is well."""
+        """Inconsistencies; empty when there are none."""
         begun = {key: first for first, each in self._begun_at.items() for key in each}
         found = [] if begun == self._first_of else ["live prefixes are miscounted"]
         if not begun.keys() <= live.keys():

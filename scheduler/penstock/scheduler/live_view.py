@@ -1,6 +1,6 @@
-"""One live request as the engine sees it, for people who look.
+"""One live request as the engine sees it, for operators.
 
-Owns one value. It holds no token and no text.
+Owns one value. It contains no token and no text.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,12 @@ from penstock.scheduler.state import RequestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
-    """Where one output of a request stands. Times are absolute seconds on the engine's clock.
+    """The state of one output of a request. Times are absolute seconds on the engine's clock.
 
-    `waits_for` and `queue_position` (requests that would go first) only while PENDING; the position
-    is None where counting it would cost too much. `slot` -1 while PENDING. `deadline_s`: the
-    earliest that still counts, infinite for none. `num_prompt_tokens` are those of the client's
-    prompt; what was generated in an earlier life counts as output. `num_computed_tokens`: with keys
-    and values once every launched step is done.
+    `waits_for` and `queue_position` (requests ahead of it) only while PENDING; the position is None
+    where counting it would cost too much. `slot` -1 while PENDING. `deadline_s`: the earliest open
+    one, infinite for none. `num_prompt_tokens` are those of the client's prompt; replayed output
+    counts as output. `num_computed_tokens`: with keys and values once every launched step is done.
     """
 
     key: int

@@ -1,7 +1,4 @@
-"""Small systems of linear equations, as least squares with few unknowns asks for.
-
-Owns their solution. Does not know what the unknowns are.
-"""
+"""Solves small systems of linear equations, for least squares with few unknowns."""
 
 Row = list[float]
 
@@ -9,10 +6,10 @@ _MIN_PIVOT_SHARE = 1e-12
 
 
 def solved(matrix: list[Row], right: Row) -> Row | None:
-    """x of matrix x = right; None when the matrix is not positive definite any more.
+    """x of matrix x = right; None when the matrix is no longer positive definite.
 
-    It is symmetric and should be positive definite, so it needs no exchange of rows. Plain floats:
-    with four unknowns they take a third of the time that numpy's calls do.
+    It is symmetric and should be positive definite, so it needs no pivoting. Plain floats: with
+    four unknowns they take a third of the time of numpy's calls.
     """
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)
@@ -36,11 +33,10 @@ def solved(matrix: list[Row], right: Row) -> Row | None:
 
 
 def projected(information: list[Row], values: Row) -> Row:
-    """The point without negative values that explains what was seen about as well.
+    """The point without negative values that fits the observations about as well.
 
-    What is negative becomes zero and the others take over its share, until nothing is negative:
-    the nearest point in the metric of `information` when one value is negative, close to it
-    otherwise.
+    Negative values become zero and the others take over their share, until none is negative: the
+    nearest point in the metric of `information` when one value is negative, close to it otherwise.
     """
     nearest = list(values)
     while min(nearest) < 0.0:

@@ -1,21 +1,22 @@
-"""Whether a request can meet its deadlines, and how long it will wait.
+"""Predicts whether a request meets its deadlines, and how long it will wait.
 
-Owns the judgement: it looks at what runs and waits, asks `forecast.py`, and says who is refused,
-who is dropped and what they are told. Does not end anybody itself, and knows no clock.
+Owns the decision: it examines running and waiting requests, uses `forecast.py`, and determines
+which requests are refused or dropped and what is reported to them. Does not end any request itself,
+and has no clock.
 
-- **At submission** a request is refused when it would be late after the time it is expected to wait
-  (`forecast`, less the error of the prices) and then its prefill alone on the machine.
+- **At submission** a request is refused when it would be late after its expected queue time
+  (`forecast`, less the error of the cost model) and then its prefill alone on the machine.
 - **In the queue** it is dropped from the moment on at which it would be late with the whole machine
   to itself (`forecast_alone`).
-- **At admission** it is dropped when it would be late beside those who run: the last moment before
-  compute is spent on it.
-- **Whole answers** are judged by probability as well (`completion.py`): at submission, at admission
-  and, a few times a second, while they run.
+- **At admission** it is dropped when it would be late next to the running requests: the last moment
+  before compute is spent on it.
+- **Whole answers** are predicted by probability as well (`completion.py`): at submission, at
+  admission and, a few times a second, while they run.
 
-A prefix that is in the cache, or that somebody who lives may be computing, counts as found. Nothing
-is foretold of an executor that paces itself, or of a `time_limit`, which is no failure to pass.
-Time in steps of a kind whose prices are not known well (with prefill, without) refuses nobody, nor
-do prices that no step has confirmed for a second on an idle machine: that one is let in for trial.
+A prefix that is in the cache, or that a live request may be computing, counts as found. Nothing is
+predicted for a self-paced executor, or for a `time_limit`, which is no failure to reach. Steps of a
+kind whose cost is not known well (with prefill, without) refuse no request, nor does a cost model
+that no step has confirmed for a second on an idle machine: that request is admitted as a trial.
 """
 
 import math
@@ -51,12 +52,12 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
 _FAR = 20.0
-"""So many times what the steps take that a request needs, as long as the last one was."""
+"""So many times the steps that a request needs, at the duration of the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Why a request is refused or dropped, and what it is told: see `events.Failed`."""
+    """Why a request is refused or dropped, and the reported figures: see `events.Failed`."""
 
     reason: FailureReason
     estimate_s: float | None = None
@@ -68,8 +69,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """What awaits an arriving request: see `events.Queued`; `verdict`: why to reject it, None to
-    admit it. `displaced`: waiting requests that then give way to it."""
+    """The prediction for an arriving request: see `events.Queued`; `verdict`: why to reject it,
+    None to admit it. `displaced`: waiting requests that it then displaces.
+    """
 
     num_ahead: int
     queue_s: float | None = None
@@ -78,7 +80,7 @@ class Prospect:
 
 
 class Outlook:
-    """Looks ahead for the requests of one engine."""
+    """Predicts for the requests of one engine."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class Outlook:
         self._max_tokens = config.max_num_batched_tokens
 
     def prepare(self, request: Request) -> None:
-        """Note what a request brings along that is about to wait, and when to look at it again."""
+        """Record the demand of a request that is about to wait, and when to check it again."""
         spec, num_tokens = request.spec, len(request.tokens)
         request.num_kept_tokens = num_tokens
         if self._is_guaranteed:
@@ -135,7 +137,9 @@ class Outlook:
             request.recheck_s = min(spec.time_limit_s, self._hopeless_s(request, matched))
 
     def prospect(self, request: Request, now: float) -> Prospect:
-        """What awaits a request that is about to join the queue, and whether it should not."""
+        """The prediction for a request that is about to join the queue, and whether it
+        should not.
+        """
         if not self.pace.has_prices:
             return Prospect(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = deadlines_of(request)
@@ -162,9 +166,9 @@ class Outlook:
         return Prospect(num_ahead=ahead.num_requests, queue_s=likely.queue_s, verdict=verdict)
 
     def hopeless_s(self, request: Request) -> float:
-        """From when on a waiting request is late whatever happens, by what is known now.
+        """When a waiting request will be late whatever happens, by present knowledge.
 
-        NO_TIME for never. A prefix that somebody may come to compute counts as found.
+        NO_TIME for never. A prefix that another request may compute counts as found.
         """
         matched = self._cache.match(request)
         if self.prefixes.is_wanted(request, len(matched)):
@@ -172,7 +176,7 @@ class Outlook:
         return self._hopeless_s(request, matched)
 
     def dropped(self, request: Request, now: float) -> Verdict:
-        """What is told to one whose `hopeless_s` has come."""
+        """The verdict for a request whose `hopeless_s` has come."""
         deadlines = deadlines_of(request)
         if not self.pace.has_prices:
             return Verdict(reason=deadlines.passed_by(now))
@@ -184,13 +188,13 @@ class Outlook:
         return replace(verdict, reason=deadlines.passed_by(now)) if is_over else verdict
 
     def crowded(self, request: Request, reason: FailureReason, now: float) -> Verdict:
-        """What is told to one for whom the queue has no room."""
+        """The verdict for a request that the queue has no room for."""
         if not self.pace.has_prices:
             return Verdict(reason=reason)
         want = self._want(request, self._cache.match(request))
         load, ahead = self._contention.of_arrival(request, want)
         likely = forecast(self._machine(), want, load, ahead)
-        # As much as it would bring itself must have left the queue by then.
+        # As much as its own demand must have left the queue by then.
         leaving = Ahead(
             num_requests=1,
             num_prefill_tokens=want.num_prefill_tokens,
@@ -258,7 +262,7 @@ class Outlook:
         return urgent_of(due, machine=self._machine(), load=load, arrays=arrays, now=now)
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
-        """Whether a deadline is so far away that nobody need reckon: a matter of cost alone."""
+        """Whether a deadline is so far away that no prediction is needed: only to save cost."""
         num_tokens, spec = len(request.tokens), request.spec
         is_judged = deadlines.total_s != NO_TIME and self.completion.min_chance > 0.0
         num_output = spec.max_tokens if is_judged else spec.min_tokens
@@ -275,9 +279,9 @@ class Outlook:
         return self._is_foreseeing and self.pace.has_prices
 
     def _is_trial(self, request: Request, now: float) -> bool:
-        """Whether this one is let in to see whether the machine is still what it was.
+        """Whether this one is admitted to see whether the machine's speed has changed.
 
-        Refused by prices of long ago, nobody would ever run to correct them.
+        If old measurements refused all requests, none would ever run to correct them.
         """
         is_idle = not (len(self._running) or len(self._queue))
         is_due = is_idle and now - self.pace.last_step_at_s >= _TRIAL_AFTER_S
@@ -285,7 +289,7 @@ class Outlook:
         return request.is_trial
 
     def _is_exploring(self, request: Request, verdict: Verdict) -> bool:
-        """Whether this one is let in to see whether outputs still are as long as they were."""
+        """Whether this one is admitted to see whether output lengths have changed."""
         chance, judge = verdict.chance, self.completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance
         request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
@@ -305,7 +309,7 @@ class Outlook:
     def _rejection(
         self, request: Request, want: Want, load: Load, likely: Forecast, hope: Forecast, now: float
     ) -> Verdict | None:
-        """Why not to let in one that has `hope` at best; None to let it in."""
+        """Why not to admit a request with `hope` at best; None to admit it."""
         if not deadlines_of(request).are_met(hope, now):
             return self._late(request, want, likely, hope, now)
         if request.spec.deadline_s == NO_TIME:
@@ -324,7 +328,7 @@ class Outlook:
     def _unlikely(
         self, request: Request, want: Want, likely: Forecast, chance: float, done_s: float
     ) -> Verdict:
-        """The verdict on one that will probably be late; `done_s`: when it would be through."""
+        """The verdict for a request that will probably be late; `done_s`: its predicted end."""
         spec = request.spec
         alone = forecast_alone(self._machine(), want)
         is_possible = spec.arrival_s + alone.total_s < spec.deadline_s
@@ -339,7 +343,9 @@ class Outlook:
     def _late(
         self, request: Request, want: Want, likely: Forecast, hope: Forecast, now: float
     ) -> Verdict:
-        """The verdict on one that `hope` does not save; it is told what is likely."""
+        """The verdict for a request that is late even with `hope`; the reported figures are the
+        likely ones.
+        """
         deadlines, arrival_s = deadlines_of(request), request.spec.arrival_s
         is_ttft = now + hope.ttft_s >= deadlines.ttft_s
         needed_s = max(likely.ttft_s, hope.ttft_s) if is_ttft else max(likely.total_s, hope.total_s)
@@ -360,7 +366,7 @@ class Outlook:
             estimate_s=now + needed_s - arrival_s,
             deadline_s=(deadlines.ttft_s if is_ttft else deadlines.total_s) - arrival_s,
             chance=chance,
-            # With as much time again an idle machine would not do it either.
+            # With as much time again an idle machine would not meet it either.
             retry_after_s=wait_s if deadlines.are_met(alone, arrival_s) else math.inf,
         )
 

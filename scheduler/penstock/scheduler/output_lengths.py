@@ -1,8 +1,8 @@
-"""How long outputs are: a distribution learned from those that ended.
+"""Output lengths: a distribution learned from ended requests.
 
 Owns the estimates: the mean, by which running requests are expected to leave, and the distribution
 of the lengths of one tenant and one limit, by which a deadline is judged. Does not know requests,
-time, or what an estimate is used for.
+time, or how an estimate is used.
 """
 
 import math
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 _NUM_EXACT = 16
 _PER_OCTAVE = 8
 _NUM_BUCKETS = _NUM_EXACT + 18 * _PER_OCTAVE
-"""Lengths up to 4 million tokens, 6 to 12 % a bucket; the last one takes what is longer."""
+"""Lengths up to 4 million tokens, 6 to 12 % a bucket; the last one takes longer ones."""
 _BACK_OFF_REQUESTS = 8.0
-"""A group's own outputs count as much as the more general group's once it has seen so many."""
+"""With so many outputs, a group's own count as much as the more general group's."""
 _MIN_SEEN = 16
-"""Nothing is known before so many outputs have ended."""
+"""No estimate before so many outputs have ended."""
 _MAX_HAZARD = 1.0 - 1e-9
 _RENEW_AFTER = 8
-"""A distribution that is known is made again after so many more outputs."""
+"""A distribution is recomputed after so many more outputs."""
 _MAX_GROUPS = 1024
 _MAX_WEIGHT = 1e12
 
@@ -49,7 +49,9 @@ _WIDTHS = np.diff(_BOUNDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputBounds:
-    """What a request says of its own length. `num_known`: tokens it has generated already."""
+    """The bounds that a request sets on its own length. `num_known`: tokens it has generated
+    already.
+    """
 
     max_tokens: int
     min_tokens: int = 0
@@ -62,7 +64,7 @@ class OutputBounds:
 
 
 class LengthDistribution:
-    """How long one output will be, within the bounds that its request sets.
+    """The distribution of one output's length, within the bounds that its request sets.
 
     `log_survival`: of each bucket the logarithm of the probability that an output reaches it.
     """
@@ -73,7 +75,7 @@ class LengthDistribution:
         self._log_survival = log_survival
 
     def chance_within(self, num_tokens: int, bounds: OutputBounds) -> float:
-        """Probability that the output ends with at most so many tokens, all of them counted.
+        """Probability that the output ends with at most so many tokens in all.
 
         0 below `bounds.least` and 1 from `bounds.max_tokens` on, whatever was learned.
         """
@@ -91,7 +93,7 @@ class LengthDistribution:
         if chance >= 1.0:
             return bounds.max_tokens
         target = self._log_reach(bounds.least) + math.log1p(-chance)
-        # Falling, so it is searched negated.
+        # Descending, so it is searched negated.
         index = bisect_left(self._log_survival, -target, key=lambda value: -value)
         if index >= len(self._log_survival):
             return bounds.max_tokens
@@ -111,10 +113,10 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningOutputs:
-    """Lengths so far of outputs that go on, int32 [n].
+    """Lengths so far of running outputs, int32 [n].
 
     `is_of_tenant`, `has_limit` bool [n]: which are of the tenant, and have a limit of the octave,
-    whose distribution is asked for.
+    of the requested distribution.
     """
 
     num_tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
@@ -132,9 +134,9 @@ class RunningOutputs:
 
 
 class _Histogram:
-    """Decayed counts of outputs by length, those that ended by themselves and those that were cut.
+    """Decayed counts of outputs by length, of complete and of truncated ones.
 
-    Instead of fading all counts, each new one weighs more.
+    Instead of decaying all counts, each new one weighs more.
     """
 
     __slots__ = ("_cuts", "_ends", "_growth", "_weight", "num_seen")
@@ -147,7 +149,7 @@ class _Histogram:
         self._growth = 1.0 / (1.0 - 1.0 / memory) if memory > 1 else 2.0
 
     def observe(self, num_tokens: int, *, is_cut: bool) -> None:
-        """An output ended, or was cut, with so many tokens."""
+        """An output ended, or was truncated, with so many tokens."""
         self.num_seen += 1
         counts = self._cuts if is_cut else self._ends
         counts[_bucket_of(num_tokens)] += self._weight
@@ -162,8 +164,8 @@ class _Histogram:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Of each bucket how many outputs reached it and could end there, and how many did.
 
-        What was cut within a bucket counts half there (the actuarial estimate). `running`: lengths
-        so far of outputs that go on, which count as cut.
+        Outputs truncated within a bucket count half there (the actuarial estimate). `running`:
+        lengths so far of running outputs, which count as truncated.
         """
         ends, cuts = self._ends / self._weight, self._cuts / self._weight
         if len(running):
@@ -174,11 +176,11 @@ class _Histogram:
 
 
 class OutputLengths:
-    """How many tokens requests generate before they end by themselves.
+    """How many tokens requests generate until their own end.
 
-    What reached its limit or ran out of time was cut: it says how long an output was at least. All
-    estimates count it as such, for the long outputs are cut first, and without them outputs would
-    seem the shorter the more of them are late.
+    An output that reached its limit or ran out of time was truncated: it gives a lower bound of its
+    length. All estimates count it as such, for the long outputs are truncated first, and without
+    them outputs would seem the shorter the more of them are late.
 
     - `mean_tokens`, `expected`, `expected_remaining`: outputs taken to be memoryless. The mean is
       all tokens over all ends (the maximum likelihood for censored lifetimes: Cox and Oakes,
@@ -188,7 +190,7 @@ class OutputLengths:
       hazard is shrunk to that of a more general group, in the order: tenant and limit, tenant,
       limit, all. So a length that the group has not seen has the hazard that it has for others.
 
-    What was seen `memory` requests ago counts for 1/e. ValueError names the parameter that is off.
+    Observations `memory` requests ago count for 1/e. ValueError names the invalid parameter.
     """
 
     def __init__(self, prior_tokens: float = 256.0, *, memory: int = 256) -> None:
@@ -214,24 +216,24 @@ class OutputLengths:
     def observe(
         self, num_tokens: int, *, is_cut: bool = False, tenant: str = "", max_tokens: int = 0
     ) -> None:
-        """A request ended after this many tokens; `is_cut`: because it had to, not by itself.
+        """A request ended after this many tokens; `is_cut`: it was truncated.
 
         `max_tokens`: its limit.
         """
         self._num_tokens = self._keep * self._num_tokens + max(num_tokens, 1)
-        # Never none: where nobody ends by itself the mean grows, and every limit is reached.
+        # Never none: where no output ends by itself the mean grows, and every limit is reached.
         self._num_ends = max(self._keep * self._num_ends + (not is_cut), 1e-6)
         self._num_seen += 1
         for group in _groups_of(tenant, max_tokens):
             histogram = self._groups.pop(group, None) or _Histogram(self._memory)
-            # The one seen last stands last.
+            # The most recent one last.
             self._groups[group] = histogram
             histogram.observe(num_tokens, is_cut=is_cut)
         while len(self._groups) > _MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
 
     def num_seen_of(self, tenant: str) -> int:
-        """Outputs of a tenant that ended or were cut, as far as they are remembered."""
+        """Outputs of a tenant that ended or were truncated, as far as they are remembered."""
         histogram = self._groups.get((tenant, None))
         return 0 if histogram is None else histogram.num_seen
 
@@ -240,8 +242,8 @@ class OutputLengths:
     ) -> LengthDistribution | None:
         """The distribution of a tenant's outputs with this limit; None while too few were seen.
 
-        `running`: asked when the distribution is made again. Without those that run the outputs of
-        the last seconds would be the short ones alone.
+        `running`: called when the distribution is recomputed. Without running outputs those of the
+        last seconds would be the short ones alone.
         """
         key = (tenant, max_tokens.bit_length())
         num_seen, known = self._known.get(key, (-_RENEW_AFTER, None))
@@ -257,7 +259,7 @@ class OutputLengths:
     ) -> LengthDistribution | None:
         if self._num_seen < _MIN_SEEN:
             return None
-        # Longer than any seen: memoryless, and where nobody ends by itself not without end.
+        # Longer than any seen: memoryless, and bounded even where no output ends by itself.
         mean = min(self.mean_tokens, self._prior_tokens)
         hazards, weight = -np.expm1(-_WIDTHS / mean), 1.0
         for group in _groups_of(tenant, max_tokens):
@@ -270,7 +272,7 @@ class OutputLengths:
         return LengthDistribution([0.0, *np.cumsum(stays).tolist()])
 
     def expected(self, max_tokens: float) -> float:
-        """Tokens a new request is expected to generate, cut at its limit."""
+        """Tokens a new request is expected to generate, bounded by its limit."""
         mean = self.mean_tokens
         return -math.expm1(-max_tokens / mean) * mean
 

@@ -1,8 +1,8 @@
-"""How fast the machine is, and what a step may hold because of it.
+"""The machine's speed, and the step limits that follow from it.
 
-Owns the fit of a step's prices, and the two limits that follow it where there is a target for the
-time between tokens: the prefill budget of a step and the number of requests that run. Without a
-target both are the fixed ones. Does not know who runs.
+Owns the fit of the cost model, and the two limits that follow it where there is a target for the
+time between tokens: the prefill budget of a step and the number of running requests. Without a
+target both are the fixed ones. Does not know which requests run.
 """
 
 from penstock.scheduler.config import SchedulerConfig
@@ -19,14 +19,15 @@ _CONFIRMING_STEPS = 16
 class Pace:
     """Learns from the steps of one executor and limits the next ones.
 
-    `fit`: the prices; `last_step_s`: what the last step took, seconds, and `last_step_at_s`: when
-    it ended, engine clock. ValueError for a target together with an executor that paces itself:
-    what its steps hold is not for the scheduler to say.
+    `fit`: the cost model; `last_step_s`: the duration of the last step, seconds, and
+    `last_step_at_s`: when it ended, engine clock. ValueError for a target together with a
+    self-paced executor: the scheduler does not determine its steps.
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
         prices = config.known_prices
-        # Measured prices may be of another machine, or in other units: a few steps confirm them.
+        # Measured coefficients may be of another machine, or in other units: a few steps confirm
+        # them.
         self.fit = (
             StepFit(DEFAULT_PRIOR)
             if prices is None
@@ -59,7 +60,7 @@ class Pace:
 
     @property
     def has_prices(self) -> bool:
-        """Whether enough steps were seen to tell what is likely."""
+        """Whether enough steps were seen for estimates."""
         return not self._is_self_paced and self.fit.has_seen_enough
 
     @property
@@ -69,13 +70,13 @@ class Pace:
 
     @property
     def prefill_budget_tokens(self) -> int:
-        """What steps with decodes give to prefill at present."""
+        """The present prefill budget of steps with decodes."""
         return self._max_tokens if self._prefill is None else self._prefill.held_tokens
 
     def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
         """A step was timed; whether it is worth learning from.
 
-        Of a machine that is known well, not every step tells something new.
+        Once the machine is known well, not every step adds information.
         """
         self.last_step_s, self.last_step_at_s = seconds, now
         self._num_unlearnt += 1
@@ -86,7 +87,7 @@ class Pace:
         return True
 
     def learn(self, measure: StepMeasure) -> None:
-        """What was in a step, and what it took."""
+        """The content of a step, and its duration."""
         self.fit.observe(
             measure.seconds,
             num_prefill_tokens=measure.num_prefill_tokens,
@@ -102,9 +103,9 @@ class Pace:
     def budget(
         self, num_decodes: int, num_context_tokens: int = 0, num_decode_context_tokens: int = 0
     ) -> int:
-        """Prefill tokens of a step with these decodes; to be asked once for each step.
+        """Prefill tokens of a step with these decodes; call it once for each step.
 
-        The contexts count with a target alone: of all who run, and of those who decode.
+        The contexts matter with a target alone: of all running requests, and of those that decode.
         """
         left = self._max_tokens - num_decodes
         if self._prefill is None or self._batch is None:

@@ -1,24 +1,24 @@
-"""How much a step may hold so that running requests keep their inter-token time.
+"""Step limits that keep the time between tokens of running requests within a target.
 
-Owns two limits that follow the fitted prices: the prefill budget of each step (`PrefillPacer`) and
-how many requests may run at once (`BatchLimit`). Pure: measures nothing, sees no clock, and gates
-what enters; it never takes anything from who runs.
+Owns two limits that follow the fitted cost model: the prefill budget of each step (`PrefillPacer`)
+and how many requests may run at once (`BatchLimit`). Pure: measures nothing, sees no clock, and
+only limits admissions; it never takes anything from running requests.
 
 Decodes go first in every step and prefill takes what time is left, in chunks: stall-free batching
 (Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI
 2024), with the fixed token budget of that paper replaced by one computed from the step's own
 decodes and context.
 
-Why neither limit can oscillate: both are feed-forward. A limit is a function of the prices and of
-what the step holds, not of the last error, so there is no integrator to overshoot. The loop that
-remains is through the fit: what a limit lets in is what the prices are learnt from, and a machine
-that is no straight line (kernels that pad rows to tiles) could teach it one price below a limit
-and another above. So the budget falls at once and is never above what the prices allow; it rises
-only past a dead band, by a share at a time; and a rise that the prices take back under the same
-load doubles the wait for the next one as high. Under a steady load its moves thin out until it
-stands. The batch limit is slower, since who runs stays: it keeps within a sixteenth of what the
-prices allow, above or below, and holds the context near its peak, for requests that began together
-grow long together, and a limit that followed them would let in too many while they are short.
+Why neither limit can oscillate: both are feed-forward. A limit is a function of the cost model and
+of the step's content, not of the last error, so there is no integrator to overshoot. The loop that
+remains is through the fit: the cost model is learned from the admitted steps, and a machine that is
+not linear (kernels that pad rows to tiles) could teach it one cost below a limit and another above.
+So the budget falls at once and is never above what the cost model allows; it rises only past a dead
+band, by a share at a time; and a rise that is reversed under the same load doubles the wait for the
+next one as high. Under a steady load its moves become rare until it is constant. The batch limit is
+slower, since running requests stay: it keeps within a sixteenth of what the cost model allows,
+above or below, and holds the context near its peak, for requests that started together grow long
+together, and a limit that followed them would admit too many while they are short.
 """
 
 import math
@@ -45,8 +45,8 @@ class StepBudget:
     """The prefill of one step. `predicted_step_s`: the whole step, if all of it is used.
 
     `is_over_target`: the decodes alone leave less time than the least prefill takes; the excess,
-    `predicted_step_s` less the target, is at most what `min_prefill_tokens` cost, above what the
-    decodes take by themselves.
+    `predicted_step_s` less the target, is at most the cost of `min_prefill_tokens`, above that of
+    the decodes alone.
     """
 
     num_prefill_tokens: int
@@ -57,23 +57,23 @@ class StepBudget:
 class PrefillPacer:
     """The prefill budget of each step for a target inter-token time.
 
-    The time to aim at leaves room for the error of the prices, so that it is not half of the steps
-    that miss the target: aim = target / (1 + m), m the smoothed margin (give `StepFit.error_p90`;
-    at most 0.5). A prefill token costs its price and, as the end of its chunk, one of context:
+    The aim leaves room for the error of the cost model, so that not half of the steps miss the
+    target: aim = target / (1 + m), m the smoothed margin (give `StepFit.error_p90`; at most 0.5). A
+    prefill token costs its coefficient and, as the end of its chunk, that of one context token:
 
-        ideal = (aim - price of decodes and context) / (prefill_token_s + context_token_s)
+        ideal = (aim - cost of decodes and context) / (prefill_token_s + context_token_s)
 
-    in whole multiples of `quantum_tokens`, within `min_prefill_tokens` .. `max_prefill_tokens`.
-    The budget falls to the ideal at once; it rises towards 16/17 of the ideal, by a quarter of
-    itself (and at least one quantum) a step. A rise that is taken back within 64 steps with no more
-    decodes or context than before is a probe that failed: the next rise as high under such a load
-    waits 64 steps, and twice as long each time it fails again. Without decodes there is nobody to
-    wait and the step gets the maximum. It starts at the fixed `max_prefill_tokens`. When trust in
-    the prices is lost it holds for 64 steps, within which a fit follows a machine that changed, and
-    then rises to the fixed limit in the same way.
+    in whole multiples of `quantum_tokens`, within `min_prefill_tokens` .. `max_prefill_tokens`. The
+    budget falls to the ideal at once; it rises towards 16/17 of the ideal, by a quarter of itself
+    (and at least one quantum) a step. A rise that is reversed within 64 steps with no more decodes
+    or context than before is a probe that failed: the next rise as high under such a load waits 64
+    steps, and twice as long each time it fails again. Without decodes no request waits for tokens
+    and the step gets the maximum. It starts at the fixed `max_prefill_tokens`. When the cost model
+    loses its trust the budget is constant for 64 steps, within which a fit follows a machine that
+    changed, and then rises to the fixed limit in the same way.
 
     `target_itl_s`: seconds. `min_prefill_tokens`: what a step may always prefill, so that prompts
-    never stall: a block's worth. ValueError names the parameter that is off.
+    never stall: a block's worth. ValueError names the invalid parameter.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class PrefillPacer:
     ) -> StepBudget:
         """The prefill budget of a step with these decodes; call it once per step.
 
-        `num_context_tokens`: of the decodes, and where the prefills under way start.
+        `num_context_tokens`: of the decodes, and the start positions of the current prefills.
         """
         self._margin += _MARGIN_SMOOTHING * (min(max(margin, 0.0), _MAX_MARGIN) - self._margin)
         base_s = prices.step_time_s(
@@ -149,7 +149,7 @@ class PrefillPacer:
         )
 
     def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
-        """What the prices allow; infinite for everything."""
+        """What the cost model allows; infinite for everything."""
         if not is_trusted:
             self._num_distrusted += 1
             # This is neither a rise nor a fall.
@@ -182,10 +182,10 @@ class PrefillPacer:
 
 
 class _Probes:
-    """Rises of a limit, and how long to wait after one that had to be taken back.
+    """Rises of a limit, and how long to wait after one that was reversed.
 
-    A load is what makes a limit fall rightly; a fall under no more load than at the last rise says
-    that the prices changed for the rise.
+    A fall is justified by more load; a fall under no more load than at the last rise shows that the
+    rise changed the cost model.
     """
 
     __slots__ = (
@@ -209,17 +209,17 @@ class _Probes:
         self._wait_until = 0
 
     def begin_step(self, num_decodes: int, num_context_tokens: int) -> None:
-        """Another step, and what it holds beside the prefill."""
+        """Another step, and its content besides the prefill."""
         self._num_steps += 1
         self._load = (num_decodes, num_context_tokens)
         if 0 <= self._rose_at < self._num_steps - _PATIENCE_STEPS:
-            # It stood.
+            # It lasted.
             self._rose_at = -1
             if self._level >= self._failed_level:
                 self._wait = 0
 
     def may_rise(self, level: int) -> bool:
-        """Whether there is nothing to wait for; a lighter load than the failed one need not."""
+        """Whether a rise is allowed; under a lighter load than the failed one it always is."""
         return (
             level < self._failed_level or self._num_steps >= self._wait_until or self._is_lighter()
         )
@@ -234,7 +234,7 @@ class _Probes:
         """The limit falls in this step."""
         if self._rose_at < 0:
             return
-        # It did not stand, whatever it was that made it fall.
+        # It did not last, whatever made it fall.
         self._rose_at = -1
         if self._is_heavier():
             return
@@ -248,7 +248,7 @@ class _Probes:
         )
 
     def _is_heavier(self) -> bool:
-        """By more than a load swings from step to step while it stays the same."""
+        """By more than a load varies from step to step while it stays the same."""
         return any(
             now > then * _HEAVIER for now, then in zip(self._load, self._probe_load, strict=True)
         )
@@ -263,10 +263,10 @@ class BatchLimit:
         ideal = (aim - step_s - r prefill_token_s) / (decode_slot_s + c context_token_s)
 
     Every `period_steps` the limit moves towards the ideal by at most a sixteenth of itself (at
-    least 1), and not at all within a sixteenth of it (rising: within at least 1). It gates
+    least 1), and not at all within a sixteenth of it (rising: within at least 1). It limits
     admission: running requests stay, so after a fall the batch shrinks as they end. Without trust
-    in the prices it moves back to `max_num_seqs` in the same way, where it starts. ValueError names
-    the parameter that is off.
+    in the cost model it moves back to `max_num_seqs` in the same way, where it starts. ValueError
+    names the invalid parameter.
     """
 
     __slots__ = (
@@ -321,7 +321,7 @@ class BatchLimit:
         num_context_tokens: int,
         margin: float = 0.0,
     ) -> int:
-        """Move with a step of these decodes, whose contexts sum up so; the limit from here on.
+        """Move with a step of these decodes, with this sum of contexts; returns the new limit.
 
         `margin`: as in `PrefillPacer`.
         """

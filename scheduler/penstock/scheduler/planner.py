@@ -1,13 +1,13 @@
-"""Chooses each step: who runs and how many tokens each computes.
+"""Plans each step: which requests run and how many tokens each computes.
 
-Owns the order of decisions: running decodes first, then the prompts of light tenants (shares.py),
-then other prefills under way, then other admissions, and of those nobody new in a step that
-preempted. Every request has a number of computed tokens and must catch up
-with its total (the view vLLM introduced), so chunked prefill, prefix hits and recomputation after
-a preemption are the same thing. A self-paced executor takes prompts whole, and one that it has not
-answered yet is planned again in every step, so it weighs on the budget for as long as the engine
-behind has it to compute; the budget is that of two steps, because an answer comes when the next
-step has begun, which would otherwise find nothing new to compute. Does not look at results.
+Owns the order of decisions: running decodes first, then the prompts of tenants under their share
+(shares.py), then other prefills in progress, and then other admissions, none in a step that
+preempted. Every request has a number of computed tokens and must catch up with its total (as in
+vLLM), so chunked prefill, prefix hits and recomputation after a preemption are the same. A
+self-paced executor takes prompts whole, and one without a response is planned again in every step,
+so it weighs on the budget for as long as the engine behind computes it; the budget is that of two
+steps, because a response comes when the next step has begun, which would otherwise find nothing new
+to compute. Does not look at results.
 """
 
 import math
@@ -30,7 +30,7 @@ from penstock.scheduler.shares import Shares
 from penstock.scheduler.victims import choose_victim
 
 MAX_PAUSED_STEPS = 3
-"""Steps in a row of which the decodes of tenants over their share are left out."""
+"""Steps in a row from which the decodes of tenants over their share are left out."""
 
 
 class Planner:
@@ -45,7 +45,7 @@ class Planner:
         self._num_steps_ahead = 2 if info.is_self_paced else 1
         self._one_each: NDArray[np.int32] = np.ones(info.max_num_seqs, dtype=np.int32)
         self._has_preempted = False
-        # Classes and tenants of those preempted in this step for want of blocks.
+        # Classes and tenants of requests preempted in this step for lack of blocks.
         self._thrown_out: list[tuple[int, int]] = []
         self._serves_light = (
             life.is_fair and not info.is_self_paced and math.isfinite(config.yield_ratio)
@@ -61,8 +61,8 @@ class Planner:
     def plan(self, now: float) -> Flight | None:
         """The next step, its tokens accounted as launched.
 
-        Without anybody to run: a step of no rows when slots were given back, since an executor
-        must hear of that even if nothing follows; else None.
+        Without running requests: a step of no rows when slots were released, since an executor must
+        be notified of that even if nothing follows; else None.
         """
         self._has_preempted = False
         self._thrown_out.clear()
@@ -88,7 +88,7 @@ class Planner:
         self._life.waits.tell(waits_for, now)
         self._pause_decodes(light)
         chunks = list(grants.chunks())
-        # Gathered anew if a prefill preempted somebody who decodes.
+        # Gathered again if a prefill preempted a decode.
         roster = self._life.running.decodes(self._life.cache.capacity)
         if not chunks and not len(roster.rows) and not self._life.released:
             return None
@@ -110,7 +110,7 @@ class Planner:
         )
 
     def _make_room_for_decodes(self, now: float) -> int:
-        """See that every decode row has a block for its token; the number of rows."""
+        """Ensure that every decode row has a block for its token; returns the number of rows."""
         life, cache = self._life, self._life.cache
         while True:
             roster = life.running.decodes(cache.capacity)
@@ -227,9 +227,10 @@ class Planner:
         return {slot: s for slot, s in urgent.items() if level[slot] >= first.spec.priority}
 
     def _make_room(self, request: Request, num_tokens: int, grants: Grants, now: float) -> bool:
-        """Blocks for a running request, at others' cost; False if it was preempted itself.
+        """Blocks for a running request, by preemption if necessary; False if it was preempted
+        itself.
 
-        Whoever got tokens in this step keeps them.
+        Requests that got tokens in this step keep them.
         """
         life = self._life
         missing = life.cache.num_missing(request.slot, num_tokens)
@@ -246,7 +247,7 @@ class Planner:
         if self._life.is_fair:
             shares = self._shares() if self._life.tenants.num_live > 1 else None
             return choose_victim(self._life, spared, shares)
-        # In order of seniority those who got tokens are never the most junior.
+        # In order of seniority the requests that got tokens are never the most junior.
         return self._life.running.most_junior()
 
     def _shares(self) -> Shares:
@@ -259,7 +260,7 @@ class Planner:
         self._life.preempt(victim, now)
 
     def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> Flight:
-        """Advance everyone as if the step were done, and write the batch down."""
+        """Advance all requests as if the step were done, and make the batch."""
         life, arrays = self._life, self._life.arrays
         starts, num_decodes = roster.starts, len(roster.rows)
         life.running.stays.note_step(num_decodes + len(chunks), chunks)

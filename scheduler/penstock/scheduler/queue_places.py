@@ -1,20 +1,20 @@
-"""Which waiting requests give up their places when the queue is full.
+"""Which waiting requests are displaced when the queue is full.
 
-Owns each tenant's part of the queue and the order in which its requests give way. Does not end
+Owns each tenant's part of the queue and the order in which its requests are displaced. Does not end
 them. A tenant's part is its dominant share (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011)
 of the two bounds of the queue, requests and prompt tokens, divided by its weight.
 
 An arriving request displaces requests of the tenant with the largest part, as long as that part is
-then still at least what the arriving tenant's becomes, or as long as it is by itself more than its
-tenant's fair part and the arriving tenant's requests are no more than theirs: one request of many
-outputs does not keep others out. Fair is what all tenants that wait or arrive have by their weights
-of the bound that is short, one place at least. Where no other tenant gives way, it displaces
-requests of its own tenant of a lower class. Of one tenant the lowest class gives way first, and in
-it the request that was submitted last. So a flood costs its own tenant places and no other, and a
-tenant is rejected only when it has as large a part as any.
+then still at least what the arriving tenant's becomes, or as long as it alone exceeds its tenant's
+fair part and the arriving tenant's requests are no more than theirs: one request of many outputs
+does not block others. Fair is the weighted share of all tenants that wait or arrive of the bound
+that is short, one place at least. Where no other tenant is displaced, it displaces requests of its
+own tenant of a lower class. Of one tenant the lowest class is displaced first, and in it the
+request that was submitted last. So a flood costs only its own tenant places, and a tenant is
+rejected only when it has as large a part as any.
 
-A request of which an output was admitted keeps its place. At most `MAX_DISPLACED` requests give way
-to one: each was admitted to the queue once, so the work for an arrival is bounded.
+A request of which an output was admitted keeps its place. At most `MAX_DISPLACED` requests are
+displaced by one: each was admitted to the queue once, so the work for an arrival is bounded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,12 +30,12 @@ MAX_DISPLACED = 32
 
 
 class QueuePlaces:
-    """The parts of all tenants that wait."""
+    """The parts of all tenants with waiting requests."""
 
     def __init__(self, config: SchedulerConfig, tenants: Tenants) -> None:
         self._limits = (config.max_num_waiting, config.max_num_waiting_tokens)
         self._tenants = tenants
-        # Requests and prompt tokens that wait, by tenant: float64 [2, capacity].
+        # Waiting requests and prompt tokens, by tenant: float64 [2, capacity].
         self._held: NDArray[np.float64] = np.zeros((2, len(tenants.service)))
         # The outputs of each request of which none was admitted, by tenant, class and leader's key.
         self._fresh: dict[int, dict[int, dict[int, tuple[Request, ...]]]] = {}
@@ -48,7 +48,7 @@ class QueuePlaces:
         self._held[:, request.tenant] += (1.0, len(request.tokens))
 
     def note_submitted(self, outputs: Sequence[Request]) -> None:
-        """These outputs of one request, leader first, all wait: together they may give way."""
+        """These outputs of one request, leader first, all wait: together they may be displaced."""
         leader = outputs[0]
         by_class = self._fresh.setdefault(leader.tenant, {})
         by_class.setdefault(leader.spec.priority, {})[leader.spec.key] = tuple(outputs)
@@ -74,7 +74,7 @@ class QueuePlaces:
     ) -> list[tuple[Request, ...]] | None:
         """The requests whose outputs leave `num_requests` places, and as many tokens, to `outputs`.
 
-        None when `outputs`, an arriving request of which none waits yet, has to be rejected.
+        None when `outputs`, an arriving request, has to be rejected.
         """
         spec = outputs[0].spec
         own = self._tenants.index_of(spec.tenant)
@@ -94,7 +94,7 @@ class QueuePlaces:
         keys: set[int] = set()
         while num_requests > 0 or num_tokens > 0:
             parts = (held / limits).max(axis=0) / weight
-            # Of a tenant whose requests all keep their places nothing can be taken.
+            # A tenant whose requests all keep their places has none to displace.
             parts[
                 [index for index in np.flatnonzero(parts).tolist() if self._is_kept(index, keys)]
             ] = 0.0
@@ -124,7 +124,7 @@ class QueuePlaces:
         return next(self._in_turn(tenant, chosen), None) is None
 
     def _in_turn(self, tenant: int, chosen: set[int]) -> Iterator[tuple[Request, ...]]:
-        """The requests of a tenant that may give way, in that order."""
+        """The requests of a tenant that may be displaced, in that order."""
         by_class = self._fresh.get(tenant, {})
         for priority in sorted(by_class):
             for key, unit in reversed(by_class[priority].items()):
@@ -132,7 +132,7 @@ class QueuePlaces:
                     yield unit
 
     def faults(self, waiting: Sequence[Request]) -> list[str]:
-        """What does not hold of the account, given every request that waits."""
+        """Inconsistencies of the account, given every waiting request."""
         held = np.zeros_like(self._held)
         for request in waiting:
             held[:, request.tenant] += (1.0, len(request.tokens))
@@ -150,5 +150,5 @@ def _size(unit: Sequence[Request]) -> NDArray[np.float64]:
 
 
 def _exceeds(size: NDArray[np.float64], fair: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of requests and prompt tokens are more than fair, which is one request at least."""
+    """Which of requests and prompt tokens exceed the fair part, which is one request at least."""
     return size > np.maximum(fair, (1.0, 0.0))

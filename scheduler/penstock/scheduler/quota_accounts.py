@@ -1,18 +1,17 @@
-"""How much of its quota each tenant has used.
+"""The used part of each tenant's quota.
 
-Owns the accounts and the judgement whether one more request fits. Pure: `now` comes in as an
-argument. Does not know what a quota is for, or that fronts exist: there is one account per tenant,
-so a limit holds over all of them.
+Owns the accounts and the check whether one more request fits. Pure: `now` is an argument. Does not
+know fronts: there is one account per tenant, so a limit applies over all of them.
 
 The two limits per minute are the Generic Cell Rate Algorithm in its virtual scheduling form (ITU-T
 Recommendation I.371): an account is the one time at which the tenant would have its whole minute's
-allowance again. What is used moves that time on by its share of a minute, and a request fits while
-that leaves it at most a minute ahead. So a tenant that was quiet may use a minute's worth at once
-and goes on at the rate: in any stretch of w seconds it gets at most (1 + w / 60) times its limit.
+allowance again. Use moves that time on by its share of a minute, and a request fits while that
+leaves it at most a minute ahead. So a quiet tenant may use a minute's worth at once and continues
+at the rate: in any interval of w seconds it gets at most (1 + w / 60) times its limit.
 
-Output is not known beforehand: it is counted as it is made and may put the account further ahead
-than a minute. That debt is paid by waiting, before the next request is let in. A prompt of more
-than a minute's worth fits an account that is untouched.
+Output is not known beforehand: it is charged as it is generated and may put the account further
+ahead than a minute. That debt is paid by waiting, before the next request is admitted. A prompt of
+more than a minute's worth fits a full account.
 """
 
 from collections import OrderedDict
@@ -26,17 +25,17 @@ from penstock.scheduler.request import RequestSpec
 
 _MINUTE_S = 60.0
 _ROUNDING_S = 1e-6
-"""Who comes back exactly when it was told to must not fail by the last digit of a sum."""
+"""A client that retries exactly when it was told must not fail by the last digit of a sum."""
 _FIRST_CAPACITY = 16
 _MAX_SWEPT = 2
-"""Accounts looked at for each new one: more are forgotten than are made."""
+"""Accounts checked for each new one: more are dropped than are made."""
 
 
 class QuotaAccounts:
-    """Accounts by tenant, kept while a tenant has live requests or something to pay.
+    """Accounts by tenant, kept while a tenant has live requests or a debt.
 
-    Limits may be replaced at any time. What part of its minute a tenant has used stays used, in
-    seconds of waiting: a smaller limit does not turn into a debt of hours.
+    Limits may be replaced at any time. The used part of a minute stays used, in seconds of waiting:
+    a smaller limit does not become a debt of hours.
     """
 
     def __init__(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
@@ -52,7 +51,7 @@ class QuotaAccounts:
         # Seconds that one token costs, 0 without a limit.
         self._token_s: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
         self._is_counting = False
-        # By the index that the table of tenants gives to those who live.
+        # By the index in the table of tenants, of tenants with live requests.
         self._row_at: NDArray[np.intp] = np.zeros(_FIRST_CAPACITY, dtype=np.intp)
 
     def __len__(self) -> int:
@@ -76,7 +75,7 @@ class QuotaAccounts:
 
         None when it fits.
 
-        Of several limits the one that is told keeps the tenant waiting longest.
+        Of several limits the one with the longest wait is returned.
         """
         quota = self.quota_of(tenant)
         if quota == NO_QUOTA:
@@ -112,10 +111,10 @@ class QuotaAccounts:
         return over_live if worst is None else worst
 
     def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
-        """Count an admitted request, `spec` being its leader.
+        """Charge an admitted request, `spec` being its leader.
 
-        `index`: its tenant's in the table of tenants. Its prompt is computed once and counts once;
-        every output counts as live and as a request of the minute. A replay was counted when it was
+        `index`: its tenant's in the table of tenants. Its prompt is computed once and charged once;
+        every output counts as live and as a request of the minute. A replay was charged when it was
         first admitted: only its outputs count, as live.
         """
         tenant = spec.tenant
@@ -147,7 +146,9 @@ class QuotaAccounts:
             self._resting[tenant] = None
 
     def charge_outputs(self, indices: NDArray[np.int32], now: float) -> None:
-        """One token was made for each entry of `indices` int32 [m]: tenants as in `take_in`."""
+        """One token was generated for each entry of `indices` int32 [m]: tenants as in
+        `take_in`.
+        """
         if not self._is_counting:
             return
         count = len(self._name_of)
@@ -157,7 +158,7 @@ class QuotaAccounts:
         full_s += made * self._token_s[:count]
 
     def faults(self, num_live: Mapping[str, int]) -> list[str]:
-        """What does not hold of the accounts, given how many outputs of each tenant are live."""
+        """Inconsistencies of the accounts, given how many outputs of each tenant are live."""
         found = [
             f"the quota account of tenant {name!r} is miscounted"
             for name, row in self._row_of.items()
@@ -192,7 +193,7 @@ class QuotaAccounts:
         return row
 
     def _forget_some(self, now: float) -> None:
-        """Let go of accounts that say nothing any more: nobody lives, and all is paid."""
+        """Drop accounts without live requests and debt."""
         for _ in range(min(_MAX_SWEPT, len(self._resting))):
             name, _ = self._resting.popitem(last=False)
             row = self._row_of[name]
@@ -205,6 +206,6 @@ class QuotaAccounts:
 
 
 def _wait_s(full_s: float, limit: int, count: int, now: float) -> float:
-    """How long until an account takes `count` more; 0 or less when it does now."""
+    """How long until an account has room for `count` more; 0 or less when it has now."""
     wanted_s = min(count, limit) * (_MINUTE_S / limit)
     return max(full_s, now) + wanted_s - _MINUTE_S - now

@@ -1,6 +1,6 @@
-"""A verdict as news.
+"""Converts a verdict to an event.
 
-Owns how a request's end in ERROR is told. Does not know what led to the verdict.
+Owns the event of a request's end in ERROR. Does not know the cause of the verdict.
 """
 
 from penstock.scheduler.events import Failed, Stay, Wait
@@ -17,7 +17,7 @@ def failed(
     wait: Wait | None = None,
     stay: Stay | None = None,
 ) -> Failed:
-    """The end of a request at `now`; its ids go with what its executor said of it."""
+    """The end of a request at `now`; its ids are added to an executor's error."""
     return Failed(
         key=spec.key,
         at_s=now,

@@ -1,8 +1,8 @@
-"""What a request may ask of its executor beyond sampling: a form, a weight set, a longer stay.
+"""Options of a request beyond sampling: constraints, adapters, cache retention.
 
-Owns the values. Whether an executor offers them is told by its features; the front refuses what is
-not offered, so the scheduler carries these without looking, except for the longer stay: where the
-blocks are its own it keeps them itself (block_pool.py).
+Owns the values. An executor's features show which it supports; the front refuses the others, so the
+scheduler passes these on unread, except for retention, which it applies itself where the blocks are
+its own (block_pool.py).
 """
 
 import enum
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class ConstraintKind(enum.IntEnum):
-    """The languages in which the form of an output is described."""
+    """The languages of a constraint."""
 
     JSON_SCHEMA = 1
     REGEX = 2
@@ -22,10 +22,10 @@ class ConstraintKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """The form an output must have.
+    """The format an output must have.
 
-    `texts`: the schema, the pattern or the EBNF grammar (start symbol `root`), one text; for
-    CHOICE the texts of which the output is one.
+    `texts`: the schema, the pattern or the EBNF grammar (start symbol `root`), one text; for CHOICE
+    the texts of which the output is one.
     """
 
     kind: ConstraintKind
@@ -39,14 +39,15 @@ class Constraint:
 
 
 DEFAULT_RETENTION_PRIORITY: Final = 35
-"""Of blocks about which nobody said anything, as in TensorRT-LLM."""
+"""Of blocks without a retention, as in TensorRT-LLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRetention:
-    """Which of its cached blocks are given up first: lower `priority` (0 to 100) goes earlier.
+    """The eviction priority of a request's cached blocks: lower `priority` (0 to 100) is evicted
+    earlier.
 
-    `duration_s`: how long the priority holds after the request, seconds; infinite for no end.
+    `duration_s`: how long the priority lasts after the request, seconds; infinite for no end.
     """
 
     priority: int = DEFAULT_RETENTION_PRIORITY

@@ -1,7 +1,7 @@
-"""Takes what an executor returned and moves the requests on.
+"""Applies an executor's results to the requests.
 
-Owns the way from a `StepResult` to longer requests, first tokens and ends. Runs in whole columns;
-Python goes through requests one by one only for what happens once to each. Does not plan.
+Owns the conversion of a `StepResult` to longer requests, first tokens and ends. Works on whole
+columns; Python loops over requests only for events that happen once to each. Does not plan.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ class Results:
         self.prompt_logprobs: list[tuple[int, int, TokenLogprobs]] = []
 
     def apply(self, flight: Flight, result: StepResult, now: float) -> None:
-        """Advance everyone in `flight` by `result`.
+        """Advance the requests of `flight` by `result`.
 
         Raises ValueError when the result does not fit the batch: the executor is broken.
         """
@@ -43,7 +43,7 @@ class Results:
         for failure in result.failures:
             request = self._live(flight, failure.slot)
             if request is not None:
-                # Its own row must not come back in this very flight.
+                # Its own row must not come back in this very step.
                 flight.dropped.add(failure.slot)
                 self._life.fail(request, _reason_of(failure), now, failure.detail)
         self._note_prompts(flight, result, now)
@@ -78,7 +78,7 @@ class Results:
                 )
 
     def _computed_chunks(self, flight: Flight, result: StepResult) -> list[Chunk]:
-        """Prefill rows that are done; of a self-paced executor only a token tells."""
+        """Prefill rows that are done; of a self-paced executor only a token shows that."""
         chunks = [chunk for chunk in flight.chunks if chunk.slot not in flight.dropped]
         if not self._is_self_paced or not chunks:
             return chunks
@@ -86,7 +86,7 @@ class Results:
         return [chunk for chunk in chunks if chunk.slot in answered]
 
     def _append_all(self, flight: Flight, result: StepResult, now: float) -> None:
-        """The usual case: one token for every row, less the rows whose slots were given back."""
+        """The usual case: one token for every row, except released slots."""
         rows, positions, tokens, logprobs = (
             flight.rows,
             flight.positions,
@@ -152,7 +152,7 @@ class Results:
                 self._life.finish(request, FinishReason.LENGTH, now)
 
     def _append_some(self, flight: Flight, result: StepResult, now: float) -> None:
-        """The general case: rows dropped meanwhile, rows missing, or several tokens a row."""
+        """The general case: rows released meanwhile, rows missing, or several tokens a row."""
         row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
         slots = result.slots.tolist()
         counts = [1] * len(slots) if result.counts is None else result.counts.tolist()
@@ -187,7 +187,7 @@ class Results:
             alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
 
     def _ask_again(self, flight: Flight, answered: set[int]) -> None:
-        """Rows that sampled nothing this time: take their step back."""
+        """Rows that sampled nothing this time: revert their step."""
         silent = [
             slot
             for slot in flight.rows.slots.tolist()
@@ -205,7 +205,7 @@ class Results:
             self._life.running.prefill_again(silent)
 
     def _wait_on(self, flight: Flight, silent: set[int]) -> None:
-        """Prompts that were not answered are planned again, whole; decodes go on as they are."""
+        """Prompts without a result are planned again, whole; decodes stay as they are."""
         unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
         for chunk in unanswered:
             self._life.arrays.num_computed[chunk.slot] -= chunk.count - 1

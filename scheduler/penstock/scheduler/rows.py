@@ -1,4 +1,4 @@
-"""Compact copies of what one step needs to know about the slots that sample in it.
+"""Compact copies of the slot data that one step needs for sampling.
 
 Owns the gather from `SlotArrays` into dense rows. Everything in `Rows` is constant while a request
 runs, so the rows of a decode batch are gathered when membership changes and reused every step.
@@ -16,9 +16,9 @@ from penstock.scheduler.slot_arrays import NO_TOKEN, SlotArrays
 class Rows:
     """m slots that sample. `slots` int32 [m] and `index` intp [m] are the same numbers.
 
-    `offsets` intp [m]: where a slot's tokens start in the flat token array. `stop_ids`: as many
-    int32 [m] arrays as the request with most stop ids has. `max_total`, `min_total` int32 [m];
-    `has_min` tells whether any row bars stop ids at first. `keys` int64 [m]; `tenants` int32 [m].
+    `offsets` intp [m]: start of a slot's tokens in the flat token array. `stop_ids`: as many int32
+    [m] arrays as the request with most stop ids has. `max_total`, `min_total` int32 [m]; `has_min`:
+    whether any row bars stop ids at first. `keys` int64 [m]; `tenants` int32 [m].
     """
 
     slots: NDArray[np.int32]

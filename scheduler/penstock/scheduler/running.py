@@ -1,8 +1,8 @@
-"""Who runs in which slot.
+"""The running requests and their slots.
 
-Owns the slots: which are free, whose request sits in each, which of them decode and which still
-prefill, and the decode rows of the next step (gathered again only when membership changes). Does
-not decide anything.
+Owns the slots: which are free, the request in each, which of them decode and which still prefill,
+and the decode rows of the next step (gathered again only when membership changes). Does not decide
+anything.
 """
 
 import heapq
@@ -37,7 +37,7 @@ class DecodeRoster:
 class Running:
     """Slots and their requests; the lowest free slot is taken first to keep columns short.
 
-    `stays`: the account of each stay; who leaves a slot has closed it before.
+    `stays`: the account of each residency; it is closed before a slot is released.
     """
 
     def __init__(self, arrays: SlotArrays) -> None:
@@ -78,7 +78,7 @@ class Running:
         return slot
 
     def leave(self, slot: int) -> None:
-        """Take a slot back."""
+        """Release a slot."""
         self._request_of[slot] = None
         self._prefilling.pop(slot, None)
         self._is_decoding[slot] = False
@@ -91,7 +91,7 @@ class Running:
             self._num_stop_columns = 0
 
     def start_decoding(self, slot: int) -> None:
-        """Every known token of this slot is computed or about to be."""
+        """Every known token of this slot is computed or in flight."""
         del self._prefilling[slot]
         self._is_decoding[slot] = True
         self.stays.start_decoding(slot)
@@ -108,7 +108,7 @@ class Running:
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
-        """These need no more steps: what is in flight ends them."""
+        """These need no more steps: a step in flight ends them."""
         for slot in slots.tolist():
             self.stays.stop_decoding(slot)
         self._is_decoding[slots] = False
@@ -142,7 +142,7 @@ class Running:
         return sorted(self._prefilling.values(), key=seniority)
 
     def prefilling_by_level(self) -> list[Request]:
-        """The same by class as it was at admission, then in order of admission."""
+        """By class as it was at admission, then in order of admission."""
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
         levels = self._arrays.level
@@ -154,9 +154,9 @@ class Running:
         return len(self._prefilling)
 
     def most_junior(self) -> Request:
-        """The next victim of a preemption; raises ValueError when nothing runs.
+        """The next victim of a preemption; raises ValueError when none runs.
 
-        Not one whose output has a form, while there are others: its form may not be resumable.
+        Constrained outputs are spared while there are others: they may not be resumable.
         """
         return max(self, key=lambda request: (request.spec.constraint is None, seniority(request)))
 

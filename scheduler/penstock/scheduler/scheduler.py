@@ -1,7 +1,7 @@
 """The in-flight batching scheduler: `schedule` a step, `update` with its result.
 
-Owns the pairing of launched steps with their results and the news of a turn. Pure: `now` comes in
-as an argument, seconds on the engine's clock.
+Owns the pairing of launched steps with their results and the events of a turn. Pure: `now` is an
+argument, seconds on the engine's clock.
 
     submit ─► queue ─► plan ─► Batch ─► (executor) ─► StepResult ─► apply ─► StepEvents
 """
@@ -26,9 +26,9 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Scheduler:
-    """Decides who runs in each step, within the limits of one executor.
+    """Decides which requests run in each step, within the limits of one executor.
 
-    Raises ValueError when the token budget cannot hold one token for every slot.
+    Raises ValueError when the token budget is less than one token for every slot.
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
@@ -59,7 +59,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anyone lives, news wait to be taken, or the executor has slots to hear of."""
+        """Whether there are live requests, events to take, or releases for the executor."""
         life = self.life
         return bool(life.requests or life.flights or life.released or life.ends or life.changes)
 
@@ -77,12 +77,12 @@ class Scheduler:
 
     @property
     def oldest_batch(self) -> Batch:
-        """Of the launched steps the one whose result is due next; there must be one."""
+        """The launched step whose result is due next; there must be one."""
         return self.life.flights[0].batch
 
     @property
     def newest_flight(self) -> Flight:
-        """Of the launched steps the one that was planned last; there must be one."""
+        """The launched step that was planned last; there must be one."""
         return self.life.flights[-1]
 
     def note_step(self, batch: Batch, seconds: float, now: float) -> bool:
@@ -91,19 +91,19 @@ class Scheduler:
         return self.life.outlook.note_step(seconds, now, has_prefill=has_prefill)
 
     def learn(self, measure: StepMeasure) -> None:
-        """What was in a step, and what it took."""
+        """The content of a step, and its duration."""
         self.life.outlook.pace.learn(measure)
 
     def schedule(self, now: float) -> Batch | None:
-        """Expire who is late, then plan the next step.
+        """Expire late requests, then plan the next step.
 
-        None when nobody can run and no slot was given back since the last step.
+        None when no request can run and no slot was released since the last step.
         """
         self.life.expire(now)
         flight = self._planner.plan(now)
         if flight is None:
             return None
-        # Of a self-paced executor a step without rows has no result to wait for.
+        # A self-paced executor returns no result for a step without rows.
         if flight.batch.num_rows or not self._is_self_paced:
             self.life.flights.append(flight)
         return flight.batch
@@ -113,7 +113,7 @@ class Scheduler:
         self._results.apply(self.life.flights.popleft(), result, now)
 
     def take_events(self, step: int, now: float) -> StepEvents:
-        """All news since the last call."""
+        """All events since the last call."""
         life, results = self.life, self._results
         events = StepEvents(
             step=step,

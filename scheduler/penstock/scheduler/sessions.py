@@ -1,22 +1,22 @@
-"""Sessions: the blocks of a dialogue are kept for its next turn.
+"""Sessions: the blocks of a conversation are kept for its next turn.
 
 Owns which blocks each session holds, for how long, and how many all of them may hold. Does not know
-requests or the order of cached blocks: what it tells is whether a block is held.
+requests or the order of cached blocks: it reports whether a block is held.
 
-A held block that nobody uses is cached like any other, at a higher level: it is given up after all
-blocks of lower levels, and before anybody who runs is preempted. So a session is a wish and never a
-reservation: admission counts its blocks as available.
+A held block that is not used is cached like any other, at a higher level: it is evicted after all
+blocks of lower levels, and before any running request is preempted. So a session is a preference
+and never a reservation: admission counts its blocks as available.
 
 - A session holds the full blocks of its latest turn, prompt and output, and the head of them when
-  they are more than one session may hold: the head is what the next turn can reuse.
+  they exceed the bound of one session: the head is what the next turn can reuse.
 - It is renewed by every turn, when the turn is submitted and when it ends. `ttl_s` after the last
-  it lapses: its blocks fall back to where they would be without it.
-- While all sessions together hold more than `max_num_blocks`, the one used longest ago lapses. A
-  block that two sessions hold counts once and stays while one of them does.
-- While those of one tenant hold more than `max_num_of_tenant`, its oldest lapses: a new session
-  with every request would take the cache from all others. Each session's blocks count. A tenant
-  without a name is the only one and has no bound.
-- A block that is evicted is lost to its sessions; one without blocks is gone.
+  it expires: its blocks fall back to their level without it.
+- While all sessions together hold more than `max_num_blocks`, the least recently used one expires.
+  A block that two sessions hold counts once and stays while one of them does.
+- While those of one tenant hold more than `max_num_of_tenant`, its oldest expires: a new session
+  with every request would take the whole cache. Each session's blocks count. A tenant without a
+  name is the only one and has no bound.
+- A block that is evicted is lost to its sessions; a session without blocks is dropped.
 
 There are never more sessions than held blocks, hence the account is bounded by the pool.
 """
@@ -37,7 +37,7 @@ SessionKey: TypeAlias = tuple[str, str, bytes]
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """`turn`: which request's blocks these are; `blocks`: in order of the dialogue."""
+    """`turn`: the request that left these blocks; `blocks`: in order of the conversation."""
 
     key: SessionKey
     turn: int
@@ -65,8 +65,8 @@ class Sessions:
         self._ttl_s = ttl_s
         self._max_num_blocks = max_num_blocks
         self._max_num_each = min(max_num_each, max_num_blocks)
-        # Used longest ago first; the time to live is the same for all, so that is also the order
-        # in which they lapse.
+        # Least recently used first; the time to live is the same for all, so that is also the order
+        # in which they expire.
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._holders: dict[int, set[_Session]] = {}
         self._max_num_of_tenant = max_num_of_tenant
@@ -81,10 +81,10 @@ class Sessions:
         return block in self._holders
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
-        """The blocks of a turn that ended take the place of the turn before.
+        """The blocks of a turn that ended replace those of the turn before.
 
-        Several outputs of one turn (the same `turn`) are held side by side, as far as the bound of
-        one session goes. Returns the blocks that are held now and were not, or the other way round.
+        Several outputs of one turn (the same `turn`) are held together, up to the bound of one
+        session. Returns the blocks that became held or are not held any more.
         """
         session = self._take(key) or _Session(key, turn, 0.0, {})
         before, holders = session.blocks, self._holders
@@ -117,7 +117,7 @@ class Sessions:
             self._keys_of[key[0]].move_to_end(key)
 
     def expire(self, now: float) -> list[int]:
-        """Let go of every session whose time is up; the blocks that nobody holds now."""
+        """Expire sessions; returns the blocks that are not held any more."""
         freed: list[int] = []
         while self._sessions and next(iter(self._sessions.values())).until_s <= now:
             freed += self._lapse()
@@ -132,7 +132,7 @@ class Sessions:
                 self._take(session.key)
 
     def faults(self) -> Faults:
-        """What is wrong with the account, piece by piece."""
+        """Inconsistencies of the account, piece by piece."""
         for named in pieces(self._sessions.items()):
             if any(session.key != key for key, session in named):
                 yield "a session is filed under another name"
@@ -166,11 +166,11 @@ class Sessions:
         return "" if counted == self._num_of else "blocks of a tenant's sessions are miscounted"
 
     def _lapse(self) -> list[int]:
-        """Let go of the session used longest ago; the blocks that nobody holds now."""
+        """Expire the least recently used session; returns the blocks that are not held any more."""
         return self._let_go(next(iter(self._sessions)))
 
     def _keep_share(self, tenant: str) -> list[int]:
-        """Let go of a tenant's oldest sessions beyond its share, of a single one of its tail."""
+        """Expire a tenant's oldest sessions beyond its share; of a single one shorten the tail."""
         most = self._max_num_of_tenant
         if most is None or not tenant:
             return []
@@ -209,7 +209,7 @@ class Sessions:
         return session
 
     def _release(self, session: _Session, block: int) -> bool:
-        """Whether nobody holds the block any more."""
+        """Whether no session holds the block any more."""
         holders = self._holders[block]
         if len(holders) == 1:
             del self._holders[block]
@@ -230,7 +230,7 @@ def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
 
 
 def session_key(spec: RequestSpec) -> SessionKey | None:
-    """The session that a request belongs to; None for none, also where it leaves nothing."""
+    """The session that a request belongs to; None for none, also where it leaves no blocks."""
     if not spec.session_id or not spec.hash_salt:
         return None
     return spec.tenant, spec.session_id, spec.hash_salt

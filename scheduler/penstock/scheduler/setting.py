@@ -1,4 +1,4 @@
-"""How a setting is declared: its default, group, help, name and bounds, where its field is.
+"""Declares a setting next to its field: default, group, help, name and bounds.
 
 Owns the declaration and the check of bounds. Flags, variables and files are read elsewhere.
 """
@@ -17,9 +17,9 @@ _MAX_SHOWN_CHARS = 80
 
 
 class SettingError(ValueError):
-    """A value that is refused. `message` has `{}` where the names of fields stand.
+    """A value that is refused. `message` has `{}` in place of field names.
 
-    So whoever knows how a user spelled them can say it in those words: `spelled`.
+    So a caller that knows the user's spelling can insert it: `spelled`.
     """
 
     def __init__(self, message: str, *names: str) -> None:
@@ -28,7 +28,7 @@ class SettingError(ValueError):
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """The message with other names."""
-        # Not str.format: what follows the names may quote a value with braces.
+        # Not str.format: the text after the names may quote a value with braces.
         first, *rest = self.message.split("{}", len(self.names))
         return first + "".join(
             spell(name) + part for name, part in zip(self.names, rest, strict=True)
@@ -37,14 +37,15 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Declares a field; `setting`, `made_by` and `required` put it there.
+    """Declares a field; made by `setting`, `made_by` and `required`.
 
     `group`: the heading of its flag and its table in a file; empty: users cannot set it, only its
-    bounds hold. `name`: where users' name is not the field's. `shown`: the default in words, where
-    None or the class's value does not say it. `scale`: of users' unit in the field's, such as MiB
-    in bytes. `may_be_off`: `off` stands for None. `is_everyday`: shown first. `kind`: the type that
-    users write where it is not the field's. `base`: keys of a table where users leave them out.
-    `needs_all`: a table must have every key. Numbers must be finite unless `may_be_infinite`.
+    bounds apply. `name`: where users' name is not the field's. `shown`: a description of the
+    default, where None or the class's value is unclear. `scale`: of users' unit in the field's,
+    such as MiB in bytes. `may_be_off`: `off` means None. `is_everyday`: shown first. `kind`: the
+    type of users' values where it is not the field's. `base`: keys of a table where users leave
+    them out. `needs_all`: a table must have every key. Numbers must be finite unless
+    `may_be_infinite`.
     """
 
     group: str = ""
@@ -68,7 +69,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """What holds of every value, in words; empty: anything."""
+        """A description of the bounds; empty without any."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.at_least is not None and self.at_most is not None:
@@ -80,7 +81,7 @@ class Setting:
         return " and ".join(words) + (" or off" if self.may_be_off and words else "")
 
     def fault(self, value: object, kind: Any = None) -> str:
-        """What is wrong with a value of this kind, to follow its name; empty: nothing."""
+        """What is wrong with a value of this kind, to follow its name; empty if it is valid."""
         if kind is int and (isinstance(value, bool) or not isinstance(value, Integral | None)):
             return f"must be an integer, not {_shortened(value)}"
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -111,7 +112,7 @@ def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
 def made_by(
     factory: Callable[[], T], group: str, text: str, *, is_hashed: bool = True, **more: Any
 ) -> T:
-    """A field whose default is made anew. `is_hashed`: it is part of the hash."""
+    """A field whose default is created by a factory. `is_hashed`: it is part of the hash."""
     metadata = {_KEY: Setting(group, text, **more)}
     return field(default_factory=factory, hash=is_hashed, metadata=metadata)
 

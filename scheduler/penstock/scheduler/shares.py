@@ -1,13 +1,13 @@
-"""What share of slots and blocks each tenant holds, and who is light beside whom.
+"""The share of slots and blocks that each tenant holds, and which tenants are far below others.
 
 Owns the measure: dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the
-two things that a running request keeps, a slot and blocks. A snapshot of one moment: who was served
-what in the past is tenants.py's. Does not decide anything.
+two resources of a running request, a slot and blocks. A snapshot of one moment: past service is in
+tenants.py. Does not decide anything.
 
 A tenant is *light* while what it holds, with what it asks for, times `yield_ratio` is at most what
-another tenant holds, each divided by its weight. So two tenants are never light beside each
-other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
-from throwing each other out in turn: with the usual 2, being light brings a tenant to half of what
+another tenant holds, each divided by its weight. So two tenants are never light relative to
+each other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
+from preempting each other in turn: with the usual 2, being light brings a tenant to half of what
 the greatest holds, and the order of the queue (fair_order.py) brings it the rest. Where no
 tenant holds more than all others together it is half of that: in a crowd there are always tenants
 that hold much less than the greatest one, and every preemption costs compute that is lost.
@@ -27,11 +27,10 @@ _CROWD = 2.0
 
 
 class Shares:
-    """Dominant shares of the tenants that run, as they stand now.
+    """Dominant shares of the tenants with running requests, at present.
 
     `dominant` float64 [capacity of the tenants' table]: the greater of a tenant's shares of slots
-    and of blocks (held or promised; a shared block counts with everyone who holds it), over its
-    weight.
+    and of blocks (held or reserved; a shared block counts with each holder), over its weight.
     """
 
     def __init__(
@@ -66,21 +65,21 @@ class Shares:
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """`is_light` of each entry of `tenants` [m], as they stand."""
+        """`is_light` of each entry of `tenants` [m], at present."""
         light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
         return light
 
     def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
-        """Whether one tenant holds so much that another would be light beside it.
+        """Whether one tenant holds so much that another would be light relative to it.
 
-        Not by the only request that it runs.
+        Not if it has a single running request.
         """
         if tenant == to or self._num_slots[tenant] < 2:
             return False
         return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
 
     def give_back(self, request: Request, num_blocks: int) -> None:
-        """A running request is about to leave its slot and so many blocks."""
+        """A running request is about to release its slot and so many blocks."""
         tenant = request.tenant
         self._num_slots[tenant] -= 1
         self._num_blocks[tenant] -= num_blocks

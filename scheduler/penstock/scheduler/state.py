@@ -1,19 +1,18 @@
-"""The life of a request: four states, five events, one table.
+"""The states of a request: four states, five events, one table.
 
 Owns every legal transition. Does not know why a request ended (that is data on the request), nor
-who holds blocks; `PROCESSING` if and only if the request owns a slot and blocks is checked by
-`penstock.scheduler.integrity`.
+who holds blocks; `penstock.scheduler.integrity` checks that a request is `PROCESSING` if and only
+if it owns a slot and blocks.
 
-Theory of operation: prefill and decode are not states, they follow from the number of computed
-tokens against the request's total. A client that leaves is COMPLETED (cancelled), so that ERROR
-counts our errors only.
+Prefill and decode are not states, they follow from the number of computed tokens against the
+request's total. A cancelled request is COMPLETED, so that ERROR counts our errors only.
 """
 
 import enum
 
 
 class RequestState(enum.IntEnum):
-    """Where a request stands. COMPLETED and ERROR are final."""
+    """The state of a request. COMPLETED and ERROR are final."""
 
     PENDING = 1
     PROCESSING = 2
@@ -22,7 +21,7 @@ class RequestState(enum.IntEnum):
 
 
 class RequestEvent(enum.Enum):
-    """What may happen to a request."""
+    """The events of a request."""
 
     ADMIT = "admit"
     PREEMPT = "preempt"

@@ -1,8 +1,8 @@
-"""What became of each stay in the running batch: how many steps, beside how many.
+"""Statistics of each residency in the running batch: number of steps and batch sizes.
 
-Owns the account of every slot while somebody is in it, and what must be known of the steps' sizes.
-Does not know who is in a slot nor why it is left. What happens once to a request is noted; a step
-costs the same however many run.
+Owns the account of every occupied slot, and the sizes of recent steps. Does not know which request
+is in a slot nor why it is released. Events of one request are recorded; a step costs the same
+however many run.
 """
 
 from bisect import bisect_right
@@ -15,10 +15,10 @@ _NOT_DECODING = -1
 
 
 class _LeastSince:
-    """The least of a series of values from any step on until now.
+    """The minimum of a series of values from any step on until now.
 
-    Kept are the steps from which on that least is another one: one entry for each different value
-    at most, both columns rising. Whoever asks finds theirs by bisection.
+    Keeps the steps from which on that minimum changes: one entry for each different value at most,
+    both columns ascending. Queries use bisection.
     """
 
     __slots__ = ("_starts", "_values")
@@ -37,14 +37,14 @@ class _LeastSince:
         values.append(value)
 
     def since(self, step: int) -> int:
-        """The least from `step` on; there must have been a value by then."""
+        """The minimum from `step` on; there must have been a value by then."""
         return self._values[bisect_right(self._starts, step) - 1]
 
 
 class _Account:
-    """One slot's: rows of prefill, those of them that only ask again, and steps that decoded.
+    """One slot's: rows of prefill, those of them that repeat a sample, and steps that decoded.
 
-    `is_again`: the next one does.
+    `is_again`: the next one repeats.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class _Account:
         self.is_again = False
         self.num_decodes = 0
         self.decoding_since = _NOT_DECODING
-        # Least and greatest, once it has had its last step.
+        # Minimum and maximum, once it has had its last step.
         self.sizes: tuple[int, int] | None = None
 
 
@@ -80,7 +80,7 @@ class Stays:
 
     def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
         """A step of so many rows is planned, `chunks` of them prefill."""
-        # One without rows is nobody's.
+        # A step without rows has no residents.
         if size and size != self._size:
             self._size = size
             self._least.note(self.num_steps, size)
@@ -94,7 +94,7 @@ class Stays:
                 account.is_again = False
 
     def begin(self, slot: int) -> None:
-        """Somebody enters a slot, and has tokens in the next step."""
+        """A request enters a slot, and has tokens in the next step."""
         self._accounts[slot] = _Account(self.num_steps)
 
     def start_decoding(self, slot: int) -> None:
@@ -102,7 +102,7 @@ class Stays:
         self._accounts[slot].decoding_since = self.num_steps
 
     def prefill_again(self, slot: int) -> None:
-        """The last step brought it nothing; its row is planned anew, as prefill."""
+        """The last step sampled nothing for it; its row is planned again, as prefill."""
         account = self._accounts[slot]
         account.is_again = True
         self._stop_decoding(account)
@@ -118,7 +118,7 @@ class Stays:
         account.sizes = self._sizes_since(account.first_step)
 
     def end(self, slot: int) -> Stay:
-        """The slot is left; what the stay was."""
+        """The slot is released; returns the residency's statistics."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         num_steps = account.num_prefills + account.num_decodes

@@ -1,7 +1,7 @@
-"""How far off the prices of a step are.
+"""The error of the cost model.
 
-Owns the recent errors of one kind of step, and what is left of a time once its error is taken off.
-Does not know the prices.
+Owns the recent errors of one kind of step, and a lower bound of a time, given its error. Does not
+know the coefficients.
 """
 
 import math
@@ -11,24 +11,25 @@ from dataclasses import dataclass
 from itertools import islice
 
 _MAX_FORGIVEN_ERROR = 0.9
-"""However bad the fit, what a request takes alone stays above zero."""
+"""However bad the fit, the minimum time of a request stays above zero."""
 WINDOW = 64
-"""Residuals that the quality is told from."""
+"""Residuals that the quality is computed from."""
 NUM_LATEST = 8
-"""Of each kind of step seen lately so many must say so, too."""
+"""So many of each recent kind of step must agree, too."""
 NUM_SEEDED = 16
 SEEDED_SHARE = 0.9
 """The window starts with this many errors of this share of `max_error`: so many steps must
-contradict the prior before what they say is taken for the rule instead of for outliers."""
+contradict the prior before their residuals count as the rule instead of as outliers.
+"""
 _REGAINED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepError:
-    """How far off predictions of steps are, as shares of them.
+    """The relative error of predicted step times.
 
-    `bias`: by how much steps take longer on average, pauses among them. `p90`: the error of a
-    single one, up or down. ValueError names the field that is off.
+    `bias`: by how much steps take longer on average, pauses included. `p90`: the error of a single
+    one, up or down. ValueError names the invalid field.
     """
 
     bias: float = 0.0
@@ -42,11 +43,11 @@ class StepError:
 
     @property
     def mean(self) -> float:
-        """What a step takes on average, of what is predicted."""
+        """The average factor between measured and predicted time."""
         return 1.0 + self.bias
 
     def left_of(self, num_steps: float) -> float:
-        """What is left of the time of so many steps once the error is taken off, as a share.
+        """The share of the time of so many steps that remains less the error.
 
         Errors of many steps cancel out, but the bias is known from `WINDOW` of them only.
         """
@@ -58,13 +59,13 @@ class StepError:
 
 EXACT = StepError()
 UNKNOWN_ERROR = StepError(p90=math.inf)
-"""Steps of which nothing is foretold: nobody is refused for the time they take."""
+"""Steps without predictions: no request is refused for their time."""
 
 
 class RecentErrors:
     """Relative errors of the recent steps of one kind, and whether they are small.
 
-    `last_step`: the number of the step that was noted last.
+    `last_step`: the number of the last recorded step.
     """
 
     __slots__ = ("_max_error", "_residuals", "_sorted", "is_good", "last_step", "num_seen")
@@ -75,7 +76,7 @@ class RecentErrors:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Errors that neither earn trust nor lose it, until as many steps were seen."""
+        """Errors that neither gain trust nor lose it, until as many steps were seen."""
         size = SEEDED_SHARE * self._max_error
         self._residuals: deque[float] = deque((size,) * NUM_SEEDED)
         self._sorted = [size] * NUM_SEEDED
@@ -83,7 +84,7 @@ class RecentErrors:
         self.last_step = 0
 
     def note(self, residual: float, step: int) -> None:
-        """Keep an error, and say anew whether they are small."""
+        """Record an error, and update whether they are small."""
         if self.num_seen < NUM_SEEDED or len(self._residuals) == WINDOW:
             del self._sorted[bisect_left(self._sorted, abs(self._residuals.popleft()))]
         self._residuals.append(residual)
@@ -95,7 +96,7 @@ class RecentErrors:
 
     @property
     def median(self) -> float:
-        """Of the sizes of the errors."""
+        """Median of the absolute errors."""
         return self._sorted[len(self._sorted) // 2]
 
     @property
@@ -105,9 +106,10 @@ class RecentErrors:
 
     @property
     def bias(self) -> float:
-        """Their mean, of those that were measured; none before `NUM_LATEST` of them.
+        """Their mean, of measured ones; none before `NUM_LATEST` of them.
 
-        One that took longer than twice as long counts as twice: a pause of a minute is no rule.
+        A step that took longer than twice as long counts as twice: a pause of a minute is an
+        outlier.
         """
         num_real = min(self.num_seen, len(self._residuals))
         if num_real < NUM_LATEST:
@@ -115,7 +117,7 @@ class RecentErrors:
         return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
 
     def agrees(self, factor: float) -> bool:
-        """Whether its latest steps, too, say that the machine is slower or faster."""
+        """Whether its latest steps, too, show that the machine is slower or faster."""
         latest = sorted(islice(reversed(self._residuals), NUM_LATEST))
         change = latest[len(latest) // 2]
         return change * (factor - 1.0) > 0.0 and abs(change) >= abs(factor - 1.0) / 2.0

@@ -1,22 +1,22 @@
-"""Learns the prices of a step from the steps that were run.
+"""Fits the cost model of a step at run time.
 
-Owns the online fit of the cost model and the word on how good it is. Does not measure time, does
-not know what its prices are used for. Deterministic: the same observations give the same prices.
+Owns the online fit and its quality. Does not measure time, does not know what the coefficients are
+used for. Deterministic: the same observations give the same coefficients.
 
 The method is recursive least squares on relative residuals (Ljung, *System Identification*, 2nd
-ed., chapter 11), with four changes that a serving machine asks for:
+ed., chapter 11), with four changes that a serving machine needs:
 
-- forgetting only along what a step shows (directional forgetting in information form: Cao and
-  Schwartz, *Automatica* 36, 2000), so that a price that no step asks about keeps its last value,
-  the prior at first, instead of drifting, and the information never fades to nothing (wind-up);
+- Forgetting only in observed directions (directional forgetting in information form: Cao and
+  Schwartz, *Automatica* 36, 2000), so that an unobserved coefficient keeps its last value, the
+  prior at first, instead of drifting, and the information never decays to nothing (wind-up).
 - Huber's weights on the residuals against their recent median (Huber and Ronchetti, *Robust
-  Statistics*), so that a pause of the collector or a compilation pulls no harder than an ordinary
-  slow step;
-- projection onto prices that are not negative, in the metric of the information matrix (Goodwin
-  and Sin, *Adaptive Filtering, Prediction and Control*);
-- a shorter memory while it is wrong (variable forgetting after Fortescue, Kershenbaum and Ydstie,
-  *Automatica* 17, 1981), and one jump of all prices together when most recent steps agree that the
-  machine is slower or faster by a quarter or more.
+  Statistics*), so that a pause of the garbage collector or a compilation weighs no more than an
+  ordinary slow step.
+- Projection onto coefficients that are not negative, in the metric of the information matrix
+  (Goodwin and Sin, *Adaptive Filtering, Prediction and Control*).
+- A shorter memory while it is wrong (variable forgetting after Fortescue, Kershenbaum and Ydstie,
+  *Automatica* 17, 1981), and one jump of all coefficients together when most recent steps agree
+  that the machine is slower or faster by a quarter or more.
 """
 
 import math
@@ -38,26 +38,31 @@ DEFAULT_PRIOR = CostModel()
 
 _NUM_PRICES = 4
 _PRIOR_INFORMATION = 0.0001
-"""What the prior is worth, per price, in steps: a price is soon learnt where steps show it."""
+"""The weight of the prior, per coefficient, in steps: a coefficient is soon learned where steps
+show it.
+"""
 _MEMORY_WHILE_WRONG = 50.0
 _JUMP_WINDOW = 16
-"""Residuals whose median says that the machine became another: nine steps that agree are enough,
-nearly half may be outliers."""
+"""Residuals whose median shows that the machine's speed changed: nine steps that agree are enough,
+nearly half may be outliers.
+"""
 _HUBER_SIGMAS = 2.5
 _SIGMA_OF_MEDIAN = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""
 _MIN_SIGMA = 0.02
-"""On a very quiet machine an honest change of a few per cent is no outlier."""
+"""On a very quiet machine an ordinary change of a few per cent is no outlier."""
 _MIN_STEP_S = 1e-6
-"""Residuals are relative to at least this much, so that prices of zero divide nothing."""
+"""Residuals are relative to at least this much, so that coefficients of zero do not divide
+by zero.
+"""
 _JUMP_FACTOR = 1.25
 _MAX_EXCESS = 0.9
 _JUMP_FADE = 4.0
-"""The prices may have changed by different factors: what was known counts for less."""
+"""The coefficients may have changed by different factors: earlier observations count for less."""
 
 
 class StepFit:
-    """Prices of a step, fitted as steps come in; a `StepPrices`.
+    """The cost model of a step, fitted at run time; a `StepPrices`.
 
     Model: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C + noise that grows
     with the step, so with the prediction f of a step of features x the relative residual
@@ -70,15 +75,15 @@ class StepFit:
         prices <- project(prices + d)                             in the metric of R, all >= 0
 
     l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When
-    g = 1 + median(the last 16 e) is at least 1.25 or at most 0.8, all prices are multiplied by g,
-    R is divided by 4 g**2 (a quarter of the certainty, relative to the new prices) and trust has
-    to be earned anew; unless one kind of step is foretold as well as before.
+    g = 1 + median(the last 16 e) is at least 1.25 or at most 0.8, all coefficients are multiplied
+    by g, R is divided by 4 g**2 (a quarter of the certainty, relative to the new ones) and trust
+    starts again; unless one kind of step is predicted as well as before.
 
-    `prior`: the prices to start from. `memory_steps`: after how many steps along a direction what
+    `prior`: the initial coefficients. `memory_steps`: after how many steps along a direction what
     was seen before counts for 1/e; steps that differ share the forgetting, so that the memory of a
     mixed load is up to four times that. `is_trusted` begins after `min_steps` steps (0 for a prior
     that was measured) once the median error is under 0.8 `max_error`, and ends when it is over
-    `max_error`. ValueError names the parameter that is off.
+    `max_error`. ValueError names the invalid parameter.
     """
 
     __slots__ = (
@@ -115,16 +120,16 @@ class StepFit:
         self._min_steps = min_steps
         self._max_error = max_error
         self._prices = list(_prices_of(prior))
-        # Prices in units of their prior are of one size, which keeps the equations well scaled; one
-        # that is foreseen as next to nothing may turn out as large as it is elsewhere.
+        # Coefficients in units of their prior are of one size, which keeps the equations well
+        # scaled; one that is predicted as next to nothing may turn out as large as it is elsewhere.
         pace = max(prior.step_s / DEFAULT_PRIOR.step_s, 1.0)
         self._scales = [
             max(price, default * pace)
             for price, default in zip(self._prices, _prices_of(DEFAULT_PRIOR), strict=True)
         ]
         self._information = _of_prior()
-        # Of steps without prefill and with: how well one kind is foretold says nothing of the
-        # other, and where one is rare its errors would pass for outliers.
+        # Of steps without prefill and with: the quality of one kind says nothing about the other,
+        # and where one is rare its errors would count as outliers.
         self._kinds = (RecentErrors(max_error), RecentErrors(max_error))
         self._begin_recent()
         self._model = prior
@@ -132,27 +137,27 @@ class StepFit:
 
     @property
     def step_s(self) -> float:
-        """Price of a step, whatever it holds, seconds."""
+        """Cost of a step, whatever its content, seconds."""
         return self._prices[0]
 
     @property
     def prefill_token_s(self) -> float:
-        """Price of each prefill token computed, seconds."""
+        """Cost of each prefill token computed, seconds."""
         return self._prices[1]
 
     @property
     def decode_slot_s(self) -> float:
-        """Price of each decode row, seconds."""
+        """Cost of each decode row, seconds."""
         return self._prices[2]
 
     @property
     def context_token_s(self) -> float:
-        """Price of each token of context that a row attends to, seconds."""
+        """Cost of each token of context that a row attends to, seconds."""
         return self._prices[3]
 
     @property
     def model(self) -> CostModel:
-        """The prices as they are now, as a value that stays."""
+        """The present coefficients, as an immutable value."""
         if self._is_stale:
             step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
             self._model = CostModel(
@@ -168,19 +173,19 @@ class StepFit:
     def error_p90(self) -> float:
         """90th percentile of |measured - predicted| / predicted over the last 64 steps of a kind.
 
-        Each step was predicted before it was learnt from. Steps with prefill and without are two
+        Each step was predicted before it was learned from. Steps with prefill and without are two
         kinds; the value is the worse one of those that were seen.
         """
         return max((kind.p90 for kind in self._seen_kinds()), default=self._kinds[0].p90)
 
     @property
     def prefill_error(self) -> StepError:
-        """How far off the predictions of steps with prefill are."""
+        """The error of predictions for steps with prefill."""
         return self._error_of(self._kinds[1])
 
     @property
     def decode_error(self) -> StepError:
-        """How far off the predictions of steps without prefill are."""
+        """The error of predictions for steps without prefill."""
         return self._error_of(self._kinds[0])
 
     def _error_of(self, kind: RecentErrors) -> StepError:
@@ -191,7 +196,7 @@ class StepFit:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether enough steps were seen and the recent ones were foretold well."""
+        """Whether enough steps were seen and the recent ones were predicted well."""
         return (
             all(kind.is_good for kind in self._seen_kinds())
             and self.has_seen_enough
@@ -200,13 +205,13 @@ class StepFit:
 
     @property
     def has_seen_enough(self) -> bool:
-        """Whether the prices are of this machine, good or bad, and not the prior's."""
+        """Whether the coefficients are of this machine, good or bad, and not the prior's."""
         return self.num_steps >= self._min_steps
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
-        """Seconds that a step takes: `num_context_tokens` is the sum over all rows."""
+        """Seconds of a step: `num_context_tokens` is the sum over all rows."""
         step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
         return (
             step_s
@@ -264,7 +269,9 @@ class StepFit:
         return [kind for kind in self._kinds if kind.num_seen]
 
     def _is_of_all(self, factor: float) -> bool:
-        """Whether no kind of step seen lately goes on as foretold: then a price is off instead."""
+        """Whether no recent kind of step is predicted as well as before: otherwise a coefficient is
+        wrong.
+        """
         return all(
             kind.agrees(factor)
             for kind in self._seen_kinds()
@@ -278,18 +285,19 @@ class StepFit:
         self._sorted_recent = sorted(self._recent)
 
     def _note(self, kind: RecentErrors, residual: float) -> None:
-        """Keep a residual in the windows."""
+        """Record a residual in the windows."""
         kind.note(residual, self.num_steps)
         del self._sorted_recent[bisect_left(self._sorted_recent, self._recent.popleft())]
         self._recent.append(residual)
         insort(self._sorted_recent, residual)
 
     def _jump(self, factor: float) -> None:
-        """Follow a machine that became another, as most recent steps say."""
+        """Rescale all coefficients when most recent steps show another speed."""
         self._prices = [min(price * factor, MAX_PRICE_S) for price in self._prices]
         fade = 1.0 / (_JUMP_FADE * factor * factor)
         self._information = [[value * fade for value in row] for row in self._information]
-        # What nobody asks about would fade to nothing, jump by jump, and leave no solution.
+        # Directions that no step observes would decay to nothing, jump by jump, and leave no
+        # solution.
         for index, row in enumerate(self._information):
             row[index] += (1.0 - fade) * _PRIOR_INFORMATION
         self._begin_recent()
@@ -303,7 +311,7 @@ class StepFit:
         shown = [row[0] * z0 + row[1] * z1 + row[2] * z2 + row[3] * z3 for row in information]
         s0, s1, s2, s3 = shown
         weight = limit / max(limit, abs(residual))
-        # An outlier brings little, so little is forgotten for it.
+        # An outlier adds little, so little is forgotten for it.
         fade = weight / (memory_steps * (z0 * s0 + z1 * s1 + z2 * s2 + z3 * s3))
         for row, z, s in zip(information, features, shown, strict=True):
             gained, faded = weight * z, fade * s
@@ -313,7 +321,7 @@ class StepFit:
             row[3] += gained * z3 - faded * s3
         moves = solved(information, features)
         if moves is None:
-            # Rounding ate what was known: begin anew from these prices.
+            # Rounding made the matrix singular: start again from these coefficients.
             self._information = _of_prior()
             return
         m0, m1, m2, m3 = moves
@@ -337,7 +345,7 @@ def _prices_of(model: CostModel) -> tuple[float, float, float, float]:
 
 
 def _of_prior() -> list[Row]:
-    """What is known before any step."""
+    """The information before any step."""
     return [
         [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
         for row in range(_NUM_PRICES)

@@ -1,6 +1,6 @@
-"""What was in a step, and how long it took.
+"""The content of a step, and its duration.
 
-Owns the one value that the cost model is learnt from. Does not know who measures or who learns.
+Owns the one value that the cost model is learned from. Does not know who measures or who learns.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock.scheduler.batch import Batch
 class StepMeasure:
     """One step: counts as in `CostModel`, and the seconds from its start to the next one's.
 
-    Of a step that others were launched before it counts from the end of the one before.
+    A step that was launched behind others counts from the end of the one before.
     """
 
     num_prefill_tokens: int
@@ -22,7 +22,7 @@ class StepMeasure:
 
 
 def measure_of(batch: Batch, seconds: float) -> StepMeasure:
-    """What a batch held, with the time it took."""
+    """The content of a batch, with its duration."""
     num_prefill_tokens = int(batch.num_tokens[batch.num_decodes :].sum())
     return StepMeasure(
         num_prefill_tokens=num_prefill_tokens,

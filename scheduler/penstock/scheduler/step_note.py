@@ -1,7 +1,7 @@
-"""What one step was, told to whoever keeps a record of steps.
+"""A step's summary for recorders.
 
-Owns one value. Does not know who keeps it; making it must cost next to nothing, hence a named
-tuple: a tenth of what a frozen dataclass of as many fields takes.
+Owns one value, a named tuple: it takes a tenth of the time of a frozen dataclass with as many
+fields.
 """
 
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from penstock.scheduler.events import WaitReason
 class StepNote(NamedTuple):
     """A step with rows whose result is in. Times are seconds on the engine's clock.
 
-    `begun_s`: planning began; `launched_s`: it was over, and the executor was given the step;
-    `collected_s`: its result was there; `updated_s`: and was taken in. So what an executor computes
-    before `launch` returns is its own time. `num_prefill_tokens` and `num_context_tokens` as in
-    `CostModel`. `predicted_s`: how long the step was expected to take, NaN when nothing is known.
-    `waits_for`: what kept the next in line out when it was planned, None when nobody waited or
-    everybody was let in. The counts after it are of the moment when the result was taken in.
+    `begun_s`: planning began; `launched_s`: planning ended, and the executor got the step;
+    `collected_s`: its result had arrived; `updated_s`: and was applied. So what an executor
+    computes before `launch` returns is its own time. `num_prefill_tokens` and `num_context_tokens`
+    as in `CostModel`. `predicted_s`: the predicted duration of the step, NaN without a prediction.
+    `waits_for`: what the next in line lacked when it was planned, None when none waited or all were
+    admitted. The counts after it are of the moment when the result was applied.
     """
 
     batch: Batch

@@ -1,8 +1,8 @@
-"""Tells of every step and every turn, to one who asked for it.
+"""Reports every step and every turn to a listener.
 
-Owns what must be remembered of a step between its launch and its result. Who did not ask has no
-watch, and pays nothing; who did pays for a few numbers, not for rows: those who decode are added
-up anew only when they are others than in the step before.
+Owns what must be remembered of a step between its launch and its result. Without a listener there
+is no watch and no cost; with one the cost is a few numbers, not rows: decode rows are added up
+again only when they differ from the step before.
 """
 
 import math
@@ -30,8 +30,8 @@ class StepWatch:
         self._listener = listener
         self._launches: deque[_Launch] = deque()
         self._note: StepNote | None = None
-        # The decode rows of the step before, by the column of those who are among them, and
-        # their context when it was over.
+        # The decode rows of the step before, by the column of its members, and their context at its
+        # end.
         self._ones: object = None
         self._num_decode_context = 0
 
@@ -40,7 +40,7 @@ class StepWatch:
         self._listener.note_submit(specs)
 
     def launch(self, flight: Flight, begun_s: float, launched_s: float) -> None:
-        """A step is about to go to the executor, and `collected` will tell of its result."""
+        """A step is about to be launched; `collected` reports its result."""
         life = self._scheduler.life
         batch, chunks = flight.batch, flight.chunks
         num_context = self._num_context_of_decodes(flight)
@@ -62,7 +62,7 @@ class StepWatch:
         self._listener.note_launch(batch, chunks, launched_s)
 
     def collected(self, collected_s: float, updated_s: float) -> None:
-        """The result of the oldest launched step is taken in."""
+        """The result of the oldest launched step is applied."""
         launch = self._launches.popleft()
         if not len(launch[0].slots):
             return
@@ -82,18 +82,18 @@ class StepWatch:
         )
 
     def turned(self, events: StepEvents) -> None:
-        """A turn is over."""
+        """A turn has ended."""
         note, self._note = self._note, None
         self._listener.note_turn(events, note)
 
     def _num_context_of_decodes(self, flight: Flight) -> int:
-        """Positions of the decode rows at the end of the step, added up."""
+        """Sum of the positions of the decode rows at the end of the step."""
         batch, ones = flight.batch, flight.ones
         num_decodes = batch.num_decodes
         if ones is None or ones is not self._ones:
             starts = batch.starts[:num_decodes]
             self._num_decode_context = int(np.add.reduce(starts))
             self._ones = ones
-        # The same rows once more have gone a token further each.
+        # The same rows have each advanced by one token.
         self._num_decode_context += num_decodes
         return self._num_decode_context

@@ -1,8 +1,9 @@
-"""How much of the engine each tenant has had.
+"""The service that each tenant has received.
 
-Owns the table of tenants: weighted service, how many of each wait and run, and who is forgotten.
+Owns the table of tenants: weighted service, how many of each wait and run, and which are forgotten.
 The service counters are the virtual token counters of Sheng et al., "Fairness in Serving Large
-Language Models" (OSDI 2024), with their weights. Does not know who is admitted because of them.
+Language Models" (OSDI 2024), with their weights. Does not know which requests are admitted because
+of them.
 """
 
 import heapq
@@ -16,25 +17,24 @@ from numpy.typing import NDArray
 from penstock.scheduler.config import SchedulerConfig
 
 MAX_IDLE_TENANTS = 1024
-"""Tenants with nobody waiting or running whose counters are kept; the longest idle go first."""
+"""Tenants without live requests whose counters are kept; the longest idle are dropped first."""
 REBASE_AT = 2.0**40
-"""Weighted tokens at which counters start again near zero: their order is all that matters."""
+"""Weighted tokens at which counters are rebased near zero: only their order matters."""
 _FIRST_CAPACITY = 16
 
 
 class Tenants:
-    """Counters by tenant; an index names a tenant while it has live requests.
+    """Counters by tenant; an index identifies a tenant while it has live requests.
 
     `service` float64 [capacity]: weighted tokens served, divided by the tenant's weight. A prompt
-    is charged when it is first admitted, less what was found in the cache: a shared prefix costs
-    nothing. Recomputation after a preemption is free too: it is not the tenant's doing. Output is
-    charged as it is served. `epoch` grows when counters are rebased: values kept elsewhere are
-    void.
+    is charged when it is first admitted, less its cached prefix: a shared prefix costs nothing.
+    Recomputation after a preemption is free too: the tenant did not cause it. Output is charged as
+    it is served. `epoch` grows when counters are rebased: values kept elsewhere are void.
 
-    Who comes back after having nobody waiting starts no lower than `tenant_burst_tokens` below the
-    greatest that the least counter among those who wait has been: of what it left to others a
-    tenant keeps a burst, and no more. Who is not known has left nothing to anybody and starts at
-    that mark: a new name is worth nothing.
+    A tenant that returns after having no waiting requests starts no lower than
+    `tenant_burst_tokens` below the greatest that the least counter among waiting tenants has been:
+    of its unused share it keeps a burst, and no more. An unknown tenant has no unused share and
+    starts at that mark: a new name has no advantage.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -53,12 +53,12 @@ class Tenants:
         self._backlog: list[tuple[float, int, int]] = []
         self._tickets = itertools.count(1)
         self._ticket_of: list[int] = []
-        # Whose queue emptied last, and that tenant's counter once it is forgotten.
+        # The tenant whose queue emptied last, and its counter once it is dropped.
         self._last_index = -1
         self._last_service = 0.0
         self.num_waiting: list[int] = []
         self.num_running: list[int] = []
-        # The greatest that the least counter among those who wait has been.
+        # The greatest that the least counter among waiting tenants has been.
         self._mark = 0.0
         self.service: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
         self.weight: NDArray[np.float64] = np.ones(_FIRST_CAPACITY)
@@ -70,7 +70,7 @@ class Tenants:
 
     @property
     def num_live(self) -> int:
-        """Tenants with somebody waiting or running."""
+        """Tenants with waiting or running requests."""
         return len(self._index_of) - len(self._idle)
 
     def has_others(self, name: str) -> bool:
@@ -85,7 +85,7 @@ class Tenants:
         return 0 if index is None else self.num_waiting[index]
 
     def index_of(self, name: str) -> int | None:
-        """The index of a tenant; None for one that is not known."""
+        """The index of a tenant; None for an unknown one."""
         return self._index_of.get(name)
 
     def weight_of(self, name: str) -> float:
@@ -93,11 +93,11 @@ class Tenants:
         return self._weights.get(name, self._default_weight)
 
     def is_at_limit(self, index: int) -> bool:
-        """Whether a tenant may not run one more."""
+        """Whether a tenant is at its running limit."""
         return self._max_running is not None and self.num_running[index] >= self._max_running
 
     def join(self, name: str) -> int:
-        """One more request of a tenant waits; the tenant's index."""
+        """One more request of a tenant waits; returns the tenant's index."""
         index = self._index_of.get(name)
         if index is None or not self.num_waiting[index]:
             # Before it counts itself: the least among the others.
@@ -122,19 +122,19 @@ class Tenants:
             self._rest(index)
 
     def start(self, index: int) -> None:
-        """One more runs."""
+        """One more request runs."""
         self.num_running[index] += 1
         self._idle.pop(index, None)
 
     def stop(self, index: int) -> bool:
-        """One less runs; whether that ended a limit's hold on the tenant."""
+        """One less runs; whether the tenant is no longer at its limit because of that."""
         was_at_limit = self.is_at_limit(index)
         self.num_running[index] -= 1
         self._rest(index)
         return was_at_limit and not self.is_at_limit(index)
 
     def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
-        """Replace all weights; what has been served keeps its value at the weight it had then."""
+        """Replace all weights; past service keeps its value at the old weight."""
         self._weights, self._default_weight = dict(weights), default
         for index in self._index_of.values():
             self._weigh(index)
@@ -156,7 +156,7 @@ class Tenants:
         self.service[:count] += served * self._output_price[:count]
 
     def faults(self) -> list[str]:
-        """What does not hold of the table itself."""
+        """Inconsistencies of the table itself."""
         found: list[str] = []
         count = len(self._name_of)
         if not (np.isfinite(self.service).all() and (self.service >= 0.0).all()):

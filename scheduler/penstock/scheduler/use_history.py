@@ -1,13 +1,13 @@
-"""How often each block was used, also by those who came before it was evicted.
+"""How often each block was used, also before it was evicted.
 
-Owns the number of uses of every block and what is remembered of evicted ones. Does not know the
-order of eviction.
+Owns the number of uses of every block and the history of evicted ones. Does not know the order of
+eviction.
 
-A digest names a whole prefix, so a few blocks of a chain, its marks, can speak for those after
+A digest identifies a whole prefix, so a few blocks of a chain, its marks, can represent those after
 them: the first, the ninth, the 33rd, and from there every 32nd. Only marks are remembered:
-`max_num_remembered` digests, the ones evicted last, some 200 bytes each. A block between marks
-that comes new has the uses of its mark if that one came back with it, and none if its mark was
-still there: then the block is where the chain goes on differently.
+`max_num_remembered` digests, the ones evicted last, some 200 bytes each. A new block between marks
+has the uses of its mark if that one came back with it, and none if its mark was still there: then
+the chain diverges at the block.
 """
 
 from collections import OrderedDict
@@ -25,20 +25,20 @@ _STRIDE = 32
 
 
 def mark_of(place: int) -> int:
-    """The mark that speaks for the block at `place` of its chain."""
+    """The mark that represents the block at `place` of its chain."""
     if place >= _STRIDE:
         return place - place % _STRIDE
     return _EARLY if place >= _EARLY else 0
 
 
 def mark_after(place: int) -> int:
-    """The next mark behind `place`."""
+    """The next mark after `place`."""
     return _EARLY if place < _EARLY else place - place % _STRIDE + _STRIDE
 
 
 class Return(NamedTuple):
-    """Something evicted came back: `num_blocks` blocks, used `num_uses` times and left at `turn`
-    when they were evicted.
+    """An evicted part of a chain came back: `num_blocks` blocks, used `num_uses` times and released
+    at `turn` when they were evicted.
     """
 
     num_uses: int
@@ -52,14 +52,14 @@ class UseHistory:
     def __init__(self, num_blocks: int, max_num_remembered: int) -> None:
         self.uses = bytearray(b"\x01" * num_blocks)
         self._digest_of: dict[int, bytes] = {}
-        # Marks that came back after the cache had lost them, until somebody shares them.
+        # Marks that came back after the cache had lost them, until they are shared.
         self._returned: set[int] = set()
         self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._max_num_remembered = max_num_remembered
 
     @property
     def num_remembered(self) -> int:
-        """Evicted marks of which something is known."""
+        """Evicted marks with a history."""
         return len(self._remembered)
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ class UseHistory:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> list[Return]:
-        """Blocks of a chain got their digests; what of it was here before."""
+        """Blocks of a chain got their digests; returns what came back."""
         returns: list[Return] = []
         place = places.start
         while place < places.stop:
@@ -95,7 +95,7 @@ class UseHistory:
     def _mark(
         self, block: int, digest: bytes, block_of: Mapping[bytes, int]
     ) -> tuple[int, int] | None:
-        """A mark got its digest; uses and turn of it if it was here before."""
+        """A mark got its digest; its uses and turn if it was here before."""
         if block_of[digest] != block:
             # Another chain computed it at the same time and named it first.
             return None
@@ -113,7 +113,7 @@ class UseHistory:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> None:
-        """Let blocks that came with a mark be used as often, if the mark had been here before."""
+        """Blocks that came with a mark get its uses, if the mark had been here before."""
         mark = int(table[mark_of(places.start)])
         if mark in self._returned:
             blocks = table[places.start : places.stop].tolist()
@@ -122,7 +122,7 @@ class UseHistory:
                     self.uses[block] = self.uses[mark]
 
     def evict(self, blocks: Sequence[int], turn: int) -> None:
-        """`blocks`, left at about `turn`, lose their content to others."""
+        """`blocks`, released at about `turn`, lose their content to others."""
         digest_of, remembered = self._digest_of, self._remembered
         uses = self.uses
         for block in blocks:
@@ -142,7 +142,7 @@ class UseHistory:
         self._returned.difference_update(blocks)
 
     def faults(self) -> Faults:
-        """What is wrong with the account, piece by piece."""
+        """Inconsistencies of the account, piece by piece."""
         for blocks in pieces(self._returned):
             yield (
                 "" if self._digest_of.keys() >= set(blocks) else "a block without a mark came back"

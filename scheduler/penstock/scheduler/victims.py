@@ -1,13 +1,13 @@
-"""Who is preempted when blocks run out.
+"""Victim selection: which request is preempted when blocks run out.
 
 Owns that choice under the fair order, in whole columns. Does not preempt.
 
-Lowest class first, a class being the priority as it had risen by age at admission, so that who was
-let in for its age is not thrown out for its priority. No light tenant's (shares.py) while there are
-others. Then the tenant that has had most service;
-then whoever loses least: the fewest computed tokens in blocks that nobody shares. What is left is
-decided against the youngest. Who is ahead in all of this only gets further ahead by running, so the
-last one standing ends, and preemptions do not go round in circles.
+Lowest class first, a class being the priority as it had risen by age at admission, so that a
+request admitted for its age is not preempted for its priority. Requests of tenants under their
+share (shares.py) are spared while there are others. Then the tenant that has had most service; then
+the request that loses least: the fewest computed tokens in unshared blocks. Ties go against the
+youngest. A request that is ahead in all of this only gets further ahead by running, so the last one
+ends, and preemptions do not cycle.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def choose_victim(life: Lifecycle, spared: set[int], shares: Shares | None = Non
         slots = slots[~np.isin(slots, np.fromiter(spared, dtype=np.intp))]
     if not len(slots):
         raise ValueError("nobody is left to preempt")
-    # Not one whose output has a form, while there are others: its form may not be resumable.
+    # Constrained outputs are spared while there are others: they may not be resumable.
     formless = [slot for slot in slots.tolist() if not _has_form(life, slot)]
     if formless:
         slots = np.array(formless, dtype=np.intp)
@@ -55,7 +55,7 @@ def _has_form(life: Lifecycle, slot: int) -> bool:
 
 
 def _loss_tokens(life: Lifecycle, slot: int) -> int:
-    """Computed tokens that are recomputed if nobody else keeps their blocks."""
+    """Computed tokens that must be recomputed if no other request keeps their blocks."""
     arrays = life.arrays
     table = arrays.block_table[slot, : arrays.num_blocks[slot]]
     num_shared = int(np.count_nonzero(life.cache.pool.ref_counts[table] > 1))

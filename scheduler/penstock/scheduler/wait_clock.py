@@ -1,24 +1,23 @@
-"""Why those who wait do: seconds of the queue by reason.
+"""Queue time by reason.
 
-Owns the account of every stay in the queue. Decides nothing: the planner says after each step what
-kept the next in line out, and that holds until the next step is planned.
+Owns the account of every stay in the queue. Decides nothing: the planner reports after each step
+what the next in line lacked, and that applies until the next step is planned.
 
-**Everybody alike.** One clock runs for all: four counters of seconds, one for each `WaitReason`. A
-request remembers them when it begins to wait, and at the end the difference is its own. So a step
-costs nothing for those who wait, however many they are.
+**One clock.** It runs for all requests: four counters of seconds, one for each `WaitReason`. A
+request remembers them when it starts to wait, and at the end the difference is its own. So a step
+costs nothing per waiting request.
 
-**Fairness.** When somebody is let in whose turn it is by tenant (not for age, and not past a
-request that lacks blocks), then until the next admission those wait for FAIRNESS who stand in the
-same class for other tenants and came before everybody of that tenant who stood there: in order of
-arrival they would have been nearer. For the rest the reason of the step goes on. What is added for
+**Fairness.** When a request is admitted by its tenant's turn (not for age, and not past a request
+that lacks blocks), then until the next admission FAIRNESS is the reason for requests of other
+tenants in the same class that came before all of that tenant's waiting requests: in order of
+arrival they would have been nearer. For the rest the reason of the step applies. What is added for
 FAIRNESS is taken from that reason, so the parts still add up to the stay. With one tenant in a
-class, and under FCFS, nobody waits for it so.
+class, and under FCFS, no request waits for FAIRNESS.
 
-**Passed by.** `num_passed_by` counts how often, while a request waits, one that came later is let
-in.
+**Passed by.** `num_passed_by` counts how often, while a request waits, a later one is admitted.
 
-Both need a sum over who came later, kept by place of arrival (later_sums.py): O(log n) for each
-admission, n being the number of live requests, and nothing for one that nobody has passed.
+Both need a sum over later arrivals, kept by place of arrival (later_sums.py): O(log n) for each
+admission, n being the number of live requests, and nothing for one that was never overtaken.
 """
 
 from bisect import bisect_left
@@ -47,23 +46,23 @@ class WaitClock:
         self._num_places = MIN_PLACES
         self._next_place = 0
         self._passed = LaterSums(MIN_PLACES)
-        # By class: what those who came before a place waited for FAIRNESS instead.
+        # By class: what requests before a place waited for FAIRNESS instead.
         self._outrun: dict[int, LaterSums] = {}
-        # Who was let in last by tenant: its class, its tenant, the place before which others had
-        # come, and what was spent when it was noted last.
+        # The last request admitted by tenant: its class, its tenant, the place before which others
+        # had come, and the counters when it was last recorded.
         self._turn: tuple[int, int, int, int] | None = None
 
     def tell(self, reason: WaitReason | None, now: float) -> None:
-        """What keeps the next in line out from now on; None when nothing does."""
+        """What the next in line lacks from now on; None when nothing."""
         if reason is not self.reason:
             self._spent = self._spent_at(now)
             self._since_s = now
             self.reason = reason
 
     def seat(self, request: Request, live: Iterable[Request]) -> None:
-        """Give a request that has just come its place behind all who came before.
+        """Give a new request its place behind all earlier ones.
 
-        `live`: all who live, in order of arrival, this one last.
+        `live`: all live requests, in order of arrival, this one last.
         """
         if self._next_place == self._num_places:
             self._move([one for one in live if one is not request])
@@ -71,13 +70,13 @@ class WaitClock:
         self._next_place += 1
 
     def join(self, request: Request, now: float) -> None:
-        """A request begins to wait."""
+        """A request starts to wait."""
         spent = self._spent_at(now)
         if not request.num_preemptions:
-            # Nothing was noted above the last place.
+            # Nothing is recorded above the last place.
             request.queue_mark = (now, spent, 0, 0)
             return
-        # Who comes back may have an earlier place than what is being noted.
+        # A returning request may have an earlier place than the current one.
         self._note_turn(spent)
         turn, priority = self._turn, request.spec.priority
         if turn is not None and turn[:2] == (priority, request.tenant):
@@ -86,10 +85,10 @@ class WaitClock:
         request.queue_mark = (now, spent, passed, self._outrun_of(request))
 
     def admit(self, request: Request, eldest: Request | None, now: float) -> Wait:
-        """A request is let in; how its stay in the queue is explained.
+        """A request is admitted; returns its stay in the queue, explained.
 
-        `eldest`: of those who waited in its class for its tenant, itself among them, the first to
-        come; None when nobody of another tenant waits there, or it was not let in by tenant.
+        `eldest`: of the requests waiting in its class for its tenant, itself included, the first to
+        arrive; None when no other tenant waits there, or it was not admitted by tenant.
         """
         spent = self._spent_at(now)
         wait = self._end(request, spent, now)
@@ -101,7 +100,7 @@ class WaitClock:
         return wait
 
     def leave(self, request: Request, now: float) -> Wait:
-        """A request waits no more, and is not let in; how its stay is explained."""
+        """A request leaves the queue without admission; returns its stay, explained."""
         return self._end(request, self._spent_at(now), now)
 
     def _end(self, request: Request, spent: int, now: float) -> Wait:
@@ -133,7 +132,7 @@ class WaitClock:
         )
 
     def reason_of(self, request: Request) -> WaitReason | None:
-        """What a waiting request waits for at present."""
+        """The present reason of a waiting request."""
         turn = self._turn
         is_outrun = (
             turn is not None and turn[0] == request.spec.priority and request.place < turn[2]
@@ -147,7 +146,7 @@ class WaitClock:
         return self._spent + (spent_ns << (self.reason - 1) * _FIELD_BITS)
 
     def _note_turn(self, spent: int) -> None:
-        """What was spent since the last admission counts for those whom it outran."""
+        """Record the time since the last admission for those that it overtook."""
         if self._turn is None or self._turn[3] == spent:
             return
         priority, tenant, place, spent_before = self._turn
@@ -162,7 +161,7 @@ class WaitClock:
         return 0 if sums is None else sums.later(request.place)
 
     def _move(self, live: list[Request]) -> None:
-        """All places are taken: who lives moves together, those who left make room."""
+        """All places are taken: compact the places of live requests."""
         places = [one.place for one in live]
         while self._num_places < 4 * len(live) + MIN_PLACES // 2:
             self._num_places *= 2

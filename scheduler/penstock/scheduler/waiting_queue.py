@@ -1,8 +1,8 @@
-"""Requests that wait: who they are, how much they hold, when to look at them again.
+"""Waiting requests: membership, totals, and when to check them again.
 
-Owns membership, the bounds' counters, and when to look at each PENDING request again; who goes next
-is an `Order`'s affair. Outputs of one request wait beside the order (`hold`) until their leader's
-prompt is computed and can be shared.
+Owns membership, the counters of the bounds, and when to check each PENDING request again; an
+`Order` owns which goes next. Outputs of one request wait outside the order (`hold`) until their
+leader's prompt is computed and can be shared.
 
 Heaps drop stale entries lazily: an entry is live while its request has the entry's ticket.
 """
@@ -20,7 +20,7 @@ from penstock.scheduler.waiting_sums import WaitingSums
 
 
 class Order(Protocol):
-    """Who goes next among requests that have a ticket. No call costs more than a heap's."""
+    """Orders requests that have a ticket. No call costs more than a heap's."""
 
     def __len__(self) -> int:
         """Requests in the order."""
@@ -35,41 +35,41 @@ class Order(Protocol):
         ...
 
     def note_admission(self, request: Request) -> bool:
-        """Somebody is about to be let in, and still has a ticket; whether for their age alone."""
+        """A request is about to be admitted, and still has a ticket; whether for its age alone."""
         ...
 
     def eldest_beside(self, request: Request) -> Request | None:
         """Of the requests that wait in its class for its tenant, itself included, the eldest.
 
-        None when nobody waits there for another tenant, or tenants have no turns.
+        None when no other tenant waits there, or tenants have no turns.
         """
         ...
 
     def first(self, max_num: int) -> list[Request]:
-        """Who would go next if nothing changed, so many at most; for people, and it takes a while.
+        """The next requests if nothing changed, so many at most; slow, for operators.
 
-        Left out are those whose tenants run as many as they may. Nothing is changed.
+        Without those of tenants at their running limit. Changes nothing.
         """
         ...
 
     def peek(self, now: float) -> Request | None:
-        """Who goes next, None when nobody may."""
+        """The next request, None when none may go."""
         ...
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The same, nobody being preferred for their age; None when a turn by age is overdue."""
+        """The next request without preference for age; None when a turn by age is overdue."""
         ...
 
     def pass_over(self, request: Request) -> None:
-        """Leave the one that `peek` returned out until `end_round`."""
+        """Skip the request that `peek` returned until `end_round`."""
         ...
 
     def end_round(self) -> None:
-        """Whoever was passed over stands where they stood."""
+        """Skipped requests return to their places."""
         ...
 
     def release(self, tenant: int) -> None:
-        """A tenant that ran as many as it may runs one less."""
+        """A tenant at its running limit runs one less."""
         ...
 
 
@@ -111,7 +111,7 @@ class WaitingQueue:
         return self._members.get(request.spec.key) is request
 
     def push(self, request: Request) -> None:
-        """Let a request stand in the order."""
+        """Add a request to the order."""
         self._join(request)
         self._enter(request)
 
@@ -136,11 +136,11 @@ class WaitingQueue:
                 self._held[heir.spec.key] = rest
 
     def peek(self, now: float) -> Request | None:
-        """The request that goes next, None when nobody may."""
+        """The next request, None when none may go."""
         return self.order.peek(now)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
+        """Remove a request, wherever it is."""
         del self._members[request.spec.key]
         self.places.leave(request)
         self.num_tokens -= len(request.tokens)
@@ -159,11 +159,11 @@ class WaitingQueue:
             heapq.heapify(self._rechecks)
 
     def ahead_of(self, request: Request, num_prefill: int, *, is_light: bool = False) -> Ahead:
-        """Who is likely to go before one that does not wait yet, or goes to the end of its like."""
+        """The requests likely to go before one that does not wait yet."""
         return self.sums.ahead_of(request, expiry_s(request), num_prefill, is_light=is_light)
 
     def due(self, now: float) -> list[Request]:
-        """Waiting requests whose `recheck_s` is at or before `now`; each is told once."""
+        """Waiting requests whose `recheck_s` is at or before `now`; each is returned once."""
         found: dict[int, Request] = {}
         while self._rechecks and self._rechecks[0][0] <= now:
             at_s, _, request = heapq.heappop(self._rechecks)
@@ -172,7 +172,7 @@ class WaitingQueue:
         return list(found.values())
 
     def recheck(self, request: Request, at_s: float) -> None:
-        """Tell of a waiting request when that time has come."""
+        """Return a waiting request from `due` when that time has come."""
         request.recheck_s = at_s
         if at_s != NO_TIME:
             heapq.heappush(self._rechecks, (at_s, next(self._tickets), request))

@@ -1,8 +1,8 @@
-"""What waits, in sums: by class, by tenant, and by how soon it is due.
+"""Sums over waiting requests: by class, by tenant, and by deadline.
 
-Owns the account that a forecast for somebody new is made from. Changes with every request that
+Owns the account from which forecasts for new requests are made. Updated with every request that
 comes or goes, never walks the queue. Does not know the order itself, only its rules: classes,
-tenants by weight, and inside a tenant who is due first.
+tenants by weight, and inside a tenant the earliest deadline.
 """
 
 import math
@@ -14,7 +14,7 @@ from penstock.scheduler.forecast import Ahead
 from penstock.scheduler.request import NO_TIME, Request
 
 _BUCKET_S = 0.125
-"""Who is due within the same eighth of a second counts as ahead."""
+"""Requests due within the same eighth of a second count as ahead."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,9 @@ class _Line:
     by_due: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
 
     def due_by(self, bucket: int) -> _Sum:
-        """Of those due no later; costs nothing for who is due last, as whoever has no deadline."""
+        """The sum of those due no later; costs nothing for the last one, or one without a
+        deadline.
+        """
         if bucket >= self.last_due:
             return self.all
         total = _Sum()
@@ -70,7 +72,7 @@ class _Class:
 
 
 class WaitingSums:
-    """Sums over the requests that stand in the order."""
+    """Sums over the requests in the order."""
 
     def __init__(self, config: SchedulerConfig, block_size: int) -> None:
         self._is_fair = config.order is SchedulingOrder.FAIR
@@ -84,7 +86,7 @@ class WaitingSums:
         return len(self._entries)
 
     def set_weights(self, weights: Mapping[str, float], default: float) -> None:
-        """Replace the tenants' weights; `default` is of those whom `weights` does not name."""
+        """Replace the tenants' weights; `default` applies to those that `weights` does not name."""
         self._weights, self._default_weight = dict(weights), default
         for of_class in self._classes.values():
             for tenant, line in of_class.lines.items():
@@ -112,7 +114,7 @@ class WaitingSums:
         self._entries[spec.key] = (entry, bucket)
 
     def remove(self, request: Request) -> None:
-        """A request leaves the order; nothing happens when it does not stand in it."""
+        """A request leaves the order; a no-op when it is not in it."""
         known = self._entries.pop(request.spec.key, None)
         if known is None:
             return
@@ -140,9 +142,9 @@ class WaitingSums:
     def ahead_of(
         self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
     ) -> Ahead:
-        """Who is likely to go before a request that is not in the order yet.
+        """The requests likely to go before one that is not in the order yet.
 
-        Higher classes and, inside the tenant's own part of the class, whoever is due no later (for
+        Higher classes and, inside the tenant's own part of the class, those due no later (for
         arrival order: all of the class). While those are served, and the request's own
         `num_prefill` tokens, tenants share by weight: the others of the class are expected to get
         weight of the others / own weight as much, but no more than they have waiting. `is_light`:
@@ -177,7 +179,7 @@ class WaitingSums:
         return self._ahead(total)
 
     def faults(self) -> list[str]:
-        """What does not add up; empty when all is well."""
+        """Inconsistencies; empty when there are none."""
         total = _Sum()
         for entry, _ in self._entries.values():
             total.add(entry)

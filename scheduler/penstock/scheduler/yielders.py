@@ -1,15 +1,17 @@
-"""Whose running requests give way to a light tenant's that waits.
+"""Tenant preemption: running requests that make room for a tenant under its share.
 
-Owns that choice. Does not preempt, nor decide who is light (shares.py).
+Owns that choice. Does not preempt, nor decide which tenants are under their share (shares.py).
 
-One by one from the tenant that holds most, as long as the light one would be light beside it: of
-those that free what is lacking the one that loses fewest computed tokens, or, if none frees it
-all, the one that frees most. All or none: nobody is thrown out unless the light request then fits.
+One by one from the tenant that holds most, as long as the other would be under its share relative
+to it: of those that free what is lacking the one that loses fewest computed tokens, or, if none
+frees it all, the one that frees most. All or none: no request is preempted unless the waiting one
+then fits.
 
-**Bounds.** A tenant keeps one running request. A request yields at most `MAX_YIELDS` times in its
-life, then it stays. For one request at most `MAX_YIELDERS` yield; each is of the same class or a
-lower one. There is no to and fro: whoever was thrown out is of a tenant that held at least
-`yield_ratio` times as much as the light one with what it took, so that it is not light beside it.
+**Bounds.** A tenant keeps one running request. A request is preempted so at most `MAX_YIELDS`
+times. For one request at most `MAX_YIELDERS` are preempted; each is of the same class or a lower
+one. Preemptions do not cycle: a preempted request belongs to a tenant that held at least
+`yield_ratio` times as much as the other with what it took, so that it is not under its share
+relative to it.
 """
 
 from dataclasses import dataclass
@@ -21,20 +23,20 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.shares import Shares
 
 MAX_YIELDS = 2
-"""How often one request gives way to other tenants."""
+"""How often one request is preempted for other tenants."""
 MAX_YIELDERS = 4
-"""How many give way to one request."""
+"""How many are preempted for one request."""
 _MAX_TRIES = 8
-"""How many of a tenant's are looked at for each that gives way, those that may not included."""
+"""How many of a tenant's are checked for each preemption, ineligible ones included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
     """What a waiting request lacks, and what its tenant would hold more.
 
-    `is_slot`: it needs a slot that somebody has. `num_blocks_short`: blocks somebody has;
+    `is_slot`: it needs an occupied slot. `num_blocks_short`: used blocks that it needs;
     `num_blocks`: what its admission takes in all. `matched`: cached blocks that it will share, left
-    out of `num_blocks_short` while somebody holds them. `level`: its class.
+    out of `num_blocks_short` while they are used. `level`: its class.
     """
 
     tenant: int
@@ -49,7 +51,7 @@ def choose_yielders(
     life: Lifecycle, shares: Shares, lack: Lack, spared: set[int]
 ) -> list[tuple[Request, int]]:
     """Running requests and the blocks that each frees, together enough; none if there are not
-    enough. None of the slots of `spared`. `shares` is told.
+    enough. None of the slots of `spared`. Updates `shares`.
     """
     arrays = life.arrays
     columns = slice(0, life.running.high_water)
@@ -90,13 +92,13 @@ def _next(
     slots = slots[tenants == greatest]
     held = arrays.num_blocks[slots].astype(np.int64)
     is_enough = held >= num_short
-    # Those that may free enough, the cheapest first; then the others, the greatest first.
+    # Those that may free enough, the cheapest first; then the others, the largest first.
     cost = np.where(is_enough, arrays.num_computed[slots], np.iinfo(np.int64).max - held)
     best: tuple[Request, int] | None = None
     for slot in slots[np.argsort(cost, kind="stable")[:_MAX_TRIES]].tolist():
         request = life.running.request_at(slot)
         if request is None or not _may_yield(request):
-            # Tried once for all: nobody who follows looks at it again.
+            # Tried once for all: later calls do not check it again.
             is_candidate[slot] = False
             continue
         num_freed = _num_freed(life, slot, lack.matched)
@@ -108,12 +110,12 @@ def _next(
 
 
 def _may_yield(request: Request) -> bool:
-    # Whose output has a form may not be resumable.
+    # A constrained output may not be resumable.
     return request.num_yields < MAX_YIELDS and request.spec.constraint is None
 
 
 def _num_freed(life: Lifecycle, slot: int, matched: tuple[int, ...]) -> int:
-    """Blocks that nobody else holds, nor will hold in its place."""
+    """Blocks that only this request uses, and that its replacement does not."""
     arrays = life.arrays
     table = arrays.block_table[slot, : arrays.num_blocks[slot]]
     is_freed = life.cache.pool.ref_counts[table] == 1
