@@ -175,8 +175,8 @@ class ServiceOperations:
             return await self._engine.order(verb, argument, limit_s)
         if process == "observer":
             return await self._order_here(verb, argument, limit_s)
-        kind, _, number = process.partition(" ")
-        if kind != "front" or not (number.isascii() and number.isdecimal()):
+        role, _, number = process.partition(" ")
+        if role != "front" or not (number.isascii() and number.isdecimal()):
             raise OperationsError(f"process must be engine, observer or front N, not {process!r}")
         if int(number) not in self._fronts.front_ids:
             there = ", ".join(map(str, self._fronts.front_ids)) or "none"
