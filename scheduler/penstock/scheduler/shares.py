@@ -5,12 +5,12 @@ two resources of a running request, a slot and blocks. A snapshot of one moment:
 tenants.py. Does not decide anything.
 
 A tenant is *light* while what it holds, with what it asks for, times `yield_ratio` is at most what
-another tenant holds, each divided by its weight. So two tenants are never light relative to
-each other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
+another tenant holds, each divided by its weight. So two tenants are never light relative to each
+other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
 from preempting each other in turn: with the usual 2, being light brings a tenant to half of what
-the greatest holds, and the order of the queue (fair_order.py) brings it the rest. Where no
-tenant holds more than all others together it is half of that: in a crowd there are always tenants
-that hold much less than the greatest one, and every preemption costs compute that is lost.
+the largest holds, and the order of the queue (fair_order.py) brings it the rest. Where no tenant
+holds more than all others together it is half of that: in a crowd there are always tenants that
+hold much less than the largest one, and every preemption costs compute that is lost.
 """
 
 import numpy as np

@@ -1,1 +1,1 @@
-"""What a front tells of its requests, and the way from there to the observer process."""
+"""One record of a request, one of a step, and what is made of them."""

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 class EngineClient:
     """Everything happens on the loop that called `start`.
 
-    `hello`: what the engine said of itself; None while there is none. `on_hello` hears it too.
+    `hello`: the startup report of the engine; None while there is none. `on_hello` gets it too.
     """
 
     def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A front's line to the observer process: what is told goes out in batches, and nothing waits.
+"""A front's connection to the observer process: records go out in batches, and nothing waits.
 
 Owns the connection, what has not left yet, and the count of what never will. An observer that is
 gone, slow or hung costs records, which are counted, and never time. The observer's listening socket
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 FULL = "full"
 """Why a record was dropped: the observer takes them more slowly than they come."""
 NO_OBSERVER = "no_observer"
-"""Why a record was dropped: nobody is there to take it."""
+"""Why a record was dropped: there is no observer."""
 
 _FLUSH_S = 0.05
 _FLUSH_BYTES = 64 * 1024
@@ -109,7 +109,7 @@ class Exporter:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._on_timer)
         return True
 
-    def tell(self, beat: Heartbeat) -> None:
+    def send_heartbeat(self, beat: Heartbeat) -> None:
         """Send this front's state soon; of several that wait, the newest."""
         self._beat = beat
         self._flush()
@@ -211,7 +211,7 @@ class Exporter:
         if line is not self._line:
             return
         self._line = None
-        self._answers.clear()  # nobody asks any more
+        self._answers.clear()  # the questions are gone
         if line.has_unsent:
             self.dropped[NO_OBSERVER] += self._num_in_flight
         self._num_in_flight = 0
@@ -251,7 +251,7 @@ class Exporter:
 
     def _answer(self, line: _Line, frame: bytes) -> None:
         if line is not self._line:
-            return  # whoever asked is gone
+            return  # that observer is gone
         if len(self._answers) >= _MAX_ANSWERS:
             log.error("the observer asks and does not read: hanging up")
             line.abort()

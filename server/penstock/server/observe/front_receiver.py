@@ -1,7 +1,7 @@
-"""Where fronts tell the observer what happens, and are asked what lives.
+"""Receives what fronts send to the observer, and asks them for their live requests.
 
 Owns the connections of the fronts. The listening socket is the supervisor's: it outlives every
-observer, so that fronts that come or tell something while there is none are heard by the next.
+observer, so that what fronts send while there is none reaches the next.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ class Questions(Generic[T]):
         return ticket, answer
 
     def answer(self, ticket: int, value: T) -> None:
-        """The answer is here; nothing when nobody waits for it any more."""
+        """The answer is here; nothing when it is no longer waited for."""
         waiting = self._waiting.get(ticket)
         if waiting is not None and not waiting.done():
             waiting.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """Nobody will answer what is open."""
+        """No answer will come."""
         for waiting in list(self._waiting.values()):
             if not waiting.done():
                 waiting.set_exception(error)
@@ -63,7 +63,7 @@ class Questions(Generic[T]):
 
 log = logging.getLogger(__name__)
 
-_MAX_TOLD_UNREADABLE = 20
+_MAX_LOGGED_UNREADABLE = 20
 _MAX_UNSENT_BYTES = 1024 * 1024
 _Line: TypeAlias = Connection[ObserverFrame]
 
@@ -145,12 +145,12 @@ class FrontReceiver:
         return sum(beat.num_live for beat in beats if beat is not None)
 
     async def start(self, listener: socket.socket) -> None:
-        """Listen from now on; what fronts said before comes first."""
+        """Listen from now on; what fronts sent before comes first."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._new_line, sock=listener)
 
     async def close(self, limit_s: float) -> None:
-        """Hear fronts that are about to end out, for at most `limit_s`; then hang up."""
+        """Receive what ending fronts still send, for at most `limit_s`; then disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._is_empty.wait()
@@ -246,7 +246,7 @@ class FrontReceiver:
                 records.append(decode_record(payload))
             except ValueError as error:
                 self.num_unreadable += 1
-                if self.num_unreadable <= _MAX_TOLD_UNREADABLE:
+                if self.num_unreadable <= _MAX_LOGGED_UNREADABLE:
                     log.error("a record cannot be read: %s", error)  # noqa: TRY400 (no traceback)
         if records:
             self._listener.take_records(records)

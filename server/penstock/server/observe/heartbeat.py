@@ -34,8 +34,8 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
 
     `num_streams`: calls open now. `num_live`: requests not released. `num_backlog_tokens`: output
     that readers have not taken. `loop_lag_s`: how late the event loop ran each of its ticks since
-    the last beat, one value a tick. `queue_estimate_s`: what the engine foretold the newest request
-    that it queued for this front, at `queue_estimate_at_s` (monotonic); None: it foretold nothing.
+    the last beat, one value a tick. `queue_estimate_s`: the predicted wait of the newest request
+    that it queued for this front, at `queue_estimate_at_s` (monotonic); None: not predicted.
     The rest counts since the front's start; `dropped_records` are those that the observer did not
     take, by reason.
     """
@@ -94,7 +94,7 @@ class HeartbeatTimer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-            self._tell()
+            self._send()
 
     def _wait(self) -> None:
         now_s = self._clock()
@@ -106,9 +106,9 @@ class HeartbeatTimer:
     def _tick(self) -> None:
         self._lags_s.append(max(0.0, self._clock() - self._due_s))
         if len(self._lags_s) >= _NUM_TICKS_PER_BEAT:
-            self._tell()
+            self._send()
         self._wait()
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         lags_s, self._lags_s = tuple(self._lags_s), []
         self._beat(lags_s)

@@ -1,4 +1,4 @@
-"""Everything that is told of one request when it has ended: the compact record behind its trace.
+"""The one record of a request that has ended: all its consumers get it.
 
 Owns the values and their bytes; they know no protobuf, no OpenTelemetry and no socket. They hold no
 prompt, no output and no token id, unless content capture is switched on (`content`).
@@ -61,7 +61,7 @@ class TraceParent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class RequestOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was asked for, as far as traces tell it. None: not asked for."""
+    """What was asked for, as far as traces have it. None: not asked for."""
 
     is_chat: bool = False
     is_stream: bool = True
@@ -77,7 +77,7 @@ class RequestOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Prompt and outputs as text; told only where an operator asked for it."""
+    """Prompt and outputs as text; only where an operator asked for it."""
 
     prompt: str
     outputs: tuple[str, ...]
@@ -91,7 +91,7 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     number; `reason`: the name of its ErrorReason, empty when it ended well or its client left.
     `finish_reasons`: one per output, names of FinishReason. `ttft_s`: from arrival to the first
     token, NaN without one. `num_ahead`: requests before it when it was queued, -1 if it never was.
-    `estimated_queue_s`: what was foretold then, NaN without. `stalled_s`: how long its writes were
+    `estimated_queue_s`: what was predicted then, NaN without. `stalled_s`: how long its writes were
     blocked by its reader, and `num_stalls` how many were. `num_messages`: messages that were sent.
     `num_replays`: engines that it outlived.
     `sequence`: counts the records of a front, from 0, so that a lost one shows.

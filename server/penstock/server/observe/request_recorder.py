@@ -1,4 +1,4 @@
-"""The requests of one front that have ended: counted, and told to whoever listens.
+"""The requests of one front that have ended: counted, and passed on as records.
 
 Owns the counts by outcome and the numbers of the records. Does not know where the bytes go; it
 never waits for them to get there. Single event loop.
@@ -20,7 +20,7 @@ class RequestRecorder:
 
     `offer` is handed each as bytes (see `encode_record`) and says whether it took them; it must
     not block. Without it records are only counted. `num_records`: counted so far, and so the
-    sequence number of the next. `dropped_records`: how many of them nobody took, by reason.
+    sequence number of the next. `dropped_records`: how many of them were lost, by reason.
     """
 
     def __init__(self, offer: Callable[[bytes], bool] | None = None) -> None:

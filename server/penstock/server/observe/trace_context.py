@@ -19,7 +19,7 @@ TRACE_ID_KEY: Final = "x-trace-id"
 TRACERESPONSE_KEY: Final = "traceresponse"
 MAX_TRACE_STATE_CHARS: Final = 512
 NOT_TRACED: Final = TraceParent(trace_id=b"", span_id=b"")
-"""Of a request that nobody traces."""
+"""Of a request that is not traced."""
 
 _VERSION_0_CHARS = 55
 _NUM_BYTES = 26
@@ -34,7 +34,7 @@ _POOL_BYTES = 4096
 class RemoteParent:
     """The caller's span: 16 and 8 bytes, its decision, and what is handed on as it is.
 
-    Nobody changes it; it is not frozen because every request makes one (see `request_record.py`).
+    It is never changed; it is not frozen because every request makes one (see `request_record.py`).
     """
 
     trace_id: bytes
@@ -85,7 +85,7 @@ def trace_response(trace: TraceParent) -> str:
 
 
 def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
-    """What tells a caller where to look for its request; nothing where it is not traced."""
+    """Metadata by which a caller finds its request; nothing where it is not traced."""
     if not trace.trace_id:
         return ()
     return (
@@ -105,7 +105,7 @@ class TraceIds:
     def __init__(self) -> None:
         self._pool = b""
         self._position = _POOL_BYTES
-        _everybody.add(self)
+        _all_ids.add(self)
 
     def forget(self) -> None:
         """Draw afresh: what is left of the pool is another's too."""
@@ -148,11 +148,11 @@ class TraceIds:
         return self._pool[start:end]
 
 
-_everybody: "weakref.WeakSet[TraceIds]" = weakref.WeakSet()
+_all_ids: "weakref.WeakSet[TraceIds]" = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    for ids in _everybody:
+    for ids in _all_ids:
         ids.forget()
 
 

@@ -65,7 +65,7 @@ class FrontWatch:
         estimate_s, at_s = _queue_estimate(front.newest_place)
         # The exporter knows why it had no room.
         dropped = {why: num for why, num in recorder.dropped_records.items() if why != NO_ROOM}
-        self._exporter.tell(
+        self._exporter.send_heartbeat(
             Heartbeat(
                 front_id=self._front_id,
                 pid=os.getpid(),

@@ -170,8 +170,8 @@ async def test_an_observer_that_is_not_up_yet_finds_what_was_said_before(
 ) -> None:
     async with exporter(path) as box:
         assert box.offer(b"early")
-        box.tell(beat(1))
-        box.tell(beat(2))
+        box.send_heartbeat(beat(1))
+        box.send_heartbeat(beat(2))
         peer = await observer.accept()
         assert await peer.next() == HELLO
         assert await peer.next() == beat(2), "of two states the newest"
@@ -278,7 +278,7 @@ async def test_the_last_words_are_sent_before_it_hangs_up(
     await box.start()
     peer = await observer.accept()
     box.offer(b"last")
-    box.tell(beat(1))
+    box.send_heartbeat(beat(1))
     await box.close(PATIENCE_S)
     assert await peer.next() == HELLO
     assert await peer.next() == beat(1)

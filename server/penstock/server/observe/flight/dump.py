@@ -20,7 +20,7 @@ MAX_NUM_ALL_FILES = 64
 _PREFIX, _SUFFIX, _PARTIAL = "penstock-flight-", ".bin", ".part"
 _MAX_WHY_CHARS = 40
 _MAX_PARTIAL_AGE_S = 60.0
-"""Nobody writes any more to a partial file that has not changed for so long."""
+"""A partial file that has not changed for so long is abandoned."""
 
 
 def default_folder() -> Path:
@@ -54,7 +54,7 @@ def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None)
 def own_default_folder() -> Path:
     """The default folder, made where it is missing.
 
-    Raises PermissionError when somebody else has put something there: the place is open to all.
+    Raises PermissionError when another user has put something there: the place is open to all.
     """
     folder = default_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -67,10 +67,10 @@ def own_default_folder() -> Path:
 
 
 def _name(port: int | None, why: str) -> str:
-    told = re.sub(r"[^a-z0-9]+", "-", why.lower()).strip("-")[:_MAX_WHY_CHARS] or "asked"
+    reason = re.sub(r"[^a-z0-9]+", "-", why.lower()).strip("-")[:_MAX_WHY_CHARS] or "asked"
     at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     whose = "" if port is None else f"{port}-"
-    return f"{_PREFIX}{at}-{whose}{told}{_SUFFIX}"
+    return f"{_PREFIX}{at}-{whose}{reason}{_SUFFIX}"
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -104,7 +104,7 @@ def _forget_old(folder: Path) -> None:
 
 
 def _forget_partial(folder: Path) -> None:
-    """What somebody left who was killed while writing."""
+    """What a process left that was killed while writing."""
     now_s = time.time()
     for path in folder.glob(f".{_PREFIX}*{_SUFFIX}{_PARTIAL}"):
         with contextlib.suppress(FileNotFoundError):  # others clean up too, or have finished it

@@ -1,4 +1,4 @@
-"""What was recorded: the model, the limits, the engine's life, and how to tell the time of day.
+"""What was recorded: the model, the limits, the engine's life, and how to get the time of day.
 
 Owns the value and its JSON. Times in a recording are on the machine's monotonic clock; two readings
 taken together tie it to the calendar.

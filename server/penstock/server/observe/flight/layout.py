@@ -5,7 +5,7 @@ recording is three rings, each of a power of two of rows, behind a header: steps
 happened once to one request) and requests (who they are).
 Sequence numbers count from 0; row n lies at index n % size, so the newest `size` of each are there.
 Written by one process and read by others while it writes: a row is valid if it was not overwritten
-meanwhile, which the reader tells from the counts in the header, read before and after.
+meanwhile, which the reader sees from the counts in the header, read before and after.
 
 Times are seconds on the machine's monotonic clock. No prompt, no output, no token id is in it.
 
@@ -34,7 +34,7 @@ import numpy as np
 MAGIC = b"penstock-flight\n"
 LAYOUT_VERSION = 1
 NO_REASON = 0
-"""In `waits_for`: nobody waited. Other values are those of `WaitReason`."""
+"""In `waits_for`: no request waited. Other values are those of `WaitReason`."""
 
 
 class EventKind(enum.IntEnum):

@@ -81,7 +81,7 @@ class Life:
     """One output of a request. `asked` None where its row was written over.
 
     `end`: FINISHED or FAILED with `reason` (its FinishReason or FailureReason), None while it
-    lives; `end_step` as in `layout.EVENT`. `num_output_tokens`: as of its last event that told.
+    lives; `end_step` as in `layout.EVENT`. `num_output_tokens`: as of its last event with a count.
     """
 
     key: int
@@ -196,7 +196,7 @@ def _end_wait(life: Life, at_s: float) -> None:
 
 
 def _stay(life: Life, slot: int, at_s: float, start_s: float) -> SlotStay:
-    """The stay that is on; one that is begun now where its admission was not told.
+    """The stay that is on; one that is begun now where its admission was not recorded.
 
     It was written over, or the engine died in the very step.
     """

@@ -1,7 +1,7 @@
 """The memory of a flight recorder: nameless, shared, there when its writer is not; and its writer.
 
 Owns how it is made and mapped, and the order of writes that lets others read meanwhile: a row
-first, the count that makes it one after it. Whoever holds the file descriptor has the memory; an
+first, the count that makes it one after it. The holder of the file descriptor has the memory; an
 engine that is killed takes nothing of it along. Does not know what the rows mean.
 """
 
@@ -73,7 +73,7 @@ def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry
 def _nameless_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
-    # Not Linux: a file that nobody finds, in memory where the system keeps such files there.
+    # Not Linux: a file without a name, in memory where the system keeps such files there.
     fd, path = tempfile.mkstemp(prefix=f"{name}-")
     Path(path).unlink()
     return fd
@@ -87,7 +87,7 @@ _MAX_BATCH = 16
 class RingMemory:
     """The mapped memory, for the one process that writes; what another left there is gone.
 
-    `totals`: the counts of `layout.TOTALS`, whole 8-byte words, so that nobody sees half of one;
+    `totals`: the counts of `layout.TOTALS`, whole 8-byte words, so that no reader sees half of one;
     the first three are the rings' own. Raises FlightError, OSError.
     """
 

@@ -202,7 +202,7 @@ class FlightReader:
         num = self._totals[ring]
         first = max(first, num - size + 1, self._firsts[ring])
         if max(first, num) > _MAX_COUNT:
-            raise FlightError("has counts that nobody ever reached")
+            raise FlightError("has impossible counts")
         taken = rows[np.arange(first, num) & (size - 1)]
         # The oldest may have been written over since; one more is perhaps half written.
         oldest = min(max(first, self._totals[ring] - size + 1), num)

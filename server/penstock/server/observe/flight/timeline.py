@@ -54,7 +54,7 @@ def timeline_json(recording: Recording, *, num_steps: int | None = None) -> Iter
 
 
 def waits_for(reason: int) -> str:
-    """A value of `waits_for` in words; empty for nobody."""
+    """A value of `waits_for` in words; empty for none."""
     known = {each.value: each.name for each in WaitReason}
     return "" if reason == NO_REASON else known.get(reason, f"reason {reason}")
 

@@ -44,7 +44,7 @@ class TurnGaps:
         self._begun: list[int] = []
 
     def begin(self, slot: int) -> None:
-        """Somebody new is in a slot since this turn, or was in it."""
+        """A new request is in a slot since this turn, or was in it."""
         if slot >= 0:
             self._last_s[slot] = nan
             self._begun.append(slot)
@@ -128,8 +128,8 @@ class FlightWriter:
         self._collected_s = nan
         # Rows and tokens of prefill that a step computes for the first time.
         self._new_prefill: dict[int, tuple[int, int]] = {}
-        # Counts that no row has told yet: admitted, preempted, finished, failed.
-        self._untold = _NOTHING
+        # Counts that no row has yet: admitted, preempted, finished, failed.
+        self._uncounted = _NOTHING
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """See `EngineListener`."""
@@ -240,7 +240,7 @@ class FlightWriter:
         key, num_cached = change.key, change.num_cached_tokens
         slot = self._granted.get(key, -1)
         self._event(_ADMIT, key, change.at_s, slot, num_cached)
-        self._tell(0)
+        self._count(0)
         self._totals[_ADMITTED] += 1
         live = self._live.get(key)
         if live is not None:
@@ -260,7 +260,7 @@ class FlightWriter:
         self._event(_PREEMPT, key, at_s, slot, num_output)
         self._awaiting.discard(key)
         self._prefilling.discard(key)
-        self._tell(1)
+        self._count(1)
         self._totals[_PREEMPTED] += 1
 
     def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
@@ -307,13 +307,13 @@ class FlightWriter:
             kind = _FAIL if is_failure else _FINISH
             count = num_output if num_output < _MAX_U4 else _MAX_U4
             self._events += (end.at_s, self._step, end.key, slot, count, kind, end.reason)
-            self._tell(3 if is_failure else 2)
+            self._count(3 if is_failure else 2)
             self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
         """Tokens a request has generated, those of this turn (`keys`) among them.
 
-        The slot arrays forget a request when it gives its slot back: what they said after the turn
+        The slot arrays forget a request when it gives its slot back: what they held after the turn
         before and what came in this one add up to it.
         """
         if live.slot < 0:
@@ -359,10 +359,10 @@ class FlightWriter:
             num_used,
             num_cached,
             num_free,
-            *self._untold,
+            *self._uncounted,
             waits_for or NO_REASON,
         )
-        self._untold = _NOTHING
+        self._uncounted = _NOTHING
 
     def _mean_gap_s(self, batch: Batch, collected_s: float, num_itl: int) -> float:
         """Mean time since the decodes of a step had their token before; NaN without any.
@@ -382,8 +382,8 @@ class FlightWriter:
             self._num_paused, self._paused_s = 0, 0.0
         return gap_s
 
-    def _tell(self, place: int) -> None:
+    def _count(self, place: int) -> None:
         """Count something for the next row."""
-        untold = list(self._untold)
-        untold[place] = min(untold[place] + 1, _MAX_U2)
-        self._untold = untold
+        uncounted = list(self._uncounted)
+        uncounted[place] = min(uncounted[place] + 1, _MAX_U2)
+        self._uncounted = uncounted

@@ -1,6 +1,6 @@
 """Log lines of a process: one per event, on stderr, few of each kind, no content.
 
-Owns how logging is set up and its levels. What a line looks like is in `lines`, what it tells of an
+Owns how logging is set up and its levels. What a line looks like is in `lines`, what it has of an
 exception in `failures`, which one is left out in `no_fault`, how many pass in `rate`. Never the
 place for prompt or completion text, and no caller puts it here.
 """
@@ -42,7 +42,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         """The base class would write the arguments of the line."""
         kind, _, _ = sys.exc_info()
         name = "a fault" if kind is None else kind.__name__
-        # Whoever read stderr may be gone: then there is nowhere to tell it.
+        # The reader of stderr may be gone: then there is nowhere to log it.
         with contextlib.suppress(OSError, ValueError):
             self.stream.write(f"a line of {record.name}:{record.lineno} is lost: {name}\n")
             self.flush()
@@ -51,7 +51,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 def configure_logging(
     process: str, level: str, *, form: str = "text", has_foreign_text: bool = False
 ) -> None:
-    """Send all log records of this process to stderr, and what nobody caught.
+    """Send all log records of this process to stderr, and uncaught exceptions.
 
     `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether the
     words of exceptions that are not ours are written, which may quote what clients sent.
@@ -87,20 +87,20 @@ def set_log_level(level: str) -> None:
 def _on_uncaught(
     kind: type[BaseException], error: BaseException, frames: TracebackType | None
 ) -> None:
-    _log.critical("nobody caught it: this process ends", exc_info=(kind, error, frames))
+    _log.critical("uncaught exception: this process ends", exc_info=(kind, error, frames))
 
 
-def _on_uncaught_in_thread(told: threading.ExceptHookArgs) -> None:
-    if told.exc_value is None or issubclass(told.exc_type, SystemExit):
+def _on_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_value is None or issubclass(arguments.exc_type, SystemExit):
         return
-    name = "a thread" if told.thread is None else f"the thread {told.thread.name}"
-    failure = (told.exc_type, told.exc_value, told.exc_traceback)
-    _log.critical("nobody caught it: %s ends", name, exc_info=failure)
+    name = "a thread" if arguments.thread is None else f"the thread {arguments.thread.name}"
+    failure = (arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+    _log.critical("uncaught exception: %s ends", name, exc_info=failure)
 
 
-def _on_unraisable(told: "sys.UnraisableHookArgs") -> None:
-    if told.exc_value is None:
-        _log.error("a finaliser failed with %s", told.exc_type.__name__)
+def _on_unraisable(arguments: "sys.UnraisableHookArgs") -> None:
+    if arguments.exc_value is None:
+        _log.error("a finaliser failed with %s", arguments.exc_type.__name__)
         return
-    failure = (told.exc_type, told.exc_value, told.exc_traceback)
+    failure = (arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
     _log.error("a finaliser failed", exc_info=failure)

@@ -1,7 +1,7 @@
-"""What a log line may tell of an exception: its kind and frames always, its words seldom.
+"""What a log line may have of an exception: its kind and frames always, its words seldom.
 
 Owns the rule. An exception that rises while requests are handled may quote them in its words
-("invalid literal: '...'"), so words are told only where it is known who worded them:
+("invalid literal: '...'"), so words are logged only where their author is known:
 
 - our own exceptions, except those of the packages that deal with what clients wrote; behind a colon
   ours may quote what they were raised from, so that is cut off where there is such a thing;
@@ -36,7 +36,7 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One place of a traceback; the module by its name, for paths say where somebody works."""
+    """One place of a traceback; the module by its name, for paths name home directories."""
 
     module: str
     line: int
@@ -45,7 +45,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One exception. `words`: empty where they are not told. `frames`: outermost first."""
+    """One exception. `words`: empty where they are not logged. `frames`: outermost first."""
 
     kind: str
     words: str

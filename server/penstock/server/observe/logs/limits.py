@@ -38,7 +38,7 @@ class NoFault(logging.Filter):
 ALWAYS: Final[dict[str, Any]] = {"is_always_logged": True}
 """As `extra` of a log call: this line is never left out."""
 LEFT_OUT: Final = "num_left_out"
-"""The attribute of a record that tells how many before it were left out."""
+"""The attribute of a record with the number left out before it."""
 
 BURST = 10
 PER_SECOND = 1.0
@@ -86,7 +86,7 @@ class RateLimit(logging.Filter):
         bucket = self._buckets.get(place)
         if bucket is None:
             if len(self._buckets) >= MAX_PLACES:
-                # Code has fewer places; whoever makes them up as it goes is not worth the memory.
+                # Code has fewer places; those made up at run time are not worth memory.
                 self._buckets.clear()
             bucket = self._buckets[place] = _Bucket(tokens=BURST, filled_s=now_s)
         return bucket

@@ -15,7 +15,7 @@ from penstock.server.observe.logs.limits import LEFT_OUT
 FACTS = ("request_id", "trace_id", "tenant", "front_id", "step")
 """What a log call may say in `extra`, beside its message. The rest of `extra` is not written."""
 FOREIGN_TEXT = "foreign_text"
-"""The key in `extra` of somebody else's words, written only where words of exceptions are."""
+"""The key in `extra` of another author's words, written only where words of exceptions are."""
 _SHORT_NAMES = {"request_id": "request", "trace_id": "trace"}
 _QUOTERS = "asyncio"
 """A logger that shows the objects it speaks of, with all that they hold."""
@@ -72,7 +72,7 @@ class TextFormatter(LineFormatter):
         num_left_out = getattr(record, LEFT_OUT, 0)
         if num_left_out:
             parts.append(f"({num_left_out} more like it left out)")
-        failures = " from ".join(map(_told, self._failures_of(record)))
+        failures = " from ".join(map(_as_text, self._failures_of(record)))
         if failures:
             parts.append(f"| {failures}")
         return " ".join(parts).translate(_CONTROLS)
@@ -94,7 +94,7 @@ class JsonFormatter(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "process": self._process,
@@ -105,12 +105,12 @@ class JsonFormatter(LineFormatter):
         }
         num_left_out = getattr(record, LEFT_OUT, 0)
         if num_left_out:
-            told[LEFT_OUT] = num_left_out
+            entry[LEFT_OUT] = num_left_out
         failures = self._failures_of(record)
         if failures:
-            told["exception"] = [_as_object(failure) for failure in failures]
-        # Escapes whatever is not ASCII: no reader breaks a line in two or trips over a surrogate.
-        return json.dumps(told, default=str)
+            entry["exception"] = [_as_object(failure) for failure in failures]
+        # Escapes whatever is not ASCII: no reader breaks a line in two or fails on a surrogate.
+        return json.dumps(entry, default=str)
 
 
 def _quoted(fact: str) -> str:
@@ -118,7 +118,7 @@ def _quoted(fact: str) -> str:
     return fact if is_plain else json.dumps(fact, ensure_ascii=False)
 
 
-def _told(failure: Failure) -> str:
+def _as_text(failure: Failure) -> str:
     words = f": {failure.words}" if failure.words else ""
     places = " < ".join(map(_place, reversed(failure.frames)))
     return f"{failure.kind}{words} at {places}" if places else f"{failure.kind}{words}"
@@ -129,11 +129,11 @@ def _place(frame: Frame) -> str:
 
 
 def _as_object(failure: Failure) -> dict[str, Any]:
-    told: dict[str, Any] = {"type": failure.kind}
+    entry: dict[str, Any] = {"type": failure.kind}
     if failure.words:
-        told["message"] = failure.words
-    told["frames"] = [
+        entry["message"] = failure.words
+    entry["frames"] = [
         {"module": frame.module, "line": frame.line, "function": frame.function}
         for frame in failure.frames
     ]
-    return told
+    return entry

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus, made in the observer process of what the others tell."""
+"""Metrics for Prometheus, made in the observer process."""

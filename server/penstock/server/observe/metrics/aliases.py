@@ -1,6 +1,6 @@
 """Our metrics under the names of others, for dashboards that exist.
 
-Owns the tables. An alias tells the very same numbers; what has no counterpart here is not made up.
+Owns the tables. An alias has the same numbers; what has no counterpart here is not made up.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """`name` tells what `spec` does.
+    """`name` has the value of `spec`.
 
     Only series whose labels contain `where`. `keep` names the labels that
     stay, beside the model, and what they are called there. Series that become one are added up.
@@ -33,7 +33,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Somebody else's names. `model_labels`: what they put in place of the label `model`."""
+    """The names of another server. `model_labels`: what they put in place of the label `model`."""
 
     aliases: tuple[Alias, ...]
     model_labels: Callable[[str], Labels]

@@ -103,7 +103,7 @@ class MetricsApplication:
 
     Then the page and its status are answered only to who asks for them by a loopback name: a
     foreign web page that has its own name point here (DNS rebinding) is not let read them.
-    `access`: who may read at all; None for everybody who gets here. Probes need no leave.
+    `access`: who may read at all; None for all callers. Probes need no leave.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Who is connected to the metrics port: how many, for how long, and who has a seat.
 
 Owns the bounds. A connection takes none of the few seats before all its question is there, so that
-clients that connect and say nothing keep nobody out. Does not know what is asked or answered.
+clients that connect and send nothing keep no other out. Does not know what is asked or answered.
 """
 
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Callers:
-    """The connections of one server. Safe to use from any thread. `clock` tells seconds."""
+    """The connections of one server. Safe to use from any thread. `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -97,7 +97,7 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
     return _all[-1]
 
 
-# Requests. The counters are told by the fronts as totals: nothing that is dropped is missing here.
+# Requests. The counters come from the fronts as totals: nothing that is dropped is missing here.
 REQUESTS: Final = _counter(
     "requests_total", "Requests that ended.", "method", "code", "reason", "finish_reason"
 )
@@ -250,7 +250,7 @@ TRACES: Final = _counter("traces_total", "Traces, by what became of them.", "out
 SPANS: Final = _counter("spans_total", "Spans, by what became of them.", "outcome")
 TRACE_DROPPED: Final = _counter("trace_dropped_total", "Traces or spans lost.", "reason")
 
-# Told only for tenants that the operator names.
+# Only for tenants that the operator names.
 TENANT_REQUESTS: Final = _counter(
     "tenant_requests_total", "Requests that ended.", "tenant", "outcome"
 )

@@ -1,7 +1,7 @@
-"""What beats of fronts add to the metrics: totals over the lives of all fronts.
+"""What heartbeats of fronts add to the metrics: totals over the lives of all fronts.
 
-Owns the ledger of what each front has told so far. A front that dies keeps what it counted, and
-what its records tell beyond its last beat is counted too; its gauges go with it.
+Owns what each front has reported so far. A front that dies keeps what it counted, and
+what its records add to its last heartbeat is counted too; its gauges go with it.
 """
 
 from collections import Counter, OrderedDict
@@ -19,7 +19,7 @@ Series = tuple[MetricSpec, tuple[str, ...]]
 
 
 class _FrontLedger:
-    """One front: its last beat, what was counted of it, and what its records tell."""
+    """One front: its last heartbeat, what was counted of it, and what its records add."""
 
     def __init__(self) -> None:
         self.beat: Heartbeat | None = None
@@ -46,7 +46,7 @@ class FrontMetrics:
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Remember how requests ended, should their front die before it tells."""
+        """Remember how requests ended, should their front die before its next heartbeat."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
@@ -64,7 +64,7 @@ class FrontMetrics:
         front.beat = beat
         self._count(front, self._counts(beat))
         self._tables.histogram(catalogue.LOOP_LAG).observe(beat.loop_lag_s)
-        self._tell_gauges()
+        self._set_gauges()
 
     def front_gone(self, front_id: int) -> None:
         """It is no more. Idempotent."""
@@ -75,7 +75,7 @@ class FrontMetrics:
             self._gone[front_id] = front
             if len(self._gone) > _MAX_GONE:
                 self._gone.popitem(last=False)
-        self._tell_gauges()
+        self._set_gauges()
 
     @property
     def is_engine_up(self) -> bool:
@@ -88,7 +88,7 @@ class FrontMetrics:
         return max((beat.epoch for beat in self._beats()), default=0)
 
     def _front(self, front_id: int) -> _FrontLedger:
-        """Ids are never given twice: whoever bears the id of one that has gone is that one."""
+        """Ids are never given twice: a front with the id of one that has gone is that one."""
         if front_id not in self._fronts:
             known = front_id in self._gone
             self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()
@@ -99,7 +99,7 @@ class FrontMetrics:
 
     def _count(self, front: _FrontLedger, counts: "Counter[Series]") -> None:
         for (spec, names), num in counts.items():
-            # A count that went back was told wrong: what is counted stays.
+            # A count that went back was wrong: what is counted stays.
             if (more := num - front.counted[spec, names]) > 0:
                 self._tables.counter(spec).add(more, *names)
                 front.counted[spec, names] = num
@@ -126,7 +126,7 @@ class FrontMetrics:
             self._drop_reasons.add(reason)
         return reason
 
-    def _tell_gauges(self) -> None:
+    def _set_gauges(self) -> None:
         beats = self._beats()
         gauge = self._tables.gauge
         gauge(catalogue.FRONTS).set(len(beats))

@@ -98,8 +98,8 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """As WSGIServer's, without asking the DNS for a name that nobody reads."""
-        # Whoever keeps strangers off the port is bound to it too, and shares it.
+        """As WSGIServer's, without asking the DNS for a name that is never read."""
+        # The socket that reserves the port is bound to it too, and shares it.
         option = socket.SO_REUSEPORT if self._is_reserved else socket.SO_REUSEADDR
         self.socket.setsockopt(socket.SOL_SOCKET, option, 1)
         self.socket.bind(self.server_address)
@@ -139,7 +139,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
 
 
 class MetricsServer:
-    """Serves metrics and the status page. Port 0 takes any free one; `port` tells which.
+    """Serves metrics and the status page. Port 0 takes any free one; see `port`.
 
     Bound when it is made, so that a port in use is an OSError there. `status`: see
     `application.Status`; it is called on threads of this server. `is_reserved`: this service holds
@@ -164,7 +164,7 @@ class MetricsServer:
         self._server = _BoundedServer(
             (host, port), family, clock, is_reserved=is_reserved, https=https
         )
-        # What it is bound to, not what it was told: that may be a name.
+        # What it is bound to, not the setting: that may be a name.
         is_local = is_loopback(self._server.server_name)
         authenticator = None if security is None or is_local else security.authenticator
         access = None if authenticator is None else MetricsAccess(authenticator)

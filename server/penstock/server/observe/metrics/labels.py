@@ -1,6 +1,6 @@
-"""What a label may say: closed vocabularies, so that nobody outside can make a new series.
+"""The values of labels: closed vocabularies, so that no caller can make a new series.
 
-Owns the words. Whatever is not among them is told as `other`, and what is absent as `none`: an
+Owns the words. Whatever is not among them is `other`, and what is absent as `none`: an
 empty label would be no label to Prometheus.
 """
 
@@ -60,7 +60,7 @@ WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, E
 gone, and no other there yet."""
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
-"""What is there from the start; what else a front counts is told as it names it, within bounds."""
+"""What is there from the start; what else a front counts keeps its name, within bounds."""
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
 """Why traces are lost; there from the start."""

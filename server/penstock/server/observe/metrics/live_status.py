@@ -16,7 +16,7 @@ from penstock.server.observe.operations.operations import Operations, Operations
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 MAX_REQUESTS: Final = 500
-"""Requests that are told: the oldest. How many there are is told beside them."""
+"""Requests that are listed: the oldest. Their full number stands next to them."""
 
 
 def status_json(

@@ -24,7 +24,7 @@ _Values = defaultdict[tuple[MetricSpec, tuple[str, ...]], list[float]]
 
 
 class RequestMetrics:
-    """Takes records into the tables. `tenants`: those that are told by name, the rest as one."""
+    """Takes records into the tables. `tenants`: those with series of their own, the rest as one."""
 
     def __init__(self, tables: MetricTables, tenants: Collection[str]) -> None:
         self._tables = tables

@@ -41,7 +41,7 @@ class Usage:
 
 
 def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
-    """What a process uses; None if that cannot be told."""
+    """What a process uses; None if that is not known."""
     try:
         stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -58,26 +58,26 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
 
 
 class ProcessUsage:
-    """Tells a board of the service's processes, whenever it is asked to."""
+    """Sets the usage of the service's processes, whenever metrics are collected."""
 
-    def __init__(self, board: MetricTables, processes: Processes) -> None:
-        self._board = board
+    def __init__(self, tables: MetricTables, processes: Processes) -> None:
+        self._tables = tables
         self._processes = processes
-        self._told: dict[tuple[str, int], float] = {}
+        self._counted: dict[tuple[str, int], float] = {}
 
-    def tell(self) -> None:
+    def update(self) -> None:
         """Read anew. CPU time of a name goes on counting over the processes that bore it."""
-        memory = self._board.gauge(catalogue.PROCESS_MEMORY)
+        memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
-        told: dict[tuple[str, int], float] = {}
+        counted: dict[tuple[str, int], float] = {}
         for name, pid in self._processes().items():
             if (usage := usage_of(pid)) is None:
                 continue
             memory.set(usage.resident_bytes, name)
-            before = self._told.get((name, pid), 0.0)
-            told[name, pid] = max(before, usage.cpu_s)
-            self._board.counter(catalogue.PROCESS_CPU).add(told[name, pid] - before, name)
-        self._told = told
+            before = self._counted.get((name, pid), 0.0)
+            counted[name, pid] = max(before, usage.cpu_s)
+            self._tables.counter(catalogue.PROCESS_CPU).add(counted[name, pid] - before, name)
+        self._counted = counted
 
 
 TraceCounts = Callable[[], Mapping[str, int]]
@@ -104,9 +104,9 @@ def _no_load() -> None:
 class ServiceMetrics(ServiceListener, Collector):
     """A `ServiceListener` that Prometheus can collect.
 
-    `model`: the one name that series bear; names that clients send are not told. `tenants`: those
+    `model`: the one name that series bear; names that clients send are not used. `tenants`: those
     that get series of their own. `trace_counts`, `processes` and `load` are asked when metrics
-    are collected; without `load`, how busy the engine is is told as of its last step.
+    are collected; without `load`, the load of the engine is that of its last step.
     """
 
     def __init__(
@@ -120,20 +120,20 @@ class ServiceMetrics(ServiceListener, Collector):
         load: Load = _no_load,
     ) -> None:
         self._lock = threading.Lock()
-        self._board = MetricTables({"model": model})
-        self._requests = RequestMetrics(self._board, tenants)
-        self._steps = StepMetrics(self._board)
-        self._fronts = FrontMetrics(self._board)
-        self._usage = ProcessUsage(self._board, processes)
+        self._tables = MetricTables({"model": model})
+        self._requests = RequestMetrics(self._tables, tenants)
+        self._steps = StepMetrics(self._tables)
+        self._fronts = FrontMetrics(self._tables)
+        self._usage = ProcessUsage(self._tables, processes)
         self._load = load
         self._trace_counts = trace_counts
-        self._board.gauge(catalogue.BUILD).set(1, version or labels.NONE)
+        self._tables.gauge(catalogue.BUILD).set(1, version or labels.NONE)
         for reason in labels.TRACE_DROPS:
-            self._board.counter(catalogue.TRACE_DROPPED).begin(reason)
+            self._tables.counter(catalogue.TRACE_DROPPED).begin(reason)
         for outcome in labels.TRACE_OUTCOMES:
-            self._board.counter(catalogue.TRACES).begin(outcome)
+            self._tables.counter(catalogue.TRACES).begin(outcome)
         for outcome in labels.SPAN_OUTCOMES:
-            self._board.counter(catalogue.SPANS).begin(outcome)
+            self._tables.counter(catalogue.SPANS).begin(outcome)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
         """Requests that have ended."""
@@ -148,7 +148,7 @@ class ServiceMetrics(ServiceListener, Collector):
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def take_engine(self, hello: EngineHello) -> None:
-        """An engine is up and says how large it is. Optional: steps tell the number of blocks."""
+        """An engine is up, with its size. Optional: steps have the number of blocks."""
         with self._lock:
             self._steps.take_engine(hello)
 
@@ -166,7 +166,7 @@ class ServiceMetrics(ServiceListener, Collector):
                 self._steps.take_totals(epoch, totals)
 
     def front_gone(self, front_id: int) -> None:
-        """A front is no more: its gauges are nobody's, its counts stay."""
+        """A front is no more: its gauges go, its counts stay."""
         with self._lock:
             self._fronts.front_gone(front_id)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
@@ -174,13 +174,13 @@ class ServiceMetrics(ServiceListener, Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics as of now. On any thread."""
         with self._lock:
-            self._steps.tell_gauges(self._load())
-            self._usage.tell()
-            self._tell_traces()
-            families = list(self._board.families())
+            self._steps.set_gauges(self._load())
+            self._usage.update()
+            self._count_traces()
+            families = list(self._tables.families())
         return iter(families)
 
-    def _tell_traces(self) -> None:
+    def _count_traces(self) -> None:
         counts = self._trace_counts()
         for spec, unit, outcomes in (
             (catalogue.TRACES, "traces_", labels.TRACE_OUTCOMES),
@@ -198,5 +198,5 @@ class ServiceMetrics(ServiceListener, Collector):
             self._raise_to(catalogue.TRACE_DROPPED, num, reason)
 
     def _raise_to(self, spec: MetricSpec, num: int, label: str) -> None:
-        table = self._board.counter(spec)
+        table = self._tables.counter(spec)
         table.add(max(0, num - table.value(label)), label)

@@ -1,8 +1,8 @@
 """What the engine's steps add to the metrics: arrays of rows, never one row at a time.
 
 Owns the reading of `flight.layout.STEP` rows and of the flight recorder's totals, and the gauges of
-the batch, the queue and the cache. An engine whose requests have all left takes no step that would
-tell it: how busy it is comes from its board where there is one.
+the batch, the queue and the cache. An engine whose requests have all left takes no
+step: its load comes from the engine board where there is one.
 """
 
 from collections.abc import Mapping
@@ -41,26 +41,26 @@ _NO_LOAD: Final = LoadState(
 
 
 class StepMetrics:
-    """Takes steps into a board."""
+    """Takes steps into the tables."""
 
-    def __init__(self, board: MetricTables) -> None:
-        self._board = board
+    def __init__(self, tables: MetricTables) -> None:
+        self._tables = tables
         self._epoch = 0
         self._last: NDArray[Any] | None = None  # of the newest engine
         self._is_up = False
-        # Of each count: as this epoch's rows told it, as its recording's totals did.
+        # Of each count: by this epoch's rows, by its recording's totals.
         self._from_rows: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._from_totals: dict[str, int] = {}
         self._cuts = (0, 0)
         for state in _STATES:
-            board.gauge(catalogue.KV_BLOCKS).set(0, state)
-        self.tell_gauges()
+            tables.gauge(catalogue.KV_BLOCKS).set(0, state)
+        self.set_gauges()
 
     def take_engine(self, hello: EngineHello) -> None:
         """An engine is up; before its first step it holds nothing."""
         self._enter(hello.epoch)
         info = hello.executor
-        gauge = self._board.gauge
+        gauge = self._tables.gauge
         gauge(catalogue.KV_BLOCK_SIZE).set(info.block_size)
         gauge(catalogue.KV_TOTAL).set(info.num_blocks)
         gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
@@ -69,12 +69,12 @@ class StepMetrics:
         """Whether fronts have an engine, and the newest they know of. A dead one runs nothing."""
         self._enter(epoch)
         self._is_up = is_up
-        self._board.gauge(catalogue.ENGINE_UP).set(float(is_up))
+        self._tables.gauge(catalogue.ENGINE_UP).set(float(is_up))
 
     def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
         """Rows of STEP [n], oldest first; may come after the end of their engine."""
         self._enter(epoch)
-        counter = self._board.counter
+        counter = self._tables.counter
         counter(catalogue.MISSED_STEPS).add(num_missed)
         if not len(rows):
             return
@@ -93,11 +93,11 @@ class StepMetrics:
         for name, spec in _TOTALS.items():
             if name not in totals:
                 continue
-            told = self._from_totals.get(name, self._from_rows[name])
-            self._board.counter(spec).add(max(0, totals[name] - told))
-            self._from_totals[name] = max(told, totals[name])
+            counted = self._from_totals.get(name, self._from_rows[name])
+            self._tables.counter(spec).add(max(0, totals[name] - counted))
+            self._from_totals[name] = max(counted, totals[name])
 
-    def tell_gauges(self, load: LoadState | None = None) -> None:
+    def set_gauges(self, load: LoadState | None = None) -> None:
         """Set the gauges of the batch, the queue and the cache: zero while there is no engine.
 
         `load`: the engine's own word of now; None: as its last step left it.
@@ -109,29 +109,29 @@ class StepMetrics:
             load = _NO_LOAD
         if load.epoch != self._epoch:
             row = None  # it is of an engine before
-        gauge = self._board.gauge
+        gauge = self._tables.gauge
         gauge(catalogue.RUNNING).set(load.num_running)
         gauge(catalogue.WAITING).set(load.num_waiting)
         gauge(catalogue.WAITING_TOKENS).set(load.num_waiting_tokens)
         waits_for = 0 if row is None or not load.num_waiting else int(row["waits_for"])
         for reason in WaitReason:
             gauge(catalogue.HEAD_WAITS).set(float(reason == waits_for), reason.name.lower())
-        self._tell_blocks(load.num_used_blocks, row)
+        self._set_blocks(load.num_used_blocks, row)
         self._count_cuts(load)
 
     def _count_cuts(self, load: LoadState) -> None:
-        told = self._cuts
+        counted = self._cuts
         cuts = (load.num_shortened_retentions, load.num_dropped_blocks)
-        self._cuts = (max(told[0], cuts[0]), max(told[1], cuts[1]))
-        self._board.counter(catalogue.SHORTENED_RETENTIONS).add(self._cuts[0] - told[0])
-        self._board.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - told[1])
+        self._cuts = (max(counted[0], cuts[0]), max(counted[1], cuts[1]))
+        self._tables.counter(catalogue.SHORTENED_RETENTIONS).add(self._cuts[0] - counted[0])
+        self._tables.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - counted[1])
 
-    def _tell_blocks(self, used: int, row: Any) -> None:
-        """`used`: of as many blocks as were ever told. `row`: the last step's, None without one.
+    def _set_blocks(self, used: int, row: Any) -> None:
+        """`used`: of as many blocks as there were. `row`: the last step's, None without one.
 
-        What was in use then and is not now counts as kept for reuse, until the next step tells.
+        What was in use then and is not now counts as kept for reuse, until the next step.
         """
-        gauge, held = self._board.gauge, used
+        gauge, held = self._tables.gauge, used
         if row is not None:
             held = int(row["num_used_blocks"]) + int(row["num_cached_blocks"])
             gauge(catalogue.KV_TOTAL).set(held + int(row["num_free_blocks"]))
@@ -146,7 +146,7 @@ class StepMetrics:
         """A newer engine begins: what is counted starts from nothing there."""
         if epoch <= self._epoch:
             return
-        self._board.counter(catalogue.ENGINE_RESTARTS).add(epoch - max(1, self._epoch))
+        self._tables.counter(catalogue.ENGINE_RESTARTS).add(epoch - max(1, self._epoch))
         self._epoch, self._last = epoch, None
         self._from_rows = dict.fromkeys(_TOTALS, 0)
         self._from_totals = {}
@@ -157,10 +157,10 @@ class StepMetrics:
             if name in self._from_totals:
                 return
             self._from_rows[name] += num
-        self._board.counter(_TOTALS[name]).add(num)
+        self._tables.counter(_TOTALS[name]).add(num)
 
     def _observe(self, rows: NDArray[Any]) -> None:
-        histogram, counter = self._board.histogram, self._board.counter
+        histogram, counter = self._tables.histogram, self._tables.counter
         measured = rows["collected_s"] - rows["launched_s"]
         histogram(catalogue.STEP_SECONDS).observe(measured)
         planning = rows["launched_s"] - rows["begun_s"] + rows["updated_s"] - rows["collected_s"]

@@ -80,7 +80,7 @@ class EngineSteps:
         self._itl.add(float(updated_s[-1]), rows["itl_s"], rows["num_itl"])
 
     def engine_gone(self) -> None:
-        """The engine is down: nobody runs, and its blocks are gone."""
+        """The engine is down: nothing runs, and its blocks are gone."""
         self._forget_engine()
 
     def rates(self, now_s: float) -> Rates:
@@ -97,10 +97,10 @@ class EngineSteps:
         """Of the time between two tokens of a request, over the last minute."""
         return self._itl.percentiles(now_s)
 
-    def nobody_is_there(self) -> None:
+    def no_live_requests(self) -> None:
         """No request is alive although the last step, which may be old, knew of some.
 
-        What they held is counted as kept for reuse, until the next step tells.
+        What they held is counted as kept for reuse, until the next step.
         """
         self.num_running = self.num_waiting = 0
         self.waits_for = ""

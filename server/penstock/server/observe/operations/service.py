@@ -102,7 +102,7 @@ class ServiceOperations:
         """See `Operations`."""
         recorder = self._recorder()
         try:
-            # A disk may be slow: nobody else's question waits for it.
+            # A disk may be slow: no other question waits for it.
             return await self._off_the_loop(lambda: recorder.dumped(why))
         except (OSError, ValueError) as error:
             raise OperationsError(f"the flight record cannot be written: {error}") from error
@@ -146,7 +146,7 @@ class ServiceOperations:
         return self._flight
 
     async def _off_the_loop(self, work: Callable[[], _T]) -> _T:
-        """What the recorder makes on a thread: one at a time, also when nobody waits any more."""
+        """What the recorder makes on a thread: one at a time, also when the caller is gone."""
         await self._reading_flight.acquire()
         working = asyncio.ensure_future(asyncio.to_thread(work))
         working.add_done_callback(lambda _: self._reading_flight.release())
@@ -161,7 +161,7 @@ class ServiceOperations:
         views, is_whole = fronts
         if isinstance(engine, EngineUnavailable):
             if not views and not is_whole:
-                raise OperationsError(f"nobody answers: {engine}")
+                raise OperationsError(f"no process answers: {engine}")
             engine = ()  # what the fronts know is shown
         if isinstance(engine, BaseException):
             raise engine

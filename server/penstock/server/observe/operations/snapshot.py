@@ -60,7 +60,7 @@ class ModelSnapshot:
     queue: Percentiles = Percentiles()
     e2e: Percentiles = Percentiles()
     waits_for: str = ""
-    """What the next in line lacks, in the words of `WaitReason`; empty when nobody waits."""
+    """What the next in line lacks, in the words of `WaitReason`; empty when none waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

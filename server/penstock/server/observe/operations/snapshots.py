@@ -111,11 +111,11 @@ def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
 
 
 MAX_ESTIMATE_AGE_S = 10.0
-"""How long what was foretold of the queue is worth telling."""
+"""How long a predicted wait is reported."""
 
 
 class SnapshotMaker(ServiceListener):
-    """Listens, and tells on demand how the service is.
+    """Listens, and makes a snapshot of the service on demand.
 
     `model`: the one model's name. `max_num_batched_tokens`: of its steps. `started_s`: when the
     service started, on `clock`; None for now.
@@ -145,7 +145,7 @@ class SnapshotMaker(ServiceListener):
         self._is_draining = False
 
     def begin_drain(self) -> None:
-        """The service was told to drain; beats will say so later."""
+        """The service was ordered to drain; heartbeats follow later."""
         self._is_draining = True
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
@@ -169,7 +169,7 @@ class SnapshotMaker(ServiceListener):
         if not any(front.is_engine_up for front in living):
             self._steps.engine_gone()
         elif not any(front.num_live for front in living) and self._is_settled():
-            self._steps.nobody_is_there()
+            self._steps.no_live_requests()
 
     def take_engine(self, hello: EngineHello) -> None:
         """See `ServiceListener`."""
@@ -254,10 +254,10 @@ class SnapshotMaker(ServiceListener):
         )
 
     def _estimate(self, now_s: float, living: Sequence[Heartbeat]) -> float | None:
-        """What who came now would wait, None where that is not known.
+        """The wait of a request that came now, None where that is not known.
 
-        Behind others that is what the newest of them was foretold, less the time since. Where it
-        has run out and there still is a queue, it was wrong: nothing is told then, least of all 0.
+        Behind others that is the predicted wait of the newest of them, less the time since. If it
+        has run out and there still is a queue, it was wrong: None then, never 0.
         """
         up = [beat for beat in living if beat.is_engine_up]
         steps = self._steps

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.server.observe.operations.snapshot import Percentiles
 
 MIN_DURATION_S, MAX_DURATION_S = 1e-5, 1e5
-"""What is told apart; shorter and longer durations count as these."""
+"""The range of durations; shorter and longer durations count as these."""
 _GROWTH = 1.02
 _LOG_GROWTH = math.log(_GROWTH)
 _NUM_BUCKETS = math.ceil(math.log(MAX_DURATION_S / MIN_DURATION_S) / _LOG_GROWTH) + 1
@@ -126,7 +126,7 @@ class SumWindow:
 
 
 def _bucket_s(index: int) -> float:
-    """What a value of this bucket is told as: in the middle, as far off either bound."""
+    """What a value of this bucket is reported as: in the middle, as far off either bound."""
     if not index:
         return MIN_DURATION_S
     upper_s = MIN_DURATION_S * math.exp(index * _LOG_GROWTH)

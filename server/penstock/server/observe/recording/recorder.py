@@ -35,7 +35,7 @@ class RecordFile:
     """A new file of `path`, mode 0600. Raises OSError (FileExistsError) when it cannot be made."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        # O_EXCL: never somebody else's file, nor what a link of that name points to.
+        # O_EXCL: never the file of another, nor what a link of that name points to.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
         self.path = path

@@ -1,7 +1,7 @@
-"""From what fronts asked and engines told to a trace: lengths, times, whose, what is shared.
+"""From submissions and events of an engine to a trace: lengths, times, whose, what is shared.
 
 Owns the translation, its order and what it hides: no text, no token ids, no names of tenants and no
-block hashes, of which somebody who guesses a prompt could tell that the guess is right. Pure: does
+block hashes, of which a reader who guesses a prompt could see that the guess is right. Pure: does
 not know files or threads.
 """
 
@@ -48,7 +48,7 @@ class RequestLog:
     `secret` (up to 64 bytes): what prefix ids are derived with; equal secrets give equal ids.
 
     The output of a request is what it generated. What was refused or dropped for want of capacity
-    was load all the same; nobody knows what it would have generated, so it gets the mean of those
+    was load all the same; its output is not known, so it gets the mean of those
     that were completed before it, or its `max_tokens` if that is less or there were none. Left out
     are requests that were refused for what they asked, and those that ended in another way before
     their first token. Replayed tokens count as prompt: that is what the engine had to compute.
@@ -86,7 +86,7 @@ class RequestLog:
         self._num_tokens.update(keys.tolist())
 
     def end(self, end: Finished | Failed) -> None:
-        """This one is over; told after its tokens."""
+        """This one is over; called after its tokens."""
         entry = self._live.pop(end.key, None)
         num_tokens = self._num_tokens.pop(end.key, 0)
         if entry is None:
@@ -149,7 +149,7 @@ class RequestLog:
             for digest in spec.block_hashes
         ]
         if len(ids) * self._block_size < spec.num_prompt_tokens:
-            # A block that is begun is shared with nobody.
+            # A block that is begun is not shared.
             ids.append(_FIRST_PRIVATE_ID + self._num_private_ids)
             self._num_private_ids += 1
         return tuple(ids)

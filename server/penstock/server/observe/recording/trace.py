@@ -12,7 +12,7 @@ MAX_PREFIX_ID = 2**62
 MAX_REQUEST_TOKENS = 2**24
 """Of a prompt or an output: some hundred times the longest context that models have."""
 MAX_ARRIVAL_S = 1e10
-"""Beyond three centuries floats no longer tell the microseconds of a step apart."""
+"""Beyond three centuries floats cannot hold the microseconds of a step."""
 MAX_PRIORITY = 2**31 - 1
 DEFAULT_PREFIX_BLOCK_TOKENS = 512
 """Tokens that one prefix id stands for, as in the Mooncake traces."""
@@ -55,7 +55,7 @@ class TraceRequest:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        # Nearly all traces tell no tenants apart.
+        # Nearly all traces have no tenants.
         if self.tenant:
             check_text("tenant", self.tenant)
         if self.prefix_ids:

@@ -1,6 +1,6 @@
 """Where traces are put together: provider, sampler, exporters, the thread that writes.
 
-Owns the composition and its end. The provider is nobody else's: it is not made the process's, and
+Owns the composition and its end. The provider is not made the process's, and
 the SDK's `_OTelSDKConfigurator` is not used, because it would make one for the whole process,
 metrics and logs with it, and flush it for 30 seconds on exit. Exporters are found by their entry
 points `opentelemetry_traces_exporter`, so that installed ones work too; they read their other

@@ -95,8 +95,8 @@ class KeepSampler(Sampler):
         if result.decision is not Decision.RECORD_AND_SAMPLE:
             return result
         reason = self._reason if parent.is_valid else KeepReason.SAMPLER
-        told = {**cast(Any, result).attributes, SAMPLING_REASON: reason.value}
-        return Result(result.decision, told, result.trace_state)
+        attributes = {**cast(Any, result).attributes, SAMPLING_REASON: reason.value}
+        return Result(result.decision, attributes, result.trace_state)
 
     def get_description(self) -> str:
         """Names itself and what it wraps."""

@@ -1,7 +1,7 @@
 """The SDK's batch processor of spans, made so that it drops nothing unseen, and the counts.
 
-The processor's queue drops its oldest spans when it is full and reports nothing. So whoever ends a
-span waits here until it has room: what does not fit is then dropped, and counted, where
+The processor's queue drops its oldest spans when it is full and reports nothing. So a thread that
+ends a span waits here until it has room: what does not fit is then dropped, and counted, where
 records come in. And the exporter is wrapped, because the processor does not report how exports
 went.
 """
@@ -86,14 +86,14 @@ class QueueSlots:
             return self._num_in + self._num_under_way
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """No thread waits from now on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
 
 class WatchedExporter(SpanExporter):
-    """An exporter that tells how its exports went, and is shut down once at most."""
+    """An exporter that counts how its exports went, and is shut down once at most."""
 
     def __init__(self, inner: SpanExporter, slots: QueueSlots, counts: SpanCounts) -> None:
         self._inner = inner
@@ -128,7 +128,7 @@ class WatchedExporter(SpanExporter):
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):
-    """A batch processor that makes whoever ends a span wait while its queue is full.
+    """A batch processor that makes the thread that ends a span wait while its queue is full.
 
     `max_queue_size` spans, exported `max_batch_size` at a time at most (None: as the variable or
     the SDK has it); the other settings are those of the `OTEL_BSP_*` variables.

@@ -205,7 +205,7 @@ def _child_id(root_id: int, index: int) -> int:
 def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
     """It was in the batch and is in the queue again, or had lost its engine.
 
-    An engine that preempts tells of the stay that it ends; one that died tells nothing.
+    An engine that preempts reports the residency that it ends; one that died does not.
     """
     for before, after in pairwise(record.segments):
         if after.kind is not SegmentKind.QUEUE:

@@ -1,4 +1,4 @@
-"""The numbers among the `OTEL_*` variables: what they may be, told before anything is loaded.
+"""The numbers among the `OTEL_*` variables: their bounds, checked before anything is loaded.
 
 Owns their names and bounds. Knows nothing of the SDK, which reads most of them itself, late, and
 does not always name the one that is off.

@@ -27,11 +27,11 @@ def fail():
     raise ValueError(CANARY)
 """
 ENDS = {
-    "uncaught": ("fail()", 1, "nobody caught it: this process ends"),
+    "uncaught": ("fail()", 1, "uncaught exception: this process ends"),
     "in a thread": (
         "t = threading.Thread(target=fail, name='worker'); t.start(); t.join()",
         0,
-        "nobody caught it: the thread worker ends",
+        "uncaught exception: the thread worker ends",
     ),
     "finaliser": ("Shy()", 0, "a finaliser failed"),
     "handled": ("""

@@ -1,4 +1,4 @@
-"""The operators' desk: who is asked for what, and what is said when nobody answers."""
+"""The operators' operations: which process is asked for what, and what if none answers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_without_an_engine_the_fronts_are_shown_and_without_anybody_that_i
     fakes.engine_problem = EngineUnavailable("the engine is down")
     assert await desk_of(fakes).live_requests() == ()
     fakes.is_whole = False
-    with pytest.raises(OperationsError, match="nobody answers: the engine is down"):
+    with pytest.raises(OperationsError, match="no process answers: the engine is down"):
         await desk_of(fakes).live_requests()
 
 
