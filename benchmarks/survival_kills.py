@@ -140,12 +140,12 @@ async def no_replay(num_rounds: int) -> tuple[list[Any], list[Check]]:
     )
     return found, [
         _at_most(
-            "without replay: last stream told UNAVAILABLE",
+            "without replay: last stream ended UNAVAILABLE",
             max(f["last_told_s"] for f in found),
             1.0,
         ),
         Check(
-            name="without replay: streams told UNAVAILABLE, worst round",
+            name="without replay: streams ended UNAVAILABLE, worst round",
             value=min(f["num_unavailable"] for f in found),
             goal=NUM_STREAMS,
             unit="streams",
@@ -217,7 +217,7 @@ async def front_kill() -> tuple[list[Any], list[Check]]:
     }
     print_table("kill -9 of a front", tuple(found), [tuple(found.values())])
     return [found], [
-        _at_most("killed front: last of its streams told", float(found["last_told_s"]), 0.1),
+        _at_most("killed front: last of its streams ended", float(found["last_told_s"]), 0.1),
         _none("killed front: not UNAVAILABLE", int(found["num_not_unavailable"]), "streams"),
         _none("killed front: wrong on the other front", int(found["num_wrong_tokens"]), "tokens"),
     ]
@@ -260,7 +260,7 @@ async def drain(grace_s: float = 2.0) -> tuple[list[Any], list[Check]]:
         _at_most("drain: exit after the grace", over_s, 2.0),
         _none("drain: exit code", code, ""),
         Check(
-            name="drain: streams told UNAVAILABLE",
+            name="drain: streams ended UNAVAILABLE",
             value=found["num_unavailable"],
             goal=NUM_STREAMS,
             unit="streams",

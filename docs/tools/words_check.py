@@ -17,35 +17,14 @@ _ROOT = Path(__file__).parents[2]
 _CHECKED = (
     *("*.md", "docs/**/*.md", "*/README.md", "*/*/README.md"),
     *("protos/**/*.proto", "clients/penstock/**/*.py", "gateways/**/*.py"),
+    "executors/penstock/**/*.py",
 )
 # Paths that still have markers, by prefix. Remove an entry once its text is clean; add none.
 _NOT_YET = (
-    "README.md",
-    "clients/",
-    "deploy/kubernetes/",
-    "docs/alerts.md",
-    "docs/architecture.md",
-    "docs/cpu.md",
-    "docs/decisions/",
-    "docs/figures.md",
-    "docs/gpu.md",
-    "docs/logs.md",
-    "docs/migration/",
-    "docs/planning.md",
-    "docs/quick-start.md",
-    "docs/settings.md",
-    "docs/stock-tools.md",
-    "docs/survival",
-    "docs/timeline.md",
-    "docs/tracing.md",
-    "docs/verify.md",
-    "docs/why-is-it-slow.md",
-    "executors/",
-    "gateways/penstock/gateway/smg/__init__.py",
-    "gateways/penstock/gateway/smg/kv_batches.py",
-    "protos/README.md",
-    "scheduler/",
-    "server/",
+    "docs/alerts.md",  # names a panel
+    "docs/decisions/0010",
+    "docs/decisions/0011",
+    "docs/decisions/index.md",
     "tests/",
 )
 # A marker (a regular expression, case ignored; a space is a line break too) -> what to write.

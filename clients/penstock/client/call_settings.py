@@ -61,7 +61,7 @@ class CallSettings:
         )
 
     def recovery(self, grace_s: float) -> Recovery:
-        """Open the account of one stream's losses; `grace_s` 0: they are told."""
+        """Open the account of one stream's losses; `grace_s` 0: they are raised."""
         return Recovery(grace_s, clock=self.clock, random=self.random)
 
     def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
@@ -91,9 +91,7 @@ def traceparent_of(metadata: Pairs) -> str | None:
 def require_no_metadata(metadata: Metadata) -> None:
     """Raise ValueError for metadata of one multiplexed request: only the shared call has any."""
     if metadata:
-        raise ValueError(
-            "metadata: a multiplexed request carries none of its own; give it to the client"
-        )
+        raise ValueError("metadata: a multiplexed request has no metadata; give it to the client")
 
 
 def require_one_output(request: GenerationRequest) -> None:

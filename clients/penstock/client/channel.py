@@ -70,7 +70,7 @@ def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
         raise ValueError("address: there is none")
     for target in targets:
         if targets.count(target) > 1:
-            raise ValueError(f"address: {target} is named twice; PoolConfig.num_channels says more")
+            raise ValueError(f"address: {target} is named twice; use PoolConfig.num_channels")
     return targets
 
 

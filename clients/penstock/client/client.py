@@ -75,7 +75,7 @@ class Client(ModelCalls):
 
     _runtime: ClassVar[Runtime] = ASYNCIO
 
-    def __init__(  # noqa: PLR0913 - each is one choice of whoever makes a client
+    def __init__(  # noqa: PLR0913 - each is an option of a client
         self,
         address: str | Sequence[str] = DEFAULT_ADDRESS,
         *,

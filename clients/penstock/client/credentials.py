@@ -68,19 +68,19 @@ def token_from(path: Path) -> Callable[[], str]:
 def channel_credentials(
     tls: bool | TlsConfig, credentials: grpc.ChannelCredentials | None
 ) -> grpc.ChannelCredentials | None:
-    """What connections are made with; None for plain text. `tls` True: as the system believes.
+    """Channel credentials; None for plain text. `tls` True: the system's trusted certificates.
 
     Raises ValueError for both, OSError for a file that cannot be read.
     """
     if tls is False:
         return credentials
     if credentials is not None:
-        raise ValueError("tls and credentials: only one of them can say how to connect")
+        raise ValueError("tls and credentials: only one of them can be given")
     return (TlsConfig() if tls is True else tls).credentials()
 
 
 def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bool) -> None:
-    """Raise ValueError for a token that is none, or that anybody on the way could read."""
+    """Raise ValueError for an invalid token, or one that would be sent in plain text."""
     if token is None:
         return
     if isinstance(token, str):

@@ -264,7 +264,7 @@ class Finished:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Output tokens per second of decoding, over all outputs; None if too few to tell.
+        """Output tokens per second of decoding, over all outputs; None if too few.
 
         The first token of each output belongs to prefill and is not counted.
         """

@@ -298,7 +298,9 @@ def build_request(
     """
     if isinstance(prompt, GenerationRequest):
         if options:
-            raise TypeError(f"options beside a GenerationRequest: {', '.join(sorted(options))}")
+            raise TypeError(
+                f"options with a GenerationRequest: {', '.join(sorted(options))}"
+            )
         return prompt
     top_level: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
@@ -315,7 +317,7 @@ def build_request(
 
 
 def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationRequest:
-    """The request, kept for Resume for `grace_s` where it does not say for how long."""
+    """The request, kept for Resume for `grace_s` if it has no grace period."""
     if grace_s is None or request.resume_grace_s is not None:
         return request
     return replace(request, resume_grace_s=grace_s)

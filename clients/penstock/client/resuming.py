@@ -1,4 +1,4 @@
-"""How a stream goes on after its connection was lost: from where, and for how long it is tried.
+"""Resumption of a stream after a lost connection: from which point, and how long it is tried.
 
 Owns the point that a stream has come to, as a value that a program may keep, and the account of one
 stream's losses. Does no I/O and does not sleep: the clients do.
@@ -66,7 +66,7 @@ class ResumePoint:
 
 
 class Recovery:
-    """The losses of one stream, each of which is made good within `grace_s`, or told.
+    """The losses of one stream, each repaired within `grace_s` or raised.
 
     `grace_s` 0: none is. `is_under_way`: the next attempt is a Resume.
     """
@@ -90,7 +90,7 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a lost connection leaves anything to go on with."""
+        """Whether a lost connection leaves a stream that can be resumed."""
         return self._grace_s > 0
 
     def delay_after(
@@ -98,10 +98,10 @@ class Recovery:
     ) -> float | None:
         """Seconds to wait before the stream is resumed; None where it cannot be.
 
-        `request_id`: "" as long as the server said nothing: then nobody waits for us.
+        `request_id`: "" before the first message of the server: there is nothing to resume.
         """
         has_gone_on = next_sequence > self._sequence
-        # Then there is no engine over which it could be fetched; a stream that has gone on is told
+        # Then there is no engine over which it could be fetched; a resumed stream gets
         # so of the request itself.
         is_out_of_reach = self.is_under_way and not has_gone_on and isinstance(error, EngineDown)
         if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
@@ -109,7 +109,7 @@ class Recovery:
             return None
         now_s = self._clock()
         if self._first is None or has_gone_on:
-            # It had gone on: this is a new loss, with a grace of its own.
+            # It had been resumed: this is a new loss, with its own grace period.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence
         self.is_under_way = True
@@ -122,7 +122,7 @@ class Recovery:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """What to tell of an attempt that failed: that nobody knows the request any more is only
+        """The error to raise for a failed attempt: NOT_FOUND of a lost request is only
         the end of a story that began with the loss."""
         if isinstance(error, RequestNotFound) and self._first is not None:
             return self._first

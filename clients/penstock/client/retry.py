@@ -6,8 +6,8 @@ clock and the random numbers are arguments.
 A call is tried again only if all of this holds: no output of it was delivered; the status is
 UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
 ask to be left alone; attempts are left, and retries in the client's budget (retry_budget.py); and
-the wait ends before the call's deadline. A deadline that cannot be met is told at once, although
-its status says when to come back: by then it is over.
+the wait ends before the call's deadline. A deadline that cannot be met is raised at once, although
+its status has a retry time: by then it is over.
 """
 
 import math
@@ -81,7 +81,7 @@ def retry_delay_s(
     remaining_s: float,
     jitter: float,
 ) -> float | None:
-    """Seconds to wait before the next attempt; None when the error is to be told instead.
+    """Seconds to wait before the next attempt; None to raise the error instead.
 
     `attempt` counts from 1 and is the one that failed. `remaining_s` is the time to the call's
     deadline, infinity for none. `jitter` is drawn evenly from [0, 1).
@@ -151,7 +151,7 @@ class Attempts:
     def explain(self, error: PenstockError) -> PenstockError:
         """What to raise in the end: the server's own reason, where it only left after it.
 
-        A server that drains is soon gone: of the attempts that follow nobody says anything.
+        A server that drains is soon gone: the attempts that follow get no response.
         """
         is_bare = error.code is grpc.StatusCode.UNAVAILABLE and not error.reason
         return self._reasoned if is_bare and self._reasoned is not None else error

@@ -88,7 +88,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
     runner: AttentionRunner | None = getattr(module, _RUNNER, None)
     layer = getattr(module, "layer_idx", None)
     if runner is None or not isinstance(layer, int):
-        raise UnsupportedModel(f"{name} does not say which layer it is")
+        raise UnsupportedModel(f"{name} has no layer index")
     out = runner.run_layer(
         layer,
         query[0].transpose(0, 1),

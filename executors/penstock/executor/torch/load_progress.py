@@ -14,7 +14,7 @@ _GIB = 1 << 30
 
 
 class LoadProgress:
-    """Bytes done of `total`, logged as `action` goes on; nothing where it is soon done."""
+    """Bytes done of `total`, logged while `action` runs; nothing if it ends soon."""
 
     def __init__(
         self, action: str, total: int, clock: Callable[[], float] = time.monotonic

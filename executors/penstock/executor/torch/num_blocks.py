@@ -41,13 +41,13 @@ def num_device_blocks(
     if num_blocks < 1:
         raise ValueError(
             f"{name} leaves no room for a block of {bytes_each} bytes: {room / _GIB:.1f} GiB are"
-            f" free on {config.device} beside the weights and the largest step"
+            f" free on {config.device} next to the weights and the largest step"
         )
     if num_blocks * bytes_each > room:
         raise ValueError(
             f"{name} asks for {num_blocks * bytes_each / _GIB:.1f} GiB of pages;"
-            f" {room / _GIB:.1f} GiB are free on {config.device} beside the weights and the largest"
-            " step (max_num_batched_tokens bounds it)"
+            f" {room / _GIB:.1f} GiB are free on {config.device} next to the weights and"
+            " the largest step (max_num_batched_tokens bounds it)"
         )
     return num_blocks
 

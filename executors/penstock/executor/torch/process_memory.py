@@ -15,7 +15,7 @@ _TRIM_THRESHOLD_BYTES = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed blocks for the next step; False where that does not apply."""
+    """Configure glibc to keep freed blocks for the next step; False where that does not apply."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

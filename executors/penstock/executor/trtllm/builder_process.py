@@ -31,7 +31,7 @@ _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
 
 
 class BuilderUnusable(Exception):
-    """There is no builder, or it does not run; the message says what to do."""
+    """There is no builder, or it does not run; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def run_builder(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(lock,),
-        # A process group of its own: it starts workers, and all of them have to end with it.
+        # A separate process group: it starts workers, and all of them have to end with it.
         start_new_session=True,
         preexec_fn=_dying_with(os.getpid()),
     )

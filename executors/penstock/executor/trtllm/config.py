@@ -220,7 +220,7 @@ class WatchSettings:
     request, which never comes for one that still waits. `load_timeout_s`: for building the engine.
     `limits_timeout_s`: after that, for the statistics with the engine's limits.
     `shutdown_timeout_s`: for the engine's own shutdown. `max_failures_in_row` counts requests: when
-    so many fail one after another, by no fault of their own, the engine is restarted.
+    so many fail one after another, through no fault in them, the engine is restarted.
     """
 
     response_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)

@@ -220,5 +220,5 @@ def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> C
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:
     """Before the load as well: it refuses what the installed version does not support."""
     if folder.vocab_size is None:
-        raise ValueError(f"{folder.path} does not tell the size of its vocabulary")
+        raise ValueError(f"{folder.path} has no vocabulary size")
     return RequestMapping(config.trtllm, package, folder.vocab_size)

@@ -57,7 +57,7 @@ class BuildSettings:
                 raise BadBuild(f"{setting.name}: must be at least 1, not {value}")
         for name in self.options:
             if name in _OURS or name in {setting.name for setting in fields(self)}:
-                raise BadBuild(f"option {name}: has a setting of its own")
+                raise BadBuild(f"option {name}: has its own setting")
 
     def flags(self) -> dict[str, str]:
         """Flags of the builder without their dashes, and their values."""

@@ -77,7 +77,7 @@ def engine_info(
     """The effective limits: those of the engine, within those of the settings."""
     max_seq_len = config.max_seq_len or folder.max_seq_len
     if max_seq_len is None:
-        raise ValueError(f"max_seq_len must be given: {folder.path} does not tell its own")
+        raise ValueError(f"max_seq_len must be given: {folder.path} has none")
     assert folder.vocab_size is not None
     reported = (folder.max_batch_size, stats.max_num_active)
     max_num_seqs = min(config.max_batch_size, *(limit for limit in reported if limit))

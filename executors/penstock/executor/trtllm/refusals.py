@@ -38,7 +38,7 @@ _FATAL: Final = re.compile(
 
 
 def is_refusal(message: str, quoted: str = "") -> bool:
-    """Whether the text says that the request is at fault. `quoted`: the part of the request it may
+    """Whether the text blames the request. `quoted`: the part of the request it may
     quote.
     """
     if is_constraint_refusal(message, quoted):

@@ -20,7 +20,7 @@ from penstock.scheduler.executor import Feature
 
 HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
     # The default of line 1.2. It ignores the three penalties (NVIDIA issue #9442; PR #16485 brings
-    # them, which `Package.honours_penalties` tells), the seed (one generator for all requests;
+    # them, which `Package.honours_penalties` reports), the seed (one generator for all requests;
     # PR #17172) and min_p (PR #16590). Its bar on early ends counts the prompt in, so that
     # min_tokens bars nothing.
     SamplerType.TORCH: frozenset(),

@@ -19,7 +19,7 @@ class Watchdog:
     """Watches one engine; times are seconds on the caller's clock.
 
     `timeout_s`: how long the engine may stay silent, to all together and to each.
-    `max_failures_in_row`: how many requests may fail one after another, by no fault of their own,
+    `max_failures_in_row`: how many requests may fail one after another, through no fault in them,
     with no token of any request in between.
     """
 

@@ -27,7 +27,7 @@ def check_installed() -> None:
 def make_service(
     front: "Front", gate: "AccessControl", board: "BoardView | None"
 ) -> "GatewayService":
-    """The service over one front. `board`: where the engine shows its load, None for nowhere."""
+    """The service over one front. `board`: the shared load figures of the engine, or None."""
     from penstock.gateway.smg.service import VllmEngineService
 
     return VllmEngineService(front, gate, board)

@@ -31,7 +31,7 @@ class KvBatches:
         return batch
 
     def batch_of(self, news: CacheUpdate) -> common.KvEventBatch:
-        """One batch. A snapshot's first part begins by clearing what was told before."""
+        """One batch. A snapshot's first part begins by clearing the earlier state."""
         batch = self._next_batch()
         part = news.part
         if part is not None:

@@ -131,7 +131,7 @@ class ObserverConfig:
     metrics_tenants: tuple[str, ...] = setting(
         (),
         "observability",
-        "tenants that metrics tell apart; all others are one",
+        "tenants with metrics of their name; all others are one",
         shown="no metrics of tenants",
     )
     tracing: TracingConfig = field(default_factory=TracingConfig)

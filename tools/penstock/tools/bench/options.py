@@ -180,7 +180,7 @@ def plans_of(args: argparse.Namespace, model: "Model", seed: int) -> "list[LoadP
     from penstock.tools.bench.plan import Arrivals, LoadPlan
 
     if model.limits.vocab_size is None:
-        raise UsageError(f"{model.name} does not tell the size of its vocabulary")
+        raise UsageError(f"{model.name} has no vocabulary size")
     sources = sources_of(args, LoadPlan)
     rows = _rows(args, sources)
     arrivals = Arrivals(args.arrivals or "poisson")

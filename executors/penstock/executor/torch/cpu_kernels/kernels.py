@@ -97,7 +97,7 @@ class Kernels(Protocol):
     @property
     def barrier_us(self) -> float:
         """Microseconds in which the threads meet between two operators, measured when loaded: one
-        or two on cores of their own, many where others compute too."""
+        or two on dedicated cores, many where other processes compute too."""
         ...
 
     @property

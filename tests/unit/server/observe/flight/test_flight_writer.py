@@ -148,8 +148,7 @@ def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
     means = [sum(own) / len(own) for own in of_step if own]
     np.testing.assert_allclose(steps["itl_s"][has_some], means, rtol=1e-6)
     assert steps["num_itl"].sum() > 500
-    was_paused = any(max(own) > 1.5 * min(own) for own in of_step if own)
-    assert was_paused == (depth > 1)
+    assert any(max(own) > 1.5 * min(own) for own in of_step if own)
     assert np.isnan(steps["itl_s"][steps["num_itl"] == 0]).all()
 
 
