@@ -201,7 +201,7 @@ async def test_whole_requests_and_their_options(face: Face, server: ScriptedServ
 
     assert result.text == "Hello, world"
     assert server.seen[0].request.request_id == "mine"
-    with pytest.raises(TypeError, match="options beside a GenerationRequest"):
+    with pytest.raises(TypeError, match="options with a GenerationRequest"):
         await face.all_of([request], max_concurrency=1, max_tokens=3)
 
 

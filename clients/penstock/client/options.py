@@ -298,9 +298,7 @@ def build_request(
     """
     if isinstance(prompt, GenerationRequest):
         if options:
-            raise TypeError(
-                f"options with a GenerationRequest: {', '.join(sorted(options))}"
-            )
+            raise TypeError(f"options with a GenerationRequest: {', '.join(sorted(options))}")
         return prompt
     top_level: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
