@@ -129,7 +129,7 @@ async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
         await call.fail(code, "513 tokens", error_info("PROMPT_TOO_LONG"))
 
     server.scripts.extend([refuse, say_hello, refuse])
-    await terminal.wait_for(b"/reset forgets the dialogue, /quit leaves")
+    await terminal.wait_for(b"/reset clears the chat, /quit leaves")
     await terminal.wait_for(b"> ")
     terminal.type(b"one\n")
     # Where there is nothing to forget, forgetting it is no way out.
@@ -139,7 +139,7 @@ async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
     await terminal.wait_for(b"Hello, world")
     await terminal.wait_for(b"> ")
     terminal.type(b"three\n")
-    await terminal.wait_for(b"(PROMPT_TOO_LONG): 513 tokens; /reset forgets the dialogue\r\n")
+    await terminal.wait_for(b"(PROMPT_TOO_LONG): 513 tokens; /reset clears the chat\r\n")
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
     code = await asyncio.wait_for(chat.wait(), LIMIT_S)

@@ -85,7 +85,7 @@ async def test_one_look_as_json(served: ServedDesk) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "complaint"),
     [
-        (("--json",), 2, "--json goes with --once"),
+        (("--json",), 2, "--json requires --once"),
         ((), 2, "stdout is no terminal"),
         (("--once", "--address", "http://here"), 2, "address: must be"),
         (("--once", "--interval", "0"), 2, "must be a positive number of seconds"),

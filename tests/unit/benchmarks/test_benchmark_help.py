@@ -18,6 +18,7 @@ PROGRAMS = sorted(
     if '\nif __name__ == "__main__":' in file.read_text(encoding="utf-8")
 )
 LACKING = {
+    "cpu_served.py": "torch is not installed: pip install 'penstock[torch]'",
     "cpu_attention.py": "torch is not installed: pip install 'penstock[torch]'",
     "cpu_step.py": "torch is not installed: pip install 'penstock[torch]'",
     "engine_cpu.py": "torch is not installed: pip install 'penstock[torch]'",

@@ -31,15 +31,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "chat",
         help="talk to a model, turn by turn",
         description="Talk to a model; each line is a turn.\n\n"
-        f"  {RESET}  forgets the dialogue\n"
+        f"  {RESET}  clears the chat\n"
         f"  {QUIT}   leaves, as does the end of input\n\n"
-        "At a terminal, Ctrl-C during an answer cancels the answer and forgets the turn; at the\n"
+        "At a terminal, Ctrl-C during an answer cancels the answer and drops the turn; at the\n"
         "prompt it leaves.",
         epilog=EXIT_CODES_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_generation_options(parser)
-    parser.add_argument("--system", metavar="TEXT", help="what the dialogue starts from")
+    parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
     parser.add_argument(
         "--stats", action="store_true", help="one line of figures on stderr after each answer"
     )

@@ -65,7 +65,9 @@ def test_one_replica_is_the_server_alone() -> None:
     run = simulate_cluster(synthetic_trace(BUSY), cluster(RouterKind.LEAST_LOADED, 1, config))
     summary = summarise_cluster(run)
 
-    assert summary.total == alone
+    # A mean of the same numbers, added up in another order.
+    assert summary.total.kv_waste == pytest.approx(alone.kv_waste)
+    assert dataclasses.replace(summary.total, kv_waste=alone.kv_waste) == alone
     assert summary.replicas == (alone,)
 
 
