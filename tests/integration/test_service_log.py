@@ -66,13 +66,13 @@ async def test_a_front_that_is_killed_is_reported_once_and_without_contradiction
             await call.read()
             os.kill(front, signal.SIGKILL)
             assert await service.next_pid("front") != front
-            gone = await service.until_logged("is gone")
+            gone = await service.until_logged("front 1 is lost")
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
     assert "1 requests can be resumed" in gone
     assert "stopped" not in gone
     assert "cancelled" not in gone
-    # Ready, dead, gone from the engine, and the next one ready.
+    # Ready, dead, lost to the engine, and the next one ready.
     of_it = [text for _, text in lines_of(service) if "front " in text]
     assert ["ready" in text for text in of_it].count(True) == 2, of_it
     assert sum("front 1 died (killed by signal 9)" in text for text in of_it) == 1, of_it
