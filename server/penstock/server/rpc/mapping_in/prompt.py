@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import refuse_prompt
-from penstock.server.rpc.mapping_in.chat_message import read_message, read_template_data
+from penstock.server.rpc.mapping_in.chat_message import (
+    check_size,
+    read_message,
+    read_template_data,
+)
 from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
-from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.chat_template import NO_DATA, ChatMessage
 from penstock.server.text.token_bound import num_utf8_bytes
 from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
 
@@ -67,10 +71,13 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
     messages: list[ChatMessage] = []
     if not prompt.messages:
         violations.add(CHAT_PATH, "must not be empty")
-    if violations.count(CHAT_PATH, len(prompt.messages), limits.config.max_chat_messages):
+    is_readable = violations.count(
+        CHAT_PATH, len(prompt.messages), limits.config.max_chat_messages
+    ) and check_size(prompt, violations)
+    if is_readable:
         for index, message in enumerate(prompt.messages):
             messages.append(read_message(message, f"{CHAT_PATH}[{index}]", violations))
-    data = read_template_data(prompt, messages, violations)
+    data = read_template_data(prompt, messages, violations) if is_readable else NO_DATA
     num_bytes = sum(num_utf8_bytes(message.text) for message in messages) + data.num_bytes
     _check_bytes(CHAT_PATH, num_bytes, limits, violations)
     return ChatInput(
