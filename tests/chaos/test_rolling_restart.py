@@ -95,7 +95,7 @@ async def test_without_replay_the_engine_stays() -> None:
         running = stream(channel, 100)
         await running.until_running()
         service.signal(signal.SIGUSR2)
-        await service.until_logged("the engine stays")
+        await service.until_logged("the engine is not replaced")
         await until_gone(fronts[0])
         os.kill(engine, 0)
         assert await running.outcome() is grpc.StatusCode.OK
