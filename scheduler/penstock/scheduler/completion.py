@@ -22,6 +22,8 @@ progress, and where queues persist. Does not know the queue itself, nor how a re
   burst on a machine that keeps up may wait as far as the average above allows.
 
 A chance that is certain, for a short `max_tokens`, loses nothing by waiting and is not affected.
+An output of certain length, which nothing but its limit ends, is judged by it from the first
+request on.
 
 exploration.py has the requests that are admitted to learn, although they may be late.
 """
@@ -34,6 +36,7 @@ import numpy as np
 from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.output_lengths import (
+    UNENDING,
     LengthDistribution,
     OutputBounds,
     OutputLengths,
@@ -216,7 +219,7 @@ class CompletionPredictor:
         """A request with a deadline arrives; `finds_queue`: see `StandingQueues`."""
         self.standing.note_arrival(line_of(request), now, finds_queue=finds_queue)
         spec = request.spec
-        if spec.min_tokens < spec.max_tokens:  # otherwise there is nothing to learn
+        if not _is_certain(spec):  # otherwise there is nothing to learn
             num_seen = self.lengths.num_seen_of(spec.tenant)
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
@@ -225,7 +228,7 @@ class CompletionPredictor:
 
         Without a token that could have ended it, its limit says nothing about others' lengths.
         """
-        if is_cut and not spec.stop_ids:
+        if is_cut and not _may_end(spec):
             return
         self.lengths.observe(
             num_tokens, is_cut=is_cut, tenant=spec.tenant, max_tokens=spec.max_tokens
@@ -233,17 +236,21 @@ class CompletionPredictor:
 
     def distribution(self, request: Request) -> LengthDistribution | None:
         """The distribution of the request's output; None without predictions, or with too few
-        samples.
+        samples of a length that is not certain.
         """
-        if self.min_chance <= 0.0 or request.is_new:
-            return None
         spec = request.spec
+        if self.min_chance <= 0.0:
+            return None
+        if _is_certain(spec):
+            return UNENDING
+        if request.is_new:
+            return None
         return self.lengths.of(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
         """The running outputs, relative to this request."""
         # As in `note_end`: an output that only its limit can end says nothing about lengths.
-        running = [other for other in self._running if other.spec.stop_ids]
+        running = [other for other in self._running if _may_end(other.spec)]
         slots = [request.slot for request in running]
         octave = spec.max_tokens.bit_length()
         return RunningOutputs(
@@ -362,6 +369,16 @@ def bounds_of(request: Request) -> OutputBounds:
 def line_of(request: Request) -> tuple[int, str]:
     """The tenant and class whose requests wait for each other."""
     return request.spec.priority, request.spec.tenant
+
+
+def _is_certain(spec: RequestSpec) -> bool:
+    """Whether the output has all of `max_tokens`, unless time or its client ends it."""
+    return spec.min_tokens >= spec.max_tokens
+
+
+def _may_end(spec: RequestSpec) -> bool:
+    """Whether a token can end the output before its limit."""
+    return bool(spec.stop_ids) and not _is_certain(spec)
 
 
 def _tokens_in(seconds: float, token_s: float) -> int:

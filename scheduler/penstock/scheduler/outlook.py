@@ -123,8 +123,7 @@ class Outlook:
         request.num_kept_tokens = num_tokens
         if self._is_guaranteed:
             request.num_kept_tokens = self._info.num_kept_tokens(spec.max_total_tokens)
-        num_left = spec.max_total_tokens - num_tokens
-        request.num_expected_tokens = round(self.completion.lengths.expected(num_left))
+        request.num_expected_tokens = round(self._expected_tokens(request))
         request.num_uncached_tokens = num_tokens
         request.recheck_s = min(spec.time_limit_s, deadlines_of(request).earliest_s)
         if not self.pace.has_prices:
@@ -386,10 +385,9 @@ class Outlook:
         if spec.sampling.num_prompt_logprobs < 0:
             num_cached = len(matched) * self._cache.block_size
         num_known = num_tokens - spec.num_original_prompt_tokens
-        num_sure = max(spec.min_tokens - num_known, 1)
-        num_least = num_sure
+        num_least = max(spec.min_tokens - num_known, 1)
         if spec.deadline_s != NO_TIME:
-            num_least = max(num_sure, self.completion.least_tokens(request))
+            num_least = max(num_least, self.completion.least_tokens(request))
         kept = self._info.num_kept_tokens(spec.max_total_tokens)
         return Want(
             num_prefill_tokens=num_tokens - num_cached,
@@ -398,7 +396,12 @@ class Outlook:
                 matched if num_cached else [], kept if self._is_guaranteed else num_tokens
             ),
             min_output_tokens=num_least,
-            expected_output_tokens=max(
-                self.completion.lengths.expected(spec.max_tokens - num_known), num_sure
-            ),
+            expected_output_tokens=self._expected_tokens(request),
         )
+
+    def _expected_tokens(self, request: Request) -> float:
+        """What it is expected to generate still, at least what is certain."""
+        spec, num_tokens = request.spec, len(request.tokens)
+        num_certain = spec.num_original_prompt_tokens + spec.min_tokens - num_tokens
+        expected = self.completion.lengths.expected(spec.max_total_tokens - num_tokens)
+        return max(expected, num_certain, 1.0)

@@ -111,6 +111,10 @@ class LengthDistribution:
         return before + min(part, 1.0) * (after - before)
 
 
+UNENDING = LengthDistribution([0.0] * (_NUM_BUCKETS + 1))
+"""The distribution of an output that only its limit ends: its length is certain."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningOutputs:
     """Lengths so far of running outputs, int32 [n].

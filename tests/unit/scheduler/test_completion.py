@@ -57,6 +57,37 @@ def test_before_outputs_have_ended_nobody_is_refused() -> None:
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
 
 
+def test_an_output_of_certain_length_is_judged_from_the_first_request_on() -> None:
+    """Beside prompts under way it has no time for its 200 tokens; alone it would have."""
+    for min_tokens in (0, 200):
+        site = PricedSite(min_deadline_chance=0.1)
+        site.submit(1, 1900, max_tokens=5)
+        for _ in range(15):
+            site.step()
+        request = site.submit(2, 1, max_tokens=200, min_tokens=min_tokens, deadline_s=2.2)
+        assert (request is None) is (min_tokens == 200)
+
+
+def test_a_running_output_of_certain_length_ends_when_it_must_be_late() -> None:
+    site = PricedSite(min_deadline_chance=0.1)
+    begun_s = site.clock()
+    site.submit(1, 1, max_tokens=200, min_tokens=200, deadline_s=3.0)
+    site.step()
+    site.submit(2, 1900, max_tokens=5)
+    site.run()
+    failure = site.failure(1)
+    assert failure.reason is FailureReason.DEADLINE_UNREACHABLE
+    assert failure.at_s < begun_s + 2.5
+
+
+def test_an_output_of_certain_length_says_nothing_of_others() -> None:
+    site = PricedSite(min_deadline_chance=0.1, num_seqs=32)
+    for key in range(1, 33):
+        site.submit(key, 1, max_tokens=20, min_tokens=20, stop_ids=(95,))
+    site.run()
+    assert site.outlook.completion.lengths.num_seen_of("") == 0
+
+
 def test_other_tenants_are_judged_by_their_own_outputs() -> None:
     site = site_with(200, tenant="long")
     for _ in range(60):
