@@ -158,7 +158,7 @@ class SimulatedExecutor:
             self._script.admit(request)
             self._origins[slot] = request_origin(request.spec)
             self._stop_positions[slot] = stop_position(request.spec, self._config)
-            if _is_special(request.spec):
+            if self._is_special(request.spec):
                 self._special_slots.add(slot)
 
     def _book(self, batch: Batch, faults: list[Fault]) -> float:
@@ -208,6 +208,10 @@ class SimulatedExecutor:
             slots = slots[~np.isin(slots, [failure.slot for failure in failures])]
         positions = _ends(batch, slots).astype(np.int64)
         return self._answer(batch, slots, positions, counts[slots], failures)
+
+    def _is_special(self, spec: RequestSpec) -> bool:
+        sampling = spec.sampling
+        return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
     def _plain_answer(self, batch: Batch) -> StepResult:
         """The result of `_answer` when every row wants one hashed token and nothing else."""
@@ -306,11 +310,6 @@ def _ends(batch: Batch, slots: NDArray[np.int32]) -> NDArray[np.int32]:
     """The positions after the last of this step, int32 [m], of `slots` [m] in row order."""
     ends: NDArray[np.int32] = batch.starts + batch.num_tokens
     return ends if len(slots) == len(ends) else ends[np.isin(batch.slots, slots)]
-
-
-def _is_special(spec: RequestSpec) -> bool:
-    sampling = spec.sampling
-    return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
 
 def _build_info(config: ExecutorConfig) -> ExecutorInfo:

@@ -84,6 +84,41 @@ def test_who_generates_more_than_the_rest_asks_for_it() -> None:
     assert run.recorder.table.counts("num_output_tokens").tolist() == [9]
 
 
+@pytest.mark.parametrize(("max_tokens", "outcome"), [(None, "length"), (64, "stop"), (9, "length")])
+def test_outputs_end_by_themselves_below_the_limit_alone(
+    max_tokens: int | None, outcome: str
+) -> None:
+    trace = [TraceRequest(arrival_s=0.0, num_prompt_tokens=5, num_output_tokens=9)]
+
+    run = simulate(trace, dataclasses.replace(BASE, max_tokens=max_tokens))
+
+    assert set(summarise(run).outcomes) == {outcome}
+
+
+@pytest.mark.parametrize(("max_tokens", "most_expired"), [(None, 8), (128, 16)])
+def test_the_scheduler_knows_lengths_or_learns_them(
+    max_tokens: int | None, most_expired: int
+) -> None:
+    """Overloaded, with deadlines for whole answers: few are begun that will be late.
+
+    Nothing is learned before sixteen outputs have ended.
+    """
+    trace = [
+        TraceRequest(
+            arrival_s=5.0 * index, num_prompt_tokens=4, num_output_tokens=60, deadline_s=100.0
+        )
+        for index in range(200)
+    ]
+    config = dataclasses.replace(
+        ONE_AT_A_TIME, policy=Policy.FAIR, max_num_seqs=4, num_blocks=256, max_tokens=max_tokens
+    )
+
+    summary = summarise(simulate(trace, config))
+
+    assert summary.num_expired <= most_expired
+    assert summary.num_completed >= 50
+
+
 def test_max_tokens_is_checked() -> None:
     with pytest.raises(ValueError, match="max_tokens must be at least 1, not 0"):
         SimulationConfig(max_tokens=0)

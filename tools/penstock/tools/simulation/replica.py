@@ -20,6 +20,7 @@ from penstock.tools.simulation.settings import (
     build_engine,
     build_gate,
 )
+from penstock.tools.simulation.watched_executor import STOP_ID
 
 _NEVER_SET = threading.Event()
 
@@ -37,7 +38,7 @@ class Replica:
             config, self._clock, recorder.note_prefill, recorder.table.output_length
         )
         self._gate: Gate = build_gate(config)
-        self._max_tokens = config.max_tokens or 1
+        self._max_tokens = config.max_tokens
         self._recorder = recorder
         info = self.engine.executor.info
         self._prompts = PromptMaker(
@@ -62,12 +63,15 @@ class Replica:
         key = self._recorder.table.add(request)
         tenant_index = self._recorder.table.tenant_index(request.tenant)
         prompt = self._prompts.make(request, tenant_index)
+        num_output, asked = request.num_output_tokens, self._max_tokens
         self._gate.offer(
             RequestSpec(
                 key=key,
                 request_id=str(key),
                 prompt_ids=prompt.token_ids,
-                max_tokens=max(request.num_output_tokens, self._max_tokens),
+                max_tokens=max(num_output, asked or 1),
+                min_tokens=num_output if asked is None else 0,
+                stop_ids=() if asked is None else (STOP_ID,),
                 hash_salt=prompt.hash_salt,
                 block_hashes=prompt.block_hashes,
                 priority=request.priority,

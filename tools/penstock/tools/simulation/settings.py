@@ -63,7 +63,8 @@ class SimulationConfig:
 
     `scheduler`: everything but the order, which the policy decides; by default no trace meets the
     queue's bound. `max_tokens`: how many tokens requests ask for, if they do not generate more;
-    None: as many as they generate, which gives the scheduler more than it would know of a model.
+    those that generate fewer end by themselves. None: as many as they generate, as with
+    `ignore_eos`, so that the scheduler knows every length from the first request on.
     `timeline_bin_s`: width of the bins of served tokens. `sample_every_steps`: how often memory
     and queue are sampled. What is above the upper bounds is a mistake, which would be found out
     when memory has run out.
@@ -93,7 +94,14 @@ class SimulationConfig:
     batch_wait_s: float = setting(
         0.5, "server", "dynamic: seconds for a batch to fill", at_least=0, may_be_infinite=True
     )
-    max_tokens: int | None = setting(None, at_least=1)
+    max_tokens: int | None = setting(
+        None,
+        "server",
+        "tokens that each request asks for, or its length in the trace if longer; it ends by itself"
+        " at that length, which the scheduler does not know",
+        at_least=1,
+        shown="the length in the trace",
+    )
     has_prefix_caching: bool = True
     front_s: float = setting(
         0.0,

@@ -2,9 +2,9 @@
 
 Owns the look at the batch. What the engine tells of a request does not include how much was
 computed for it, and that is what is lost when it comes to nothing. Nobody reads what a simulated
-request says and none has a stop id, so every token is 0: hashing them would be an eighth of a run.
-Where requests ask for more tokens than they generate, it is told here how many that are, and says
-so by ending them: the scheduler knows no more than it would of a model.
+request says, so every token is 0: hashing them would be an eighth of a run. Requests that ask for
+more tokens than they generate have a stop id, as with a model, and are ended here at their length:
+the scheduler knows no more than it would of a model.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,14 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import Pacer
 from penstock.scheduler.batch import Batch, SlotEnd, StepResult
-from penstock.scheduler.request import FinishReason
+from penstock.scheduler.request import FinishReason, RequestSpec
 
 PrefillWatcher = Callable[[NDArray[np.int64], NDArray[np.int32]], None]
 """Is told keys [m], each once, and how many tokens of each a step prefills [m]."""
+
+STOP_ID = 1
+"""Of requests that end by themselves. No token is this one: `SlotEnd` ends them."""
+_NEVER = np.iinfo(np.int32).max
 
 OutputLength = Callable[[int], int]
 """How many tokens the request of a key generates."""
@@ -28,8 +32,8 @@ OutputLength = Callable[[int], int]
 class WatchedExecutor(SimulatedExecutor):
     """Tells `on_prefill` of every step that prefills.
 
-    `output_length`: who has generated so many tokens stops; None: everybody goes on to what was
-    asked for.
+    `output_length`: a request stops after so many tokens, or at its limit; None: every request
+    reaches its limit.
     """
 
     def __init__(
@@ -51,13 +55,18 @@ class WatchedExecutor(SimulatedExecutor):
         """See `SimulatedExecutor`."""
         if self._output_length is not None:
             for request in batch.admitted:
-                num_prompt = len(request.spec.prompt_ids)
-                num_output = self._output_length(request.spec.key)
-                self._stops_at[request.slot] = num_prompt + num_output - 1
+                spec = request.spec
+                num_output = self._output_length(spec.key)
+                is_cut = num_output >= spec.max_tokens
+                last = _NEVER if is_cut else len(spec.prompt_ids) + num_output - 1
+                self._stops_at[request.slot] = last
         super().launch(batch)
         if batch.num_rows > batch.num_decodes:
             slots = batch.slots[batch.num_decodes :]
             self._on_prefill(batch.arrays.key[slots], batch.num_tokens[batch.num_decodes :])
+
+    def _is_special(self, spec: RequestSpec) -> bool:  # noqa: ARG002
+        return False
 
     def _plain_answer(self, batch: Batch) -> StepResult:
         slots = batch.sampled_slots
