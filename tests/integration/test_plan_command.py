@@ -96,7 +96,7 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
             "--target-good-share",
             2,
         ): "--target-good-share must be above 0",
-        ("--trace", trace, "--start-s", 1000): "nothing is left of the trace",
+        ("--trace", trace, "--start-s", 1000): "the trace has no requests",
         ("--trace", trace, "--load-signal-delay-s", -1): "--load-signal-delay-s must be at least 0",
         ("--trace", trace, "--png"): "--png: needs",
     }

@@ -130,7 +130,7 @@ def test_a_step_that_never_came_back_is_drawn_with_who_was_in_it() -> None:
     assert last["args"]["prefill_tokens"] == 70
     poisoned = [e for e in of_track(document, SLOTS) if e["name"] == "request-9"]
     assert len(poisoned) == 1
-    assert "under way" in "\n".join(summary_lines(recording))
+    assert "in flight" in "\n".join(summary_lines(recording))
 
 
 def dying() -> Flown:
