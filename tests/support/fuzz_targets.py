@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import RequestError
+from penstock.server.front.errors import Refusal, RequestError
 from penstock.server.front.limits import Limits
 from penstock.server.observe.trace_context import parse_traceparent
 from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
 from penstock.server.rpc.multiplex_service import apply_command
-from penstock.server.rpc.parsing import num_unknown_fields, parse
+from penstock.server.rpc.parsing import num_unknown_fields, parse, parse_request
 from penstock.server.rpc.statuses import abort_of
 from penstock.server.security.key_set import BadKeySet, read_key_set
 from penstock.server.security.policy_text import BadPolicy, parse_policy
@@ -67,7 +67,9 @@ def _told(error: Exception) -> None:
 class _Table:
     """Takes commands, and does the reading that the real one does of a submission."""
 
-    def submit(self, submit: Any) -> None:
+    def submit(self, submit: Any, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            raise RequestError(refusal)
         read_generation(submit.generation, LIMITS, ("tiny", "demo"))
 
     def cancel(self, key: int) -> None:
@@ -82,7 +84,7 @@ def read_command(data: bytes) -> None:
     """A command of a Multiplex call."""
     table: Any = _Table()
     try:
-        apply_command(parse(pb.MultiplexRequest, data), table)
+        apply_command(*parse_request(pb.MultiplexRequest, data), table)
     except RequestError as error:
         abort_of(error.refusal)
 

@@ -5,7 +5,7 @@ services translate theirs first.
 """
 
 from penstock.scheduler.request import NO_TIME
-from penstock.server.front.errors import RequestError
+from penstock.server.front.errors import Refusal, RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
@@ -30,9 +30,17 @@ def begin_call(context: Context, account: RequestAccount) -> CallTimes:
 
 
 async def open_request(
-    front: Front, message: pb.GenerateRequest, times: CallTimes, account: RequestAccount
+    front: Front,
+    message: pb.GenerateRequest,
+    times: CallTimes,
+    account: RequestAccount,
+    refusal: Refusal | None = None,
 ) -> LiveRequest:
-    """Validate the message and open its request; the caller releases it. Raises CallFailed."""
+    """Validate the message and open its request; the caller releases it. Raises CallFailed, also
+    for a `refusal` while it was parsed.
+    """
+    if refusal is not None:
+        raise _failure(message, refusal, account)
     try:
         generation = read_generation(
             message,
@@ -46,5 +54,9 @@ async def open_request(
         front.counters.num_lowered_priorities += num_lowered_priorities(message, account.ceilings)
         return await front.open(generation, times, account)
     except RequestError as error:
-        account.request_id = valid_request_id(message)
-        raise CallFailed(error.refusal, account.request_id) from None
+        raise _failure(message, error.refusal, account) from None
+
+
+def _failure(message: pb.GenerateRequest, refusal: Refusal, account: RequestAccount) -> CallFailed:
+    account.request_id = valid_request_id(message)
+    return CallFailed(refusal, account.request_id)

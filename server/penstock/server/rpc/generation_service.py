@@ -26,7 +26,7 @@ from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_out import encoder_for
 from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.rpc.once_encoding import OnceEncoder
-from penstock.server.rpc.parsing import parse
+from penstock.server.rpc.parsing import parse, parse_request
 from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.rpc.resume_service import ResumeService
 from penstock.server.security.rights import Caller
@@ -79,10 +79,10 @@ class GenerationService:
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
         times = begin_call(context, account)
-        message = parse(pb.GenerateRequest, data)
+        message, refusal = parse_request(pb.GenerateRequest, data)
         del data
         self._accounts.describe(account, message, is_stream=True)
-        request = await open_request(self._front, message, times, account)
+        request = await open_request(self._front, message, times, account, refusal)
         try:
             encoder = encoder_for(
                 request.generation.output.chunks, self._front.config, self._front.text.token_bytes
@@ -96,7 +96,8 @@ class GenerationService:
     async def generate_once(self, data: bytes, context: Context, account: RequestAccount) -> bytes:
         """Return all outputs of one request in one message."""
         times = begin_call(context, account)
-        message = parse(pb.GenerateOnceRequest, data).generation
+        once, refusal = parse_request(pb.GenerateOnceRequest, data)
+        message = once.generation
         del data
         self._accounts.describe(account, message, is_stream=False)
         try:
@@ -105,7 +106,7 @@ class GenerationService:
         except RequestError as error:
             account.request_id = valid_request_id(message)
             raise CallFailed(error.refusal, account.request_id) from None
-        request = await open_request(self._front, message, times, account)
+        request = await open_request(self._front, message, times, account, refusal)
         # What the loop has not come to encode is not what a client leaves unread.
         request.is_catching_up = True
         encoder = OnceEncoder(self._front.text.token_bytes)

@@ -25,7 +25,7 @@ from penstock.server.rpc.multiplex_request import MultiplexedRequest
 from penstock.server.rpc.multiplex_table import MultiplexCaller, MultiplexTable
 from penstock.server.rpc.multiplex_writer import MultiplexWriter
 from penstock.server.rpc.outcomes import OK, call_timeout_s, outcome_of, outcome_of_leaving
-from penstock.server.rpc.parsing import parse
+from penstock.server.rpc.parsing import parse_request
 from penstock.server.rpc.request_accounts import CallAccounts, peer_of
 from penstock.server.security.rights import Right
 from penstock.v1 import generation_service_pb2 as pb
@@ -126,7 +126,7 @@ class _Reader:
         while data is not grpc.aio.EOF:
             if len(data) >= LARGE_BYTES:
                 await self._take_turn()
-            apply_command(parse(pb.MultiplexRequest, data), self._table)
+            apply_command(*parse_request(pb.MultiplexRequest, data), self._table)
             await self._table.wait_for_room()
             data = await self._read()
 
@@ -153,11 +153,15 @@ class _Reader:
             self._ready.cut(_INTERNAL)
 
 
-def apply_command(message: pb.MultiplexRequest, table: MultiplexTable) -> None:
-    """Execute a client's command. Raises RequestError when it is invalid."""
+def apply_command(
+    message: pb.MultiplexRequest, refusal: Refusal | None, table: MultiplexTable
+) -> None:
+    """Execute a client's command; `refusal`: of its request. Raises RequestError when it is
+    invalid.
+    """
     match message.WhichOneof("command"):
         case "submit":
-            table.submit(message.submit)
+            table.submit(message.submit, refusal)
         case "cancel":
             table.cancel(message.cancel.key)
         case "credit":

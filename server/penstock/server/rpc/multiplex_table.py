@@ -78,8 +78,8 @@ class MultiplexTable:
         """Whether there are ended requests that are not settled."""
         return bool(self._ended)
 
-    def submit(self, message: pb.MultiplexSubmit) -> None:
-        """Start a request. Its own failures become its event.
+    def submit(self, message: pb.MultiplexSubmit, refusal: Refusal | None = None) -> None:
+        """Start a request. Its own failures become its event, also a `refusal` while it was parsed.
 
         Raises RequestError naming the key when it is in use: its events would be ambiguous.
         """
@@ -100,16 +100,19 @@ class MultiplexTable:
         self._requests[message.key] = request
         # The deadline of the call is not the request's.
         times = CallTimes(arrival_s=account.arrival_s)
-        try:
-            live = self._reserve(message, times, account)
-        except RequestError as error:
-            account.request_id = valid_request_id(message.generation)
-            self._refuse(request, error.refusal, account.request_id)
-            return
-        request.live(live, self._front)
-        task = asyncio.create_task(self._start(live, times), name="multiplex start")
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        if refusal is None:
+            try:
+                live = self._reserve(message, times, account)
+            except RequestError as error:
+                refusal = error.refusal
+            else:
+                request.live(live, self._front)
+                task = asyncio.create_task(self._start(live, times), name="multiplex start")
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
+                return
+        account.request_id = valid_request_id(message.generation)
+        self._refuse(request, refusal, account.request_id)
 
     def cancel(self, key: int) -> None:
         """End a request as CANCELLED; no effect on a key that is not live."""

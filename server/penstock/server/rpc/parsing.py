@@ -18,6 +18,7 @@ from penstock.server.front.errors import (
     refuse,
     refuse_field,
 )
+from penstock.server.rpc.outline import parse_outline
 
 M = TypeVar("M", bound=Message)
 _MAX_DEPTH = 16
@@ -40,6 +41,13 @@ def parse(message_type: type[M], data: bytes) -> M:
     except DecodeError:
         pass
     raise _explain(cast(Descriptor, message_type.DESCRIPTOR), data)
+
+
+def parse_request(message_type: type[M], data: bytes) -> tuple[M, Refusal | None]:
+    """Parse a message that may hold a chat prompt; without it, and with the refusal, where that is
+    too large to be read. Raises as `parse` does.
+    """
+    return parse_outline(message_type, data) or (parse(message_type, data), None)
 
 
 def num_unknown_fields(message: Message) -> int:

@@ -22,7 +22,6 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.front.limits import Limits
-from penstock.server.rpc.mapping_in import chat_message
 from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
 from penstock.v1.generation_service_pb2 import GenerateRequest
@@ -333,29 +332,6 @@ def chat_with(**fields: Any) -> Edit:
 def message_with(**fields: Any) -> Edit:
     """A chat prompt of one message with other fields."""
     return chat_with(messages=[{"role": "user", "parts": [{"text": "x"}], **fields}])
-
-
-@pytest.mark.parametrize(
-    ("path", "edit"),
-    [
-        ("chat_prompt.tools", chat_with(tools=[{"a": [1] * 20_000}])),
-        ("chat_prompt.template_arguments", chat_with(template_arguments={"a": [1] * 20_000})),
-        (
-            "chat_prompt.messages.tool_calls",
-            message_with(tool_calls=[{**CALL, "arguments": {"a": [1] * 20_000}}]),
-        ),
-        ("chat_prompt.messages.parts", message_with(parts=[{"text": "x"}] * 5000)),
-    ],
-)
-def test_large_data_of_a_template_is_refused_before_it_is_read(
-    path: str, edit: Edit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_args: object) -> None:
-        raise AssertionError("converted")
-
-    monkeypatch.setattr(chat_message, "_plain_value", fail)
-
-    assert violations(edited(edit)) == [path]
 
 
 EXAMPLES: dict[str, Edit] = {

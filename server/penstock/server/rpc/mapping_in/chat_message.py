@@ -22,34 +22,6 @@ _MAX_NAME_CHARS: Final = 64
 _MAX_CALL_ID_CHARS: Final = 128
 _MAX_TOOLS: Final = 128
 _MAX_EXACT: Final = 2**53
-_MAX_PARTS: Final = 4096
-"""Of all messages of a prompt."""
-_MAX_DATA_BYTES: Final = 128 << 10
-"""Of tools, tool calls and template arguments, as encoded. Reading them takes the event loop up to
-0.13 ms per KiB, and is not interrupted.
-"""
-
-
-def check_size(prompt: pb.ChatPrompt, violations: Violations) -> bool:
-    """Whether the messages and the template's data are small enough to be read; otherwise a
-    violation.
-    """
-    sizes = {
-        "chat_prompt.tools": sum(tool.ByteSize() for tool in prompt.tools),
-        "chat_prompt.template_arguments": prompt.template_arguments.ByteSize(),
-        "chat_prompt.messages.tool_calls": sum(
-            call.ByteSize() for message in prompt.messages for call in message.tool_calls
-        ),
-    }
-    if (num_bytes := sum(sizes.values())) > _MAX_DATA_BYTES:
-        violations.add(
-            max(sizes, key=sizes.__getitem__),
-            f"tools, tool calls and template arguments have {num_bytes} bytes as encoded,"
-            f" at most {_MAX_DATA_BYTES} are allowed together",
-        )
-        return False
-    num_parts = sum(len(message.parts) for message in prompt.messages)
-    return violations.count("chat_prompt.messages.parts", num_parts, _MAX_PARTS)
 
 
 def read_message(message: pb.ChatMessage, path: str, violations: Violations) -> ChatMessage:

@@ -10,12 +10,12 @@ from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import refuse_prompt
 from penstock.server.rpc.mapping_in.chat_message import (
-    check_size,
     read_message,
     read_template_data,
 )
 from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.rpc.outline import MAX_PARTS
 from penstock.server.text.chat_template import NO_DATA, ChatMessage
 from penstock.server.text.token_bound import num_utf8_bytes
 from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
@@ -73,7 +73,11 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
         violations.add(CHAT_PATH, "must not be empty")
     is_readable = violations.count(
         CHAT_PATH, len(prompt.messages), limits.config.max_chat_messages
-    ) and check_size(prompt, violations)
+    ) and violations.count(
+        "chat_prompt.messages.parts",
+        sum(len(message.parts) for message in prompt.messages),
+        MAX_PARTS,
+    )
     if is_readable:
         for index, message in enumerate(prompt.messages):
             messages.append(read_message(message, f"{CHAT_PATH}[{index}]", violations))
