@@ -1,6 +1,6 @@
-"""The observer's line to the engine: it asks what lives there, and orders logs and profiles.
+"""The observer's connection to the engine: queries live requests, sends log and profile commands.
 
-Owns the connection to the engine's link. It is no front: no requests, no steps.
+Owns the connection to the engine's link. It does not count as a front: no requests, no steps.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ _T = TypeVar("_T")
 
 
 class EngineClient:
-    """Everything happens on the loop that called `start`.
+    """Lives on the loop that called `start`.
 
-    `hello`: the startup report of the engine; None while there is none. `on_hello` gets it too.
+    `hello`: the startup report of the engine; None while there is none. `on_hello` receives it too.
     """
 
     def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:
@@ -43,14 +43,14 @@ class EngineClient:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
+        """Connect, and reconnect until `close`. Does not wait for the engine."""
         self._task = asyncio.create_task(
             keep_connected(self._path, self._new_connection, pauses_s=_PAUSES_S),
             name="engine line",
         )
 
     async def close(self) -> None:
-        """Hang up for good."""
+        """Disconnect."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -59,11 +59,11 @@ class EngineClient:
             self._line.abort()
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
-        """Every output that lives in the engine. Raises EngineUnavailable, also past `limit_s`."""
+        """All live outputs of the engine. Raises EngineUnavailable, also after `limit_s`."""
         return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
     async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
-        """Have the engine's process do something. Raises EngineUnavailable."""
+        """Send a command to the engine's process. Raises EngineUnavailable."""
         return await self._ask(
             self._orders,
             lambda ticket: Command(ticket=ticket, kind=kind, argument=argument),
