@@ -5,6 +5,7 @@
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      all tests that only compute
 #   make nightly   the proofs that take minutes, each property with ten times the examples
+#   make sanitize  the tests of the CPU kernels, compiled with checks of every access: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md
@@ -60,7 +61,7 @@ DEMO_READY := $(READY:$(VENV)/.ready-%=$(VENV)/.ready-demo-%)
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit nightly soak cases architectures conformance ray docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit nightly sanitize soak cases architectures conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-words check-protos check-docker
 
 help:
@@ -131,6 +132,9 @@ nightly: $(READY)
 		--timeout 3600 -m "not gpu and not slow" tests/property tests/unit tests/contract \
 		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py \
 		tests/integration/test_demo.py $(PYTEST_ARGS)
+
+sanitize: $(READY)
+	$(BIN)/python tests/support/sanitized_kernels.py --quiet $(PYTEST_ARGS)
 
 test-transformers-4: $(READY)
 	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4

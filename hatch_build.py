@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _FOLDER = Path(__file__).resolve().parent / "executors/penstock/executor/torch/cpu_kernels"
 _CSRC = _FOLDER / "csrc"
+_TARGET = _FOLDER / "_kernels.so"
 _SOURCES = (
     *("attention.c", "elementwise.c", "layers.c", "packed_linear.c", "page_write.c"),
     "sampling.c",
@@ -66,29 +68,32 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def compile_kernels() -> None:
-    """Write the shared object. Raises OSError or CalledProcessError; an old one is gone then."""
-    target = _FOLDER / "_kernels.so"
+def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
+    """Write the shared object, compiled and linked with additional `flags`.
+
+    Raises OSError or CalledProcessError; an old one is gone then.
+    """
     target.unlink(missing_ok=True)
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc")), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler (gcc or cc)")
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     sets = {"baseline": (), **(_X86_SETS if is_x86 else {})}
-    with tempfile.TemporaryDirectory(dir=_FOLDER, prefix=".build-") as folder:
+    common = [*_FLAGS, *flags]
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         commands = [
-            [*_FLAGS, f"-DINSTRUCTIONS={name}", *flags, "-c", source, "-o", f"{name}-{source}.o"]
-            for name, flags in sets.items()
+            [*common, f"-DINSTRUCTIONS={name}", *own, "-c", source, "-o", f"{name}-{source}.o"]
+            for name, own in sets.items()
             for source in _SOURCES
         ]
         digest = f'-DSOURCE_DIGEST="{source_digest()}"'
-        commands.append([*_FLAGS, digest, "-c", "support.c", "-o", "support.o"])
+        commands.append([*common, digest, "-c", "support.c", "-o", "support.o"])
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(partial(_compile, compiler, Path(folder)), commands))
         # Not with -fopenmp: its functions are found in the runtime that torch has loaded, whatever
         # the name of its file, so that there is one pool of threads.
         objects = [path.name for path in Path(folder).glob("*.o")]
-        _compile(compiler, Path(folder), ["-shared", *objects, "-lm", "-o", "kernels.so"])
+        _compile(compiler, Path(folder), ["-shared", *flags, *objects, "-lm", "-o", "kernels.so"])
         made = Path(folder, "kernels.so")
         if b"__kmpc_fork_call" in made.read_bytes():
             raise OSError("compiled for LLVM's OpenMP, which torch does not bring: set CC=gcc")

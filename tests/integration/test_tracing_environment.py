@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.server.observe.config import TracingConfig
-from penstock.server.processes.environment import observer_environment
+from penstock.server.processes.spawn_context import observer_environment
 from support.otlp_receiver import Receiver, grpc_receiver, http_receiver
 from support.traced_process import run_traced
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.events import Stay, Wait
-from penstock.server.front.phases import PhaseClock
-from penstock.server.front.segments import segments_of
+from penstock.server.front.phases import PhaseClock, segments_of
 from penstock.server.observe.request_record import SegmentKind
 
 STEPS = st.lists(

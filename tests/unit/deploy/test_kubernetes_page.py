@@ -9,7 +9,7 @@ import pytest
 
 from penstock.client import Client, MultiplexConfig
 from penstock.client.service_config import default_service_config
-from penstock.server.front.transport import TransportConfig
+from penstock.server.front.config import TransportConfig
 from penstock.server.observe.metrics.catalogue import CATALOGUE
 from penstock.tools.command_line import build_parser
 from support.kubernetes import COMPONENTS, FOLDER, OVERLAYS, build, settings_of

@@ -2,61 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from penstock.executor.torch.cpu_kernels import native
-from penstock.executor.torch.cpu_kernels.kernels import PLAIN, LayerAttention, load
+from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
-from penstock.executor.torch.cpu_kernels.step_rows import StepRows
+from support.kernel_steps import Case, Step
 
 SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS), PLAIN]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 each_set = pytest.mark.parametrize("instructions", SETS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
 ROWS = ((0, 1), (15, 1), (130, 1), (9, 0), (600, 2), (0, 33), (40, 21))
-BLOCK_SIZE, NUM_KV_HEADS = 16, 2
-
-
-class Step:
-    """Rows over shuffled pages; memory that nobody wrote holds scales that are not numbers."""
-
-    def __init__(self, dim: int, dtype: torch.dtype, group: int) -> None:
-        torch.manual_seed(3)
-        starts, counts = np.array(ROWS, dtype=np.int32).T
-        self.ends = starts + counts
-        width = int(self.ends.max()) // BLOCK_SIZE + 1
-        shuffled = np.random.default_rng(0).permutation(width * len(ROWS)).astype(np.int32)
-        self.table = shuffled.reshape(len(ROWS), width)
-        self.slots = np.arange(len(ROWS), dtype=np.int32)
-        shape = (len(shuffled), 2, NUM_KV_HEADS, BLOCK_SIZE, dim + 4)
-        self.pages = torch.full(shape, -1, dtype=torch.int8)
-        self.num_heads, self.dtype = NUM_KV_HEADS * group, dtype
-        self.rows = self._rows(counts, starts)
-        self.history = self._rows(self.ends, np.zeros_like(starts))
-
-    def layer(self, instructions: str) -> LayerAttention:
-        return load(instructions).layer(
-            self.pages, num_heads=self.num_heads, scaling=0.2, dtype=self.dtype
-        )
-
-    def fill(self, dim: int) -> None:
-        """Write all that the rows see."""
-        key, value = torch.randn(2, self.history.num_tokens, NUM_KV_HEADS, dim).to(self.dtype)
-        self.layer(PLAIN).write(self.history, key * 3, value)
-
-    def _rows(self, counts: np.ndarray, starts: np.ndarray) -> StepRows:
-        rows = StepRows()
-        rows.set(
-            first_tokens=np.cumsum(counts, dtype=np.int32) - counts,
-            num_tokens=np.ascontiguousarray(counts),
-            starts=np.ascontiguousarray(starts),
-            slots=self.slots,
-            block_table=self.table,
-        )
-        return rows
 
 
 @each_set
@@ -65,32 +24,34 @@ class Step:
 def test_rows_attend_over_pages_in_8_bits(
     dim: int, group: int, dtype: torch.dtype, instructions: str
 ) -> None:
-    step = Step(dim, dtype, group)
-    step.fill(dim)
-    query = torch.randn(step.rows.num_tokens, step.num_heads, dim).to(dtype)
-    outs = [torch.empty_like(query) for _ in range(2)]
-    for name, out in zip((instructions, PLAIN), outs, strict=True):
-        step.layer(name).attend(step.rows, query, out)
-    torch.testing.assert_close(*outs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    step = Step(Case(rows=ROWS, dim=dim, group=group, is_int8=True), dtype)
+    step.fill()
+    query = step.query()
+    torch.testing.assert_close(
+        step.attend(instructions, query),
+        step.attend(PLAIN, query),
+        rtol=TOLERANCE[dtype],
+        atol=TOLERANCE[dtype],
+    )
 
 
 @each_set
 @each_dtype
 def test_keys_and_values_are_written_in_8_bits(dtype: torch.dtype, instructions: str) -> None:
-    dim, pages = 48, []
+    case, pages = Case(rows=ROWS, dim=48, group=2, is_int8=True), []
     for name in (instructions, PLAIN):
-        step = Step(dim, dtype, group=2)
-        qkv = torch.randn(step.rows.num_tokens, step.num_heads + 2 * NUM_KV_HEADS, dim).to(dtype)
+        step = Step(case, dtype)
+        qkv = torch.randn(step.num_tokens, step.num_heads + 2 * case.heads, case.dim).to(dtype)
         qkv[5] = 0.0
-        angles = torch.rand(700, dim // 2) * 6
+        angles = torch.rand(700, case.dim // 2) * 6
         step.layer(name).rotate_and_write(step.rows, qkv.flatten(1), angles.cos(), angles.sin())
         pages.append(step.pages)
-    one, plain = ((rows[..., :dim].int(), _scales(rows)) for rows in pages)
+    one, plain = ((rows[..., : case.dim].int(), _scales(rows)) for rows in pages)
     # Where a number lies between two whole ones, its last bit chooses.
     assert int((one[0] - plain[0]).abs().max()) <= 1
     torch.testing.assert_close(one[1], plain[1], rtol=1e-2, atol=0, equal_nan=True)
     num_tokens = sum(count for _, count in ROWS)
-    assert int(torch.isfinite(one[1]).sum()) == 2 * NUM_KV_HEADS * num_tokens
+    assert int(torch.isfinite(one[1]).sum()) == 2 * case.heads * num_tokens
 
 
 @each_set

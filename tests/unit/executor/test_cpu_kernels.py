@@ -4,56 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import (
     CHOICE_VARIABLE,
     PLAIN,
-    Kernels,
-    LayerAttention,
     load,
 )
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
+from support.kernel_steps import DECODES_AND_CHUNKS, Case, Step
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS), PLAIN]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 each_set = pytest.mark.parametrize("instructions", SETS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
-
-DECODES_AND_CHUNKS = (
-    (0, 1),
-    (15, 1),
-    (16, 1),
-    (9, 0),
-    (130, 1),
-    (0, 33),
-    (40, 21),
-    (7, 3),
-    (63, 66),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """(start, number of tokens) of each row, and how a layer attends."""
-
-    rows: tuple[tuple[int, int], ...] = DECODES_AND_CHUNKS
-    heads: int = 2
-    group: int = 1
-    dim: int = 64
-    block_size: int = 16
-    window: int = 0
-    softcap: float = 0.0
-    has_sinks: bool = False
-
 
 CASES = {
     "plain": Case(),
@@ -78,81 +49,6 @@ CASES = {
 }
 
 
-class Step:
-    """Random keys and values in shuffled pages of a step; all other memory is NaN."""
-
-    def __init__(self, case: Case, dtype: torch.dtype) -> None:
-        torch.manual_seed(5)
-        self.case, self.dtype = case, dtype
-        self.num_heads = case.heads * case.group
-        starts, counts = np.array(case.rows, dtype=np.int32).T
-        self.ends = (starts + counts).tolist()
-        widths = [-(-end // case.block_size) for end in self.ends]
-        shuffled = np.random.default_rng(0).permutation(sum(widths) + 3).astype(np.int32)
-        # A block of nobody's, far out, where a table goes on behind a sequence.
-        table = np.full((len(widths) + 1, max(widths) + 1), 1 << 30, dtype=np.int32)
-        self.slots = np.arange(len(widths), dtype=np.int32)[::-1] + 1
-        for slot, width in zip(self.slots, widths, strict=True):
-            table[slot, :width], shuffled = shuffled[:width], shuffled[width:]
-        self.table = table
-        shape = (sum(widths) + 3, 2, case.heads, case.block_size, case.dim)
-        self.pages = torch.full(shape, float("nan"), dtype=dtype)
-        self.num_tokens = int(counts.sum())
-        self.rows = StepRows()
-        self.rows.set(
-            first_tokens=np.cumsum(counts, dtype=np.int32) - counts,
-            num_tokens=np.ascontiguousarray(counts),
-            starts=np.ascontiguousarray(starts),
-            slots=np.ascontiguousarray(self.slots),
-            block_table=table,
-        )
-        self.keys = [torch.randn(end, case.heads, case.dim).to(dtype) for end in self.ends]
-        self.values = [torch.randn(end, case.heads, case.dim).to(dtype) for end in self.ends]
-        self.sinks = torch.randn(self.num_heads) * 2 if case.has_sinks else None
-        self.scaling = 1.5 / case.dim**0.5
-
-    def layer(self, kernels: Kernels) -> LayerAttention:
-        return kernels.layer(
-            self.pages,
-            num_heads=self.num_heads,
-            scaling=self.scaling,
-            window=self.case.window,
-            softcap=self.case.softcap,
-            sinks=self.sinks,
-        )
-
-    def fill(self) -> None:
-        """Write what the rows may see; keys that fell out of the window stay NaN."""
-        for row, (start, _) in enumerate(self.case.rows):
-            first = max(start + 1 - self.case.window, 0) if self.case.window else 0
-            positions = torch.arange(first, self.ends[row])
-            blocks = torch.from_numpy(self.table[self.slots[row]])[
-                positions // self.case.block_size
-            ]
-            offsets = positions % self.case.block_size
-            self.pages[blocks.long(), 0, :, offsets] = self.keys[row][positions]
-            self.pages[blocks.long(), 1, :, offsets] = self.values[row][positions]
-
-    def expected(self, query: Tensor) -> Tensor:
-        """In float64, token by token."""
-        case, out, packed = self.case, [], 0
-        for row, (start, count) in enumerate(case.rows):
-            keys = self.keys[row].double().repeat_interleave(case.group, 1)
-            values = self.values[row].double().repeat_interleave(case.group, 1)
-            for position in range(start, start + count):
-                seen = slice(max(position + 1 - case.window, 0) if case.window else 0, position + 1)
-                scores = torch.einsum("hd,khd->hk", query[packed].double(), keys[seen])
-                scores *= self.scaling
-                if case.softcap:
-                    scores = torch.tanh(scores / case.softcap) * case.softcap
-                if self.sinks is not None:
-                    scores = torch.cat([scores, self.sinks.double()[:, None]], 1)
-                weights = scores.softmax(-1)[:, : position + 1 - seen.start]
-                out.append(torch.einsum("hk,khd->hd", weights, values[seen]))
-                packed += 1
-        return torch.stack(out)
-
-
 @each_set
 @each_dtype
 @pytest.mark.parametrize("name", CASES)
@@ -164,7 +60,7 @@ def test_rows_attend_as_float64_does(name: str, dtype: torch.dtype, instructions
     query = wide[:, 2:-1]
     out = torch.full_like(wide, 7.0)
 
-    step.layer(load(instructions)).attend(step.rows, query, out[:, 1:-2])
+    step.layer(instructions).attend(step.rows, query, out[:, 1:-2])
 
     torch.testing.assert_close(
         out[:, 1:-2].double(), step.expected(query), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
@@ -181,8 +77,8 @@ def test_a_row_attends_alike_in_any_company_and_with_any_threads(
     case = replace(CASES["long contexts"], heads=2, group=2, rows=(*DECODES_AND_CHUNKS, (1100, 1)))
     step = Step(case, dtype)
     step.fill()
-    query = torch.randn(step.num_tokens, step.num_heads, case.dim).to(dtype)
-    layer = step.layer(load(instructions))
+    query = step.query()
+    layer = step.layer(instructions)
     threads = torch.get_num_threads()
     seen = []
     try:
@@ -220,7 +116,7 @@ def test_the_kernels_run_on_the_threads_of_torch() -> None:
         torch.set_num_threads(4)
         torch.randn(1 << 20).exp()
         before = len([*Path("/proc/self/task").iterdir()])
-        step.layer(load()).attend(step.rows, query, torch.empty_like(query))
+        step.layer().attend(step.rows, query, torch.empty_like(query))
         # Fewer are those of an earlier, larger team that were still on their way out.
         assert len([*Path("/proc/self/task").iterdir()]) <= before
     finally:
@@ -236,7 +132,7 @@ def test_a_value_that_is_not_finite_shows(instructions: str) -> None:
     query[40, 0, 5] = float("inf")
     out = torch.empty_like(query)
 
-    step.layer(load(instructions)).attend(step.rows, query, out)
+    step.layer(instructions).attend(step.rows, query, out)
 
     is_bad = ~torch.isfinite(out).all(-1)
     assert is_bad.nonzero().tolist() == [[3, 1], [40, 0]]
@@ -260,7 +156,7 @@ def test_keys_and_values_reach_their_pages(
         rows = torch.full((step.num_tokens, qkv[0].numel() + 5), 9.0, dtype=dtype)
         rows[:, :-5] = qkv.flatten(1)
         norms = torch.rand(2, size).to(dtype) if has_norm else (None, None)
-        step.layer(load(name)).rotate_and_write(
+        step.layer(name).rotate_and_write(
             step.rows,
             rows[:, :-5],
             angles.cos(),
@@ -295,7 +191,7 @@ def test_keys_written_without_rotation_are_the_same_bits(
     step = Step(Case(dim=20), dtype)
     wide = torch.randn(2, step.case.heads, step.num_tokens, 20).to(dtype)
     key, value = wide.transpose(1, 2)
-    step.layer(load(instructions)).write(step.rows, key, value)
+    step.layer(instructions).write(step.rows, key, value)
     for row, (start, count) in enumerate(step.case.rows):
         first = int(step.rows.first_tokens[row])
         for token in range(count):
@@ -367,7 +263,7 @@ def test_the_environment_chooses_and_an_impossible_choice_is_refused(
 def test_without_a_shared_object_plain_torch_runs_with_one_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native, "_library", lambda: None)
+    monkeypatch.setattr(native, "load_library", lambda: None)
     assert load().instructions == PLAIN
     assert [record.message for record in caplog.records] == [
         "no compiled CPU kernels: attention runs in PyTorch's operators"

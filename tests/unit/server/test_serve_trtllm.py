@@ -30,7 +30,7 @@ from penstock.server.config import (
     decode_launch,
     encode_launch,
 )
-from penstock.server.processes.environment import engine_environment
+from penstock.server.processes.spawn_context import engine_environment
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 from support.trtllm_folders import (

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.server.processes.modules import ENGINE_MODULE
+from penstock.server.processes.spawn_context import ENGINE_MODULE
 
 _READY = re.compile(r"^penstock ready on (\S+) ")
 _STOP_S = 15.0

@@ -22,7 +22,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import Generation
-from penstock.server.front.kept_requests import result_of, submit
+from penstock.server.front.kept_requests import Results, result_of, submit
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.output_texts import output_texts
@@ -31,7 +31,6 @@ from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import Replays
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.request_table import RequestTable
-from penstock.server.front.results import Results
 from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.text_quota import TextQuotas

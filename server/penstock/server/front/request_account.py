@@ -14,7 +14,7 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.front.content import captured_prompt
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.segments import PREPARE, segments_of
+from penstock.server.front.phases import PREPARE, segments_of
 from penstock.server.front.watched_write import WatchedWrite
 from penstock.server.observe.request_record import (
     Content,

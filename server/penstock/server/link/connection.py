@@ -1,4 +1,4 @@
-"""One connection over a Unix socket, on asyncio: frames to bytes and back, with reconnects.
+"""One connection over a Unix socket, on asyncio: frames to bytes and back, and how it is reopened.
 
 Does not know what frames mean. The engine, which has no event loop, keeps its own connections
 (front_connections.py).
@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from penstock.server.link.wire import MAX_FRAME_BYTES, FrameBuffer, LinkError
 
@@ -40,8 +40,8 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
     ) -> None:
         self.name = name
         self.is_established = False
-        """Set by the user once the peer is accepted: `keep_connected` then returns to its shortest
-        pause.
+        """Set by the user once the peer is accepted: a `PersistentConnection` then returns to its
+        shortest pause.
         """
         self.is_broken = False
         """Whether the peer has violated the protocol."""
@@ -134,30 +134,73 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
         self.closed.set()
 
 
-async def keep_connected(
-    path: Path,
-    connection: Callable[[], Connection[Any]],
-    *,
-    pauses_s: tuple[float, float],
-    on_absent: Callable[[], None] = lambda: None,
-) -> None:
-    """Connect to the socket at `path`, and reconnect until cancelled.
+class PersistentConnection(Generic[FrameT]):
+    """The connection to the socket at `path`, from `start` to `close`: reopened when it is lost.
 
-    `connection` makes a new one. `pauses_s`: the shortest and the longest pause between attempts.
-    `on_absent` is called when nothing listens there.
+    `connect` makes each one from `on_open` and `on_closed`. `pauses_s`: the shortest and the
+    longest pause between attempts. `on_absent` is called when nothing listens there. `current`: the
+    open one, if there is one.
     """
-    loop = asyncio.get_running_loop()
-    shortest_s, longest_s = pauses_s
-    pause_s = shortest_s
-    while True:
-        try:
-            _transport, made = await loop.create_unix_connection(connection, str(path))
-        except OSError as error:
-            log.debug("cannot connect to %s: %s", path, error)
-            on_absent()
-        else:
-            await made.closed.wait()
-            if made.is_established:
-                pause_s = shortest_s
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, longest_s)
+
+    def __init__(
+        self,
+        path: Path,
+        connect: Callable[..., Connection[FrameT]],
+        *,
+        on_open: Callable[[Connection[FrameT]], object],
+        on_closed: Callable[[Connection[FrameT]], object],
+        pauses_s: tuple[float, float],
+        on_absent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.current: Connection[FrameT] | None = None
+        self._path = path
+        self._connect = connect
+        self._on_open = on_open
+        self._on_closed = on_closed
+        self._pauses_s = pauses_s
+        self._on_absent = on_absent
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect, on the running loop. Does not wait for the peer."""
+        if self._task is not None:
+            raise RuntimeError("the connection was started before")
+        self._task = asyncio.create_task(self._keep_open(), name=f"connection to {self._path.name}")
+
+    async def close(self) -> None:
+        """Close it for good. Returns when `on_closed` has been called, if one was open."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        connection = self.current
+        if connection is not None:
+            connection.abort()
+            await connection.closed.wait()
+
+    async def _keep_open(self) -> None:
+        loop = asyncio.get_running_loop()
+        shortest_s, longest_s = self._pauses_s
+        pause_s = shortest_s
+        while True:
+            try:
+                _transport, made = await loop.create_unix_connection(self._new, str(self._path))
+            except OSError as error:
+                log.debug("cannot connect to %s: %s", self._path, error)
+                self._on_absent()
+            else:
+                await made.closed.wait()
+                if made.is_established:
+                    pause_s = shortest_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _new(self) -> Connection[FrameT]:
+        return self._connect(on_open=self._opened, on_closed=self._lost)
+
+    def _opened(self, connection: Connection[FrameT]) -> None:
+        self.current = connection
+        self._on_open(connection)
+
+    def _lost(self, connection: Connection[FrameT]) -> None:
+        self.current = None
+        self._on_closed(connection)

@@ -1,14 +1,15 @@
 """The front's side of the Unix socket to the engine, on asyncio.
 
-Owns the connection: when it is lost, it notifies the listener once and reconnects. It refuses an
-engine older than the last one: that one was given up, and its requests run elsewhere by now. Does
-not know requests beyond their frames.
+When the connection is lost, it notifies the listener once and reconnects. It refuses an engine
+older than the last one: that one was given up, and its requests run elsewhere by now. Does not know
+requests beyond their frames.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from penstock.scheduler.events import StepEvents
@@ -16,9 +17,10 @@ from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_frames import CacheUpdate
 from penstock.server.link.cache_subscriber import CacheListener, CacheSubscriber
-from penstock.server.link.connection import Connection, keep_connected
+from penstock.server.link.connection import Connection, PersistentConnection
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import CancelAnswer, CancelById, Frame, FrontHello, decode, encode
+from penstock.server.link.pending_calls import PendingCalls
 from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
 from penstock.server.link.resume_frames import Attached, Detach, KeptRequest
 from penstock.server.link.resume_port import AttachCalls, AttachListener, DetachListener
@@ -35,14 +37,23 @@ class UnixEnginePort:
     """An `EnginePort` over a Unix socket. Everything happens on the loop that called `start`."""
 
     def __init__(self, path: Path, front_id: int) -> None:
-        self._path = path
         self._front_id = front_id
         self._listener: EngineListener | None = None
-        self._connection: Connection[Frame] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._link: PersistentConnection[Frame] = PersistentConnection(
+            path,
+            partial(
+                Connection,
+                "the engine",
+                decode,
+                on_frame=self._on_frame,
+                max_unsent_bytes=_MAX_UNSENT_BYTES,
+            ),
+            on_open=lambda opened: opened.write(encode(FrontHello(front_id=self._front_id))),
+            on_closed=self._on_closed,
+            pauses_s=_PAUSES_S,
+        )
         self._up = asyncio.Event()
-        self._answers: dict[int, asyncio.Future[RequestState | None]] = {}
-        self._next_ticket = 0
+        self._cancels: PendingCalls[RequestState | None] = PendingCalls()
         self._attach_calls = AttachCalls(lambda frame: self._write(encode(frame)))
         self._cache = CacheSubscriber(lambda frame: self._write(encode(frame)))
         self._newest_epoch = 0
@@ -56,17 +67,13 @@ class UnixEnginePort:
     @property
     def num_unsent_bytes(self) -> int:
         """See `EnginePort.num_unsent_bytes`."""
-        return 0 if self._connection is None else self._connection.num_unsent_bytes
+        connection = self._link.current
+        return 0 if connection is None else connection.num_unsent_bytes
 
     async def start(self, listener: EngineListener) -> None:
         """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
-        if self._task is not None:
-            raise RuntimeError("the port was started before")
+        self._link.start()
         self._listener = listener
-        self._task = asyncio.create_task(
-            keep_connected(self._path, self._new_connection, pauses_s=_PAUSES_S),
-            name="engine link",
-        )
 
     async def wait_up(self) -> None:
         """Return when an engine has said hello."""
@@ -75,13 +82,7 @@ class UnixEnginePort:
     async def close(self) -> None:
         """Close it for good; `on_lost` is called if an engine was connected."""
         self._is_closing = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        connection = self._connection
-        if connection is not None:
-            connection.abort()
-            await connection.closed.wait()
+        await self._link.close()
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """See `EnginePort.submit`."""
@@ -96,15 +97,12 @@ class UnixEnginePort:
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         """See `EnginePort.cancel_by_id`."""
-        ticket = self._next_ticket
-        self._next_ticket = (ticket + 1) % 2**32
-        self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
-        answer: asyncio.Future[RequestState | None] = asyncio.get_running_loop().create_future()
-        self._answers[ticket] = answer
+        ticket, answer = self._cancels.add()
         try:
+            self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
             return await answer
         finally:
-            self._answers.pop(ticket, None)
+            answer.cancel()
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """See `ResumePort.submit_kept`."""
@@ -129,26 +127,12 @@ class UnixEnginePort:
         return self._cache.follow(salt, listener)
 
     def _write(self, frame: bytes) -> None:
-        connection = self._connection
+        connection = self._link.current
         if connection is None or not self.is_up:
             raise EngineUnavailable("the engine is down")
         if not connection.write(frame):
             # An engine that does not read counts as lost: `on_lost` follows.
             raise EngineUnavailable("the engine does not read")
-
-    def _new_connection(self) -> Connection[Frame]:
-        return Connection(
-            "the engine",
-            decode,
-            on_frame=self._on_frame,
-            on_open=self._on_open,
-            on_closed=self._on_closed,
-            max_unsent_bytes=_MAX_UNSENT_BYTES,
-        )
-
-    def _on_open(self, connection: Connection[Frame]) -> None:
-        self._connection = connection
-        connection.write(encode(FrontHello(front_id=self._front_id)))
 
     def _on_frame(self, connection: Connection[Frame], frame: Frame) -> None:
         listener = self._listener
@@ -171,9 +155,7 @@ class UnixEnginePort:
             case StepEvents() as events:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):
-                answer = self._answers.get(ticket)
-                if answer is not None and not answer.done():
-                    answer.set_result(state)
+                self._cancels.answer(ticket, state)
             case Attached() | Detach() as received:
                 self._attach_calls.on_frame(received)
             case CacheUpdate() as update:
@@ -182,14 +164,10 @@ class UnixEnginePort:
                 raise LinkError(f"an engine does not send {type(other).__name__}")
 
     def _on_closed(self, connection: Connection[Frame]) -> None:
-        self._connection = None
         self._up.clear()
         self._attach_calls.on_lost()
         self._cache.on_lost()
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            if not answer.done():
-                answer.set_exception(EngineUnavailable("the engine was lost"))
+        self._cancels.fail(EngineUnavailable("the engine was lost"))
         if connection.is_established and self._listener is not None:
             if not self._is_closing:
                 log.warning("the engine is lost")

@@ -1,15 +1,16 @@
 """The observer's connection to the engine: queries live requests, sends log and profile commands.
 
-Owns the connection to the engine's link. It does not count as a front: no requests, no steps.
+It does not count as a front: no requests, no steps.
 """
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.connection import Connection, keep_connected
+from penstock.server.link.connection import Connection, PersistentConnection
 from penstock.server.link.frames import Frame, ObserverHello, decode, encode
 from penstock.server.link.operator_frames import (
     Command,
@@ -18,9 +19,9 @@ from penstock.server.link.operator_frames import (
     ViewAnswer,
     ViewQuery,
 )
+from penstock.server.link.pending_calls import PendingCalls
 from penstock.server.link.ports import EngineHello, EngineUnavailable
 from penstock.server.link.wire import LinkError
-from penstock.server.observe.front_receiver import Questions
 
 _PAUSES_S = (0.05, 1.0)
 _MAX_UNSENT_BYTES = 1024 * 1024
@@ -36,27 +37,29 @@ class EngineClient:
     def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:
         self._on_hello = on_hello
         self.hello: EngineHello | None = None
-        self._path = path
-        self._line: Connection[Frame] | None = None
-        self._looks: Questions[tuple[LiveView, ...]] = Questions()
-        self._orders: Questions[CommandResult] = Questions()
-        self._task: asyncio.Task[None] | None = None
+        self._line: PersistentConnection[Frame] = PersistentConnection(
+            path,
+            partial(
+                Connection,
+                "the engine",
+                decode,
+                on_frame=self._on_frame,
+                max_unsent_bytes=_MAX_UNSENT_BYTES,
+            ),
+            on_open=lambda opened: opened.write(encode(ObserverHello())),
+            on_closed=self._on_closed,
+            pauses_s=_PAUSES_S,
+        )
+        self._looks: PendingCalls[tuple[LiveView, ...]] = PendingCalls()
+        self._orders: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
         """Connect, and reconnect until `close`. Does not wait for the engine."""
-        self._task = asyncio.create_task(
-            keep_connected(self._path, self._new_connection, pauses_s=_PAUSES_S),
-            name="engine line",
-        )
+        self._line.start()
 
     async def close(self) -> None:
         """Disconnect."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-        if self._line is not None:
-            self._line.abort()
+        await self._line.close()
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
         """All live outputs of the engine. Raises EngineUnavailable, also after `limit_s`."""
@@ -71,35 +74,18 @@ class EngineClient:
         )
 
     async def _ask(
-        self, questions: Questions[_T], frame: Callable[[int], Frame], limit_s: float
+        self, calls: PendingCalls[_T], frame: Callable[[int], Frame], limit_s: float
     ) -> _T:
-        line = self._open_line()
-        ticket, answer = questions.ask()
+        line = self._line.current
+        if line is None or self.hello is None:
+            raise EngineUnavailable("the engine is down")
+        ticket, answer = calls.add()
         line.write(encode(frame(ticket)))
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
             raise EngineUnavailable("the engine does not answer") from None
-
-    def _open_line(self) -> Connection[Frame]:
-        if self._line is None or self.hello is None:
-            raise EngineUnavailable("the engine is down")
-        return self._line
-
-    def _new_connection(self) -> Connection[Frame]:
-        return Connection(
-            "the engine",
-            decode,
-            on_frame=self._on_frame,
-            on_open=self._on_open,
-            on_closed=self._on_closed,
-            max_unsent_bytes=_MAX_UNSENT_BYTES,
-        )
-
-    def _on_open(self, connection: Connection[Frame]) -> None:
-        self._line = connection
-        connection.write(encode(ObserverHello()))
 
     def _on_frame(self, line: Connection[Frame], frame: Frame) -> None:
         match frame:
@@ -117,7 +103,7 @@ class EngineClient:
 
     def _on_closed(self, line: Connection[Frame]) -> None:
         del line
-        self._line = self.hello = None
+        self.hello = None
         gone = EngineUnavailable("the engine went away")
         self._looks.fail(gone)
         self._orders.fail(gone)

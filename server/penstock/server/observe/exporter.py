@@ -11,10 +11,11 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from penstock.server.link.connection import Connection, keep_connected
+from penstock.server.link.connection import Connection, PersistentConnection
 from penstock.server.link.dispatch import CarryOut
 from penstock.server.link.operator_frames import Command, CommandResult
 from penstock.server.link.wire import LinkError
@@ -66,7 +67,6 @@ class Exporter:
         max_records: int = 20_000,
     ) -> None:
         self.dropped = {FULL: 0, NO_OBSERVER: 0}
-        self._path = path
         self._hello = hello
         self._live_views = live_views
         self._carry_out = carry_out
@@ -77,20 +77,28 @@ class Exporter:
         self._num_in_flight = 0
         self._beat: Heartbeat | None = None
         self._answers: deque[bytes] = deque()
-        self._line: _Line | None = None
+        self._link: PersistentConnection[ObserverFrame] = PersistentConnection(
+            path,
+            partial(
+                Connection,
+                "the observer",
+                decode,
+                on_frame=self._on_frame,
+                on_writable=self._flush,
+                max_frame_bytes=_MAX_QUERY_BYTES,
+            ),
+            on_open=self._on_open,
+            on_closed=self._on_lost,
+            pauses_s=_PAUSES_S,
+            on_absent=self._on_absent,
+        )
         self._is_absent = False
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
         """Connect, and reconnect until `close`. Does not wait for the observer."""
-        self._task = asyncio.create_task(
-            keep_connected(
-                self._path, self._new_line, pauses_s=_PAUSES_S, on_absent=self._on_absent
-            ),
-            name="observer line",
-        )
+        self._link.start()
 
     def offer(self, payload: bytes) -> bool:
         """Queue one encoded record; False if it is dropped (and counted)."""
@@ -122,13 +130,7 @@ class Exporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-        if self._line is not None:
-            self._line.abort()
-            self._on_lost(self._line)
+        await self._link.close()
         self._is_absent = True
         self._drop_all(NO_OBSERVER)
 
@@ -136,7 +138,8 @@ class Exporter:
         while not self._is_absent:
             self._emptied.clear()
             self._flush()
-            if self._line is not None and self._line.is_writable and not self._has_news:
+            line = self._link.current
+            if line is not None and line.is_writable and not self._has_news:
                 return
             await self._emptied.wait()
 
@@ -150,7 +153,7 @@ class Exporter:
 
     def _flush(self) -> None:
         """Write until the socket blocks, all is sent, or the time slice of the loop is used."""
-        line = self._line
+        line = self._link.current
         if line is None:
             return
         for _ in range(_MAX_FRAMES_PER_FLUSH):
@@ -185,21 +188,10 @@ class Exporter:
             self._num_bytes += num_bytes
             self._num_in_flight = 0
 
-    def _new_line(self) -> _Line:
-        return Connection(
-            "the observer",
-            decode,
-            on_frame=self._on_frame,
-            on_open=self._on_open,
-            on_closed=self._on_lost,
-            on_writable=self._flush,
-            max_frame_bytes=_MAX_QUERY_BYTES,
-        )
-
     def _on_open(self, line: _Line) -> None:
         line.is_established = True
         line.write(encode(self._hello))
-        self._line, self._is_absent = line, False
+        self._is_absent = False
         self._flush()
 
     def _on_absent(self) -> None:
@@ -208,9 +200,6 @@ class Exporter:
         self._emptied.set()
 
     def _on_lost(self, line: _Line) -> None:
-        if line is not self._line:
-            return
-        self._line = None
         self._answers.clear()  # their queries belong to the old connection
         if line.has_unsent:
             self.dropped[NO_OBSERVER] += self._num_in_flight
@@ -244,13 +233,13 @@ class Exporter:
             part = tuple(itertools.islice(views, _MAX_VIEWS_PER_FRAME))
             is_last = len(part) < _MAX_VIEWS_PER_FRAME
             self._answer(line, encode(LiveAnswer(ticket=ticket, views=part, is_last=is_last)))
-            if not is_last and line is self._line:
+            if not is_last and line is self._link.current:
                 loop.call_soon(next_part)
 
         next_part()
 
     def _answer(self, line: _Line, frame: bytes) -> None:
-        if line is not self._line:
+        if line is not self._link.current:
             return  # that observer is gone
         if len(self._answers) >= _MAX_ANSWERS:
             log.error("the observer sends queries and does not read: disconnecting")

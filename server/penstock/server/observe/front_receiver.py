@@ -9,10 +9,11 @@ import contextlib
 import logging
 import socket
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from penstock.server.link.connection import Connection
 from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.link.pending_calls import PendingCalls
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,
@@ -27,39 +28,6 @@ from penstock.server.observe.frames import (
 from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.request_record import RequestRecord, decode_record
 from penstock.server.observe.service_listeners import ServiceListener
-
-T = TypeVar("T")
-_NUM_TICKETS = 2**32
-
-
-class Questions(Generic[T]):
-    """Pending queries by ticket. Lives on one event loop."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[T]] = {}
-        self._next_ticket = 0
-
-    def ask(self) -> tuple[int, asyncio.Future[T]]:
-        """A new ticket, and the future of its answer."""
-        ticket = self._next_ticket
-        self._next_ticket = (ticket + 1) % _NUM_TICKETS
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = answer
-        answer.add_done_callback(lambda _: self._waiting.pop(ticket, None))
-        return ticket, answer
-
-    def answer(self, ticket: int, value: T) -> None:
-        """Deliver an answer; ignored if the query has ended."""
-        waiting = self._waiting.get(ticket)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(value)
-
-    def fail(self, error: Exception) -> None:
-        """Fail all pending queries."""
-        for waiting in list(self._waiting.values()):
-            if not waiting.done():
-                waiting.set_exception(error)
-
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +47,16 @@ class _Front:
     front_id: int
     pid: int
     line: _Line
-    looks: Questions[tuple[FrontView, ...]] = field(
-        default_factory=Questions[tuple[FrontView, ...]]
+    looks: PendingCalls[tuple[FrontView, ...]] = field(
+        default_factory=PendingCalls[tuple[FrontView, ...]]
     )
     parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
-    orders: Questions[CommandResult] = field(default_factory=Questions[CommandResult])
+    orders: PendingCalls[CommandResult] = field(default_factory=PendingCalls[CommandResult])
     last_beat: Heartbeat | None = None
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
         """Query its live requests."""
-        ticket, answer = self.looks.ask()
+        ticket, answer = self.looks.add()
         self.line.write(encode(LiveQuery(ticket=ticket)))
         return answer
 
@@ -101,7 +69,7 @@ class _Front:
 
     def ask_order(self, kind: CommandKind, argument: str) -> "asyncio.Future[CommandResult]":
         """Send a command; the future of its result."""
-        ticket, answer = self.orders.ask()
+        ticket, answer = self.orders.add()
         self.line.write(encode(Command(ticket=ticket, kind=kind, argument=argument)))
         return answer
 

@@ -1,4 +1,4 @@
-"""A child's connection to its supervisor: settings, readiness report and lifeline.
+"""A child's start and its connection to the supervisor: settings, readiness report and lifeline.
 
 Owns the child's end of one socket pair. The order to finish comes over it, not as a signal: service
 managers signal a whole process tree at once, and an engine that obeyed would interrupt the streams
@@ -8,6 +8,7 @@ once.
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
+from penstock.server.config import EngineLaunch, FrontLaunch, ObserverLaunch, decode_launch
 from penstock.server.link.control_frames import (
     FROM_CHILD,
     TO_CHILD,
@@ -30,10 +33,47 @@ from penstock.server.link.control_frames import (
     ToChild,
 )
 from penstock.server.link.wire import FrameBuffer, LinkError
+from penstock.server.observe.logs import configure_logging
 from penstock.server.processes.exit_codes import EXIT_OK, EXIT_ORPHANED
 
+LaunchT = TypeVar("LaunchT", EngineLaunch, FrontLaunch, ObserverLaunch)
 _PR_SET_PDEATHSIG = 1
 _MAX_LAUNCH_BYTES = 1 << 20
+
+
+def begin(
+    arguments: list[str],
+    launch_type: type[LaunchT],
+    name: str,
+    *,
+    last_act: Callable[[], object] | None = None,
+) -> "tuple[ChildControl, LaunchT]":
+    """Take over the connection, read the settings, hold the lifeline and start to log as `name`.
+
+    `arguments`: of the program, the inherited descriptor. `last_act`: see `hold_lifeline`.
+    """
+    control = ChildControl(int(arguments[0]))
+    launch = decode_launch(launch_type, control.read_launch())
+    control.hold_lifeline(launch.socket_path, last_act)
+    server = launch.server
+    configure_logging(
+        name,
+        server.log_level,
+        form=server.log_format,
+        has_foreign_text=server.log_foreign_text,
+    )
+    return control, launch
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End the process without the shutdown of libraries.
+
+    The kernel frees everything faster than torch does, and threads that hang in the network are not
+    waited for.
+    """
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def die_with_parent() -> None:
@@ -106,9 +146,9 @@ class ChildControl:
         """Report to the supervisor that this process serves."""
         self.tell(Ready(facts=facts))
 
-    def report_failure(self, message: str) -> None:
-        """Report to the supervisor why this process cannot start, worded for the operator."""
-        self.tell(StartFailed(message=message))
+    def report_failure(self, error: BaseException, prefix: str = "") -> None:
+        """Report to the supervisor why this process cannot start, in one line for the operator."""
+        self.tell(StartFailed(message=prefix + in_one_line(error)))
 
     def tell(self, frame: FromChild) -> None:
         """Send a message to the supervisor."""
@@ -161,3 +201,14 @@ def _remove_folder(folder: Path) -> None:
         for path in folder.glob("*.sock"):
             path.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def in_one_line(error: BaseException) -> str:
+    """The cause, without traceback and line breaks."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "out of memory" in text.lower():
+        return f"out of memory: {text}" if text else "out of memory"
+    is_worded_for_operators = type(error).__module__.startswith("penstock.")
+    if text and (is_worded_for_operators or isinstance(error, ValueError | OSError)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 import traceback
-from typing import NoReturn
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.create import create_executor
@@ -20,7 +19,7 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
-from penstock.server.config import EngineLaunch, ServerConfig, decode_launch
+from penstock.server.config import EngineLaunch, ServerConfig
 from penstock.server.facades import NO_FACADE
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
@@ -36,7 +35,7 @@ from penstock.server.observe.flight.layout import FlightError
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.processes.command_runner import Orders
-from penstock.server.processes.control import ChildControl, die_with_parent
+from penstock.server.processes.control import ChildControl, begin, die_with_parent, exit_at_once
 from penstock.server.processes.engine_policy import EnginePolicy
 from penstock.server.processes.exit_codes import (
     EXIT_BOOKS_WRONG,
@@ -44,8 +43,6 @@ from penstock.server.processes.exit_codes import (
     EXIT_ENGINE_DIED,
     EXIT_OK,
 )
-from penstock.server.processes.failure import in_one_line
-from penstock.server.processes.logging_start import start_logging
 from penstock.server.security.policy_file import PolicyFile
 
 # When run as a program, `__name__` would be `__main__`.
@@ -59,11 +56,8 @@ def main(arguments: list[str]) -> int:
     # Loading torch and a model creates hundreds of thousands of objects that stay; collecting
     # garbage meanwhile would take a fifth of the start time.
     gc.disable()
-    control = ChildControl(int(arguments[0]))
-    launch = decode_launch(EngineLaunch, control.read_launch())
-    control.hold_lifeline(launch.socket_path)
+    control, launch = begin(arguments, EngineLaunch, "engine")
     die_with_parent()
-    start_logging("engine", launch.server)
     listener = socket.socket(fileno=launch.listener_fd)
     listener.set_inheritable(False)  # not inherited by programs that the executor starts
     if launch.flight_fd >= 0:
@@ -104,7 +98,7 @@ def main(arguments: list[str]) -> int:
         # Any failure to start, of a model folder, a library or memory: one line for the operator,
         # the details at debug level. Launcher libraries may call sys.exit.
         log.debug("cannot start", exc_info=True)
-        control.report_failure(in_one_line(error))
+        control.report_failure(error)
         return EXIT_CANNOT_START
     try:
         return _serve(control, executor, loop)
@@ -260,13 +254,5 @@ def _hello(launch: EngineLaunch, executor: Executor, *, publishes_cache: bool) -
     )
 
 
-def _exit(code: int) -> NoReturn:
-    # The kernel frees everything faster than torch does, and the shutdown of a library must not
-    # delay the fronts of a dead engine.
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main(sys.argv[1:]))
+    exit_at_once(main(sys.argv[1:]))

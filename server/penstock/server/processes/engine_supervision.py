@@ -12,13 +12,11 @@ from penstock.server.link.board import BoardView
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child
 from penstock.server.processes.crash_attribution import CrashAttribution, EngineDeath, is_its_own
-from penstock.server.processes.environment import engine_environment
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START
 from penstock.server.processes.flight_memory import FlightMemory
 from penstock.server.processes.hang_watch import HangWatch
-from penstock.server.processes.modules import ENGINE_MODULE
 from penstock.server.processes.orphans import Orphans
-from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.spawn_context import ENGINE_MODULE, SpawnContext, engine_environment
 from penstock.server.processes.supervised_process import SupervisedProcess
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,14 @@ import dataclasses
 import gc
 import logging
 import os
+import resource
 import sys
 from functools import partial
 
 import uvloop
 
 from penstock.scheduler.quotas import TenantQuota
-from penstock.server.config import FrontLaunch, ServerConfig, decode_launch
+from penstock.server.config import FrontLaunch, ServerConfig
 from penstock.server.facades import NO_FACADE, load_facade
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
@@ -23,13 +24,10 @@ from penstock.server.front.text_quota import TextQuotas
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.request_recorder import RequestRecorder
-from penstock.server.processes.control import ChildControl
-from penstock.server.processes.descriptors import allow_many_descriptors
+from penstock.server.processes.control import ChildControl, begin
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
-from penstock.server.processes.failure import in_one_line
 from penstock.server.processes.front_watch import FrontWatch
 from penstock.server.processes.hang_watch import NUM_CHECKS
-from penstock.server.processes.logging_start import start_logging
 from penstock.server.processes.orphans import end_marked
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import keepalive_of
@@ -39,17 +37,16 @@ from penstock.server.text.model_text import ModelText
 
 # When run as a program, `__name__` would be `__main__`.
 log = logging.getLogger("penstock.server.processes.front_process")
+ENOUGH = 65_536
+"""Open files and sockets: a front needs one for each connection."""
 _BEATS_PER_CHECK = 4
 """So that every check of the supervisor finds a new beat."""
 
 
 def main(arguments: list[str]) -> int:
     """Serve until told to finish, then drain; the exit code."""
-    control = ChildControl(int(arguments[0]))
-    launch = decode_launch(FrontLaunch, control.read_launch())
     # Without a supervisor the engine is killed at once and cannot end its own child processes.
-    control.hold_lifeline(launch.socket_path, last_act=end_marked)
-    start_logging("front", launch.server)
+    control, launch = begin(arguments, FrontLaunch, "front", last_act=end_marked)
     allow_many_descriptors()
     keep_large_apart()
     log.debug("front id %d", launch.front_id)
@@ -90,7 +87,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
             await watch.start(server)
     except Exception as error:
         log.debug("cannot start", exc_info=True)
-        control.report_failure(in_one_line(error))
+        control.report_failure(error)
         return EXIT_CANNOT_START
     gc.collect()
     gc.freeze()
@@ -210,6 +207,18 @@ def _server(
 async def _report_ready(control: ChildControl, port: UnixEnginePort) -> None:
     await port.wait_up()
     control.report_ready()
+
+
+def allow_many_descriptors() -> int:
+    """Raise the soft limit of open files, which many systems set to 1,024 for programs that use
+    select, towards the hard one, to ENOUGH at most; returns the new limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= ENOUGH:
+        return soft
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else max(soft, min(hard, ENOUGH))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ from penstock.server.config import FrontLaunch, encode_launch
 from penstock.server.link.board import BeatsView
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child
-from penstock.server.processes.environment import front_environment
 from penstock.server.processes.hang_watch import HangWatch
-from penstock.server.processes.modules import FRONT_MODULE
 from penstock.server.processes.orphans import Orphans
-from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.spawn_context import FRONT_MODULE, SpawnContext, front_environment
 from penstock.server.processes.supervised_process import SupervisedProcess
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.config import ObserverLaunch, decode_launch
+from penstock.server.config import ObserverLaunch
 from penstock.server.link.board import BoardView, LoadState
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
@@ -33,11 +33,9 @@ from penstock.server.observe.service_listeners import ServiceListeners
 from penstock.server.observe.spans.variables import forget_blank_numbers
 from penstock.server.processes import process_table
 from penstock.server.processes.command_runner import Orders
-from penstock.server.processes.control import ChildControl
+from penstock.server.processes.control import ChildControl, begin, exit_at_once, in_one_line
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
-from penstock.server.processes.failure import in_one_line
-from penstock.server.processes.logging_start import start_logging
-from penstock.server.processes.modules import ENGINE_MODULE
+from penstock.server.processes.spawn_context import ENGINE_MODULE
 from penstock.server.security.security import Security
 
 if TYPE_CHECKING:
@@ -63,10 +61,7 @@ _MARGIN_S = 0.1
 
 def main(arguments: list[str]) -> int:
     """Observe until told to finish; the exit code."""
-    control = ChildControl(int(arguments[0]))
-    launch = decode_launch(ObserverLaunch, control.read_launch())
-    control.hold_lifeline(launch.socket_path)
-    start_logging("observer", launch.server)
+    control, launch = begin(arguments, ObserverLaunch, "observer")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
 
@@ -81,7 +76,7 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
     except (Exception, SystemExit) as error:
         # Whatever an exporter, a library or a port has against starting.
         log.debug("cannot start", exc_info=True)
-        control.report_failure(f"observer: {in_one_line(error)}")
+        control.report_failure(error, "observer: ")
         return EXIT_CANNOT_START
     # Records come and go by the thousand and hardly any holds a cycle: look for those seldom.
     gc.collect()
@@ -286,12 +281,5 @@ def processes_of_service(front_pids: Mapping[int, int]) -> dict[str, int]:
     return pids
 
 
-def _exit(code: int) -> NoReturn:
-    # Exporters' threads may hang in the network: nothing of theirs is waited for any more.
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main(sys.argv[1:]))
+    exit_at_once(main(sys.argv[1:]))

@@ -14,10 +14,12 @@ from penstock.server.config import ObserverLaunch, encode_launch
 from penstock.server.link.control_frames import FromChild
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.processes.child import Child
-from penstock.server.processes.environment import observer_environment
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
-from penstock.server.processes.modules import OBSERVER_MODULE
-from penstock.server.processes.spawn_context import SpawnContext
+from penstock.server.processes.spawn_context import (
+    OBSERVER_MODULE,
+    SpawnContext,
+    observer_environment,
+)
 from penstock.server.processes.supervised_process import CrashLoop, SupervisedProcess
 
 log = logging.getLogger(__name__)

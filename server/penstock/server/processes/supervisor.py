@@ -10,10 +10,8 @@ import itertools
 import logging
 import math
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -35,15 +33,11 @@ from penstock.server.processes.exit_codes import (
 from penstock.server.processes.flight_memory import FlightMemory
 from penstock.server.processes.front_supervision import NUM_ROWS, FrontSupervision
 from penstock.server.processes.hang_watch import NUM_CHECKS
-from penstock.server.processes.leftovers import (
-    FOLDER_PREFIX,
-    SOCKET_NAME,
-    remove_leftovers,
-)
 from penstock.server.processes.listen_port import PortUnavailable, reserve_port
 from penstock.server.processes.observer_supervision import ObserverSupervision
 from penstock.server.processes.orphans import LIMIT_S, Orphans
 from penstock.server.processes.rolling import RollingRestart
+from penstock.server.processes.service_folder import SOCKET_NAME, create_folder
 from penstock.server.processes.service_processes import ServiceProcesses
 from penstock.server.processes.spawn_context import SpawnContext
 from penstock.server.processes.supervised_process import CrashLoop, SupervisedProcess
@@ -252,9 +246,7 @@ class Supervisor:
         except PortUnavailable as error:
             raise CannotStart(str(error)) from error
         self._port = reserved.getsockname()[1]
-        remove_leftovers(Path(tempfile.gettempdir()))
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # mode 0700
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = create_folder(stack)
         self._socket_path = folder / SOCKET_NAME
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:

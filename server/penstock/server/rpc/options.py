@@ -8,8 +8,7 @@ defaults, set so that another release changes nothing.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock.server.front.config import FrontConfig
-from penstock.server.front.transport import TransportConfig
+from penstock.server.front.config import FrontConfig, TransportConfig
 
 ServerOptions = tuple[tuple[str, int], ...]
 

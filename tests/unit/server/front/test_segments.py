@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from penstock.scheduler.events import Stay, Wait
-from penstock.server.front.phases import PhaseClock
-from penstock.server.front.segments import segments_of
+from penstock.server.front.phases import PhaseClock, segments_of
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
 from penstock.server.observe.request_record import Segment, SegmentKind
 

@@ -16,8 +16,8 @@ from penstock.server.front.events import (
     TokensPiece,
     TopToken,
 )
-from penstock.server.front.prompt_echo import PromptEcho
 from penstock.server.front.stream import TokenStream
+from penstock.server.front.stream_head import PromptEcho
 
 REFUSAL = Refusal(reason=ErrorReason.ENGINE_DOWN)
 

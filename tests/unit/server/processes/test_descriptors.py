@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from penstock.server.processes.descriptors import ENOUGH, allow_many_descriptors
+from penstock.server.processes.front_process import ENOUGH, allow_many_descriptors
 
 NO_LIMIT = resource.RLIM_INFINITY
 

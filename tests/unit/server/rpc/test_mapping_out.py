@@ -17,7 +17,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.front import events
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
-from penstock.server.front.prompt_echo import MAX_PART_LOGPROBS, PromptEcho
+from penstock.server.front.stream_head import MAX_PART_LOGPROBS, PromptEcho
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.rpc.once_encoding import OnceEncoder
 from penstock.v1 import state_pb2

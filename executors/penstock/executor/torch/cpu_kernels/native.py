@@ -75,8 +75,9 @@ class _Rotary(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    """None without a build, or where torch has no OpenMP library that provides its functions."""
+def load_library() -> ctypes.CDLL | None:
+    """The compiled kernels; None without a build, or where torch has no OpenMP library that
+    provides its functions."""
     try:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError:
@@ -89,7 +90,7 @@ def _library() -> ctypes.CDLL | None:
 
 def is_supported(instructions: str) -> bool:
     """True when the kernels are compiled for this instruction set and the processor has it."""
-    library = _library()
+    library = load_library()
     if library is None or not hasattr(library, f"penstock_attend_{instructions}"):
         return False
     return bool(library.penstock_supports(instructions.encode()))
@@ -97,7 +98,7 @@ def is_supported(instructions: str) -> bool:
 
 def source_digest() -> str | None:
     """Of the sources that the library was compiled from."""
-    library = _library()
+    library = load_library()
     if library is None:
         return None
     return bytes((ctypes.c_char * 16).in_dll(library, "penstock_source_digest")).decode()
@@ -110,7 +111,7 @@ class NativeKernels:
 
     def __init__(self, instructions: str) -> None:
         self.instructions = instructions
-        library: Any = _library()
+        library: Any = load_library()
         self.barrier_us: float = library.penstock_barrier_us(_NUM_BARRIERS)
         # Of few rows it is twice as fast as oneDNN, of many as fast.
         self.has_fast_bf16_linear = instructions in ("amx", "avx512_bf16")

@@ -8,7 +8,6 @@ a boundary (some 1e-6 of the mass).
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.executor.torch.cpu_kernels.kernels import Kernels, load
-from penstock.executor.torch.cpu_kernels.native import DTYPES
+from penstock.executor.torch.cpu_kernels.native import DTYPES, load_library
 
-_LIBRARY = Path(__file__).with_name("_kernels.so")
 WISH = np.dtype(
     [
         ("temperature", np.float32),
@@ -89,14 +87,10 @@ def _loaded() -> tuple[Kernels, Any]:
 @cache
 def _functions() -> tuple[Kernels, Any] | None:
     """The kernels and `sample_rows`; None where they are not compiled."""
-    kernels = load()
+    kernels, library = load(), load_library()
     if not kernels.is_native:
         return None
-    library = ctypes.CDLL(str(_LIBRARY))  # loaded already: the same one again
-    name = f"penstock_sample_rows_{kernels.instructions}"
-    if not hasattr(library, name):
-        return None
-    sample = getattr(library, name)
+    sample = getattr(library, f"penstock_sample_rows_{kernels.instructions}")
     pointer, long = ctypes.c_void_p, ctypes.c_int64
     sample.argtypes = (
         *(pointer, long, long, pointer, pointer, long),

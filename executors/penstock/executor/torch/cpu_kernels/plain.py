@@ -94,7 +94,7 @@ class PlainLayer:
     def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
         """See `LayerAttention`."""
         block_size = self._pages.shape[3]
-        for row in range(rows.num_rows):
+        for row in np.flatnonzero(rows.counts).tolist():
             packed, positions = _span(rows, row)
             table = torch.from_numpy(rows.block_table[rows.slots[row]])
             blocks, offsets = table[positions // block_size].long(), positions % block_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.server.cli.serve import build_config, merge_settings
-from penstock.server.front.transport import TransportConfig
+from penstock.server.front.config import TransportConfig
 from penstock.server.rpc.options import KeepaliveConfig, keepalive_of
 from penstock.server.settings.sources import BadSetting
 

@@ -1,6 +1,6 @@
 """How soon a dead process is followed by another, and when no more."""
 
-from penstock.server.processes.restarts import RestartPolicy
+from penstock.server.processes.supervised_process import RestartPolicy
 
 
 def test_the_first_death_is_followed_at_once_and_then_the_delay_doubles() -> None:

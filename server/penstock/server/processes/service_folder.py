@@ -1,9 +1,10 @@
-"""Finds and removes temporary folders of services that were killed.
+"""The temporary folder of a service's sockets: created here, and removed after a killed service.
 
-A killed service cannot remove the folder of its sockets. A folder counts as stale when its owner,
-name and age fit and nothing listens on its socket.
+A killed service cannot remove its folder. A folder counts as stale when its owner, name and age fit
+and nothing listens on its socket.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -11,18 +12,27 @@ import re
 import shutil
 import socket
 import stat
+import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
 log = logging.getLogger(__name__)
 
-FOLDER_PREFIX: Final = "penstock-"
+_PREFIX: Final = "penstock-"
 SOCKET_NAME: Final = "engine.sock"
 MIN_AGE_S: Final = 60.0
 """A younger folder may belong to a service that is about to listen."""
-_FOLDER: Final = re.compile(re.escape(FOLDER_PREFIX) + r"[a-z0-9_]{8}")
+_FOLDER: Final = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
 _MAX_REMOVED: Final = 1000
+
+
+def create_folder(stack: contextlib.ExitStack) -> Path:
+    """Create a folder that `stack` removes; removes those of dead services first."""
+    remove_leftovers(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def remove_leftovers(parent: Path) -> int:

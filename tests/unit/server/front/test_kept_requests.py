@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.scheduler.events import StepEvents
-from penstock.server.front.results import Results
+from penstock.server.front.kept_requests import Results
 from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
 from penstock.server.link.step_frames import StepFrame
 
