@@ -1,10 +1,10 @@
-"""The simulated executor, with somebody looking on at what each step prefills, and no real tokens.
+"""The simulated executor, which reports what each step prefills, and has no real tokens.
 
-Owns the look at the batch. What the engine tells of a request does not include how much was
-computed for it, and that is what is lost when it comes to nothing. Nobody reads what a simulated
-request says and none has a stop id, so every token is 0: hashing them would be an eighth of a run.
-Where requests ask for more tokens than they generate, it is told here how many that are, and says
-so by ending them: the scheduler knows no more than it would of a model.
+Owns the look at the batch. The engine's events of a request do not include how much was
+computed for it, which is lost if the request fails. The text of a simulated request has no reader
+and none has a stop id, so every token is 0: hashing them would be an eighth of a run. Where
+requests ask for more tokens than they generate, their lengths are set here and they are ended at
+them: the scheduler knows no more than it would of a model.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from penstock.scheduler.batch import Batch, SlotEnd, StepResult
 from penstock.scheduler.request import FinishReason
 
 PrefillWatcher = Callable[[NDArray[np.int64], NDArray[np.int32]], None]
-"""Is told keys [m], each once, and how many tokens of each a step prefills [m]."""
+"""Called with keys [m], each once, and how many tokens of each a step prefills [m]."""
 
 OutputLength = Callable[[int], int]
 """How many tokens the request of a key generates."""
 
 
 class WatchedExecutor(SimulatedExecutor):
-    """Tells `on_prefill` of every step that prefills.
+    """Calls `on_prefill` for every step that prefills.
 
-    `output_length`: who has generated so many tokens stops; None: everybody goes on to what was
-    asked for.
+    `output_length`: a request stops after so many tokens; None: all continue to the requested
+    number.
     """
 
     def __init__(

@@ -40,10 +40,10 @@ class MetricsAccess:
             # This port does not request client certificates.
             caller = self._authenticator.identify(shown, tuple)
         except Unknown as error:
-            _log.info("turned away from the metrics port: %s", error)
+            _log.info("refused at the metrics port: %s", error)
             return HTTPStatus.UNAUTHORIZED
         except NotListed as error:
-            _log.info("turned away from the metrics port: %s", error)
+            _log.info("refused at the metrics port: %s", error)
             return HTTPStatus.FORBIDDEN
         if Right.METRICS not in caller.rights:
             _log.info("tenant %s may not read metrics", caller.tenant)
@@ -101,8 +101,8 @@ class MetricsApplication:
     """The WSGI application. `is_local`: it is served on a loopback address only.
 
     The page and its status then require a loopback name in the Host header, which protects them
-    from other web pages that use DNS rebinding. `access`: who may read; None: all callers. Health
-    probes are always permitted.
+    from other web pages that use DNS rebinding. `access`: permitted
+    callers; None: all. Health probes are always permitted.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class MetricsApplication:
         known = {"compat"} if path == METRICS_PATH else set[str]()
         for name, values in parameters.items():
             if name not in known:
-                return _Answer(HTTPStatus.BAD_REQUEST, b"there is a parameter of no meaning here\n")
+                return _Answer(HTTPStatus.BAD_REQUEST, b"there is an unknown parameter\n")
             if len(values) > 1:
                 return _Answer(HTTPStatus.BAD_REQUEST, f"{name} is there twice\n".encode())
         return route(_Call(path, environ.get("HTTP_ACCEPT", ""), parameters))

@@ -126,7 +126,7 @@ class Recorder:
     An `EngineListener`. `max_bytes` bounds each file. What the engine times is launch to
     collection; what a service does between two steps (results, frames to and from the fronts)
     delays the next one just as much, so a step here lasts from the end of the one before to its
-    own. Steps of a self-paced executor have no time of their own: they are left out. Raises OSError
+    own. Steps of a self-paced executor have no duration: they are left out. Raises OSError
     when the files cannot be made.
     """
 
@@ -156,7 +156,7 @@ class Recorder:
         return self._is_recording
 
     def start(self) -> None:
-        """Write from now on, on a thread of its own."""
+        """Write from now on, on a separate thread."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
         log.info("recording to %s and %s", self._steps.path, self._requests.path)
