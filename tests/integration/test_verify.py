@@ -280,7 +280,7 @@ async def test_a_service_that_cannot_start_could_not_be_verified() -> None:
         (("--skip", "magic"), "--skip: unknown check magic"),
         (("--json", "/nowhere/report.json"), "--json: folder /nowhere does not exist"),
         (("--", "--model", "demo"), "options of serve require --serve"),
-        (("--serve", "--", "--no-such-option"), "not of `penstock serve`"),
+        (("--serve", "--", "--no-such-option"), "not valid for `penstock serve`"),
         (("--address", "a b"), "address: must be"),
         (("--concurrency", "0"), "must be a positive number"),
     ],
