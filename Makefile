@@ -4,7 +4,7 @@
 #   make test      install, check, run the tests
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      all tests that only compute
-#   make nightly   the proofs that take minutes, each property with ten times the examples
+#   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with checks of every access: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
@@ -132,6 +132,7 @@ nightly: $(READY)
 		--timeout 3600 -m "not gpu and not slow" tests/property tests/unit tests/contract \
 		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py \
 		tests/integration/test_demo.py $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory sanitize
 
 sanitize: $(READY)
 	$(BIN)/python tests/support/sanitized_kernels.py --quiet $(PYTEST_ARGS)

@@ -143,8 +143,8 @@ async def deadline_in_the_queue(site: Site, style: str) -> None:
 
 async def queue_full(site: Site, style: str) -> None:
     blockers = await site.running("before a full queue", style, CANCELLED, 3)
-    # The reason of the wait is sometimes missing from a cancelled record: a fault to find.
-    waited = Expected("CANCELLED", "", None, {"queue": {keys.QUEUE_OUTCOME: "cancelled"}})
+    why = {"queue": {keys.QUEUE_REASON: "slots", keys.QUEUE_OUTCOME: "cancelled"}}
+    waited = Expected("CANCELLED", "", None, why)
     waiting = [
         site.call(f"waits {number}", style, request(LONG, (8, number)), waited)
         for number in range(4)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Admitted, Failed, Finished
 from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.observe.trace_context import NOT_TRACED, RemoteParent, TraceIds
@@ -67,9 +67,12 @@ class Accounts:
         else:
             self._record(account)
 
-    def on_late_end(self, end: Finished | Failed) -> None:
-        """The end event of a request that was released."""
-        self._pending.on_end(end)
+    def on_late_event(self, event: Admitted | Finished | Failed) -> None:
+        """The admission or the end of a request that was released."""
+        if isinstance(event, Admitted):
+            self._pending.on_admitted(event)
+        else:
+            self._pending.on_end(event)
 
     def sweep(self, now_s: float) -> None:
         """Call about once a second: limits how long a record waits."""
@@ -114,6 +117,15 @@ class PendingRecords:
         self._waiting[key] = account
         if len(self._waiting) > MAX_WAITING:
             self._record(self._waiting.pop(next(iter(self._waiting))))
+
+    def on_admitted(self, change: Admitted) -> None:
+        """A released request was admitted before its cancel reached the engine.
+
+        Only this event explains its wait: the end that follows explains its stay in the batch.
+        """
+        account = self._waiting.get(change.key)
+        if account is not None and account.live is not None:
+            account.live.phases.explain(wait=change.wait)
 
     def on_end(self, end: Finished | Failed) -> None:
         """The end event of a request that was released."""

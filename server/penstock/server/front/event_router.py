@@ -40,8 +40,8 @@ class FrontCounters:
 class EventRouter:
     """Finds the request of every event. `cancel` makes the engine drop keys.
 
-    `on_late_end` gets the end events of requests that were released before. `newest_place`: the
-    queue position of the last queued request, whether it is still here or not.
+    `on_late_event` gets the admissions and ends of requests that were released before.
+    `newest_place`: the queue position of the last queued request, whether it is still here or not.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class EventRouter:
         *,
         max_backlog_tokens: int,
         cancel: Callable[[tuple[int, ...], FinishReason], None],
-        on_late_end: Callable[[Finished | Failed], None],
+        on_late_event: Callable[[Admitted | Finished | Failed], None],
     ) -> None:
         self._table = table
         self._counters = counters
         self._max_backlog_tokens = max_backlog_tokens
         self._cancel = cancel
-        self._on_late_end = on_late_end
+        self._on_late_event = on_late_event
         self._cuts = CloseLog(_log)
         self.newest_place: Queued | None = None
 
@@ -128,6 +128,8 @@ class EventRouter:
                 self.newest_place = change
             output = self._find(change.key, touched)
             if output is None:
+                if isinstance(change, Admitted):
+                    self._on_late_event(change)
                 continue
             try:
                 if isinstance(change, Queued):
@@ -190,7 +192,7 @@ class EventRouter:
         for end in events.ends:
             output = self._find(end.key, touched)
             if output is None:
-                self._on_late_end(end)
+                self._on_late_event(end)
                 continue
             try:
                 if isinstance(end, Failed):

@@ -91,7 +91,7 @@ class Front:
             self.counters,
             max_backlog_tokens=config.max_backlog_tokens,
             cancel=self._cancel_keys,
-            on_late_end=self.accounts.on_late_end,
+            on_late_event=self.accounts.on_late_event,
         )
         self.results = Results(config.max_resume_bytes)
         self.attaching: dict[LiveRequest, deque[StepEvents]] = {}

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.events import Finished, Wait
+from penstock.scheduler.events import Admitted, Finished, Stay, StepEvents, Wait
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.accounts import MAX_WAIT_S, MAX_WAITING, Accounts
+from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import Outcome, RequestAccount
+from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
 from penstock.server.observe.request_recorder import UNREADABLE
 from support.record_log import RecordLog
@@ -56,12 +58,25 @@ async def test_a_record_waits_for_the_last_word() -> None:
     site = Site()
     site.close(site.live(7))
     assert site.log.records == []
-    site.accounts.on_late_end(ended(8))
-    site.accounts.on_late_end(ended(7))
-    site.accounts.on_late_end(ended(7))
+    site.accounts.on_late_event(ended(8))
+    site.accounts.on_late_event(ended(7))
+    site.accounts.on_late_event(ended(7))
     (record,) = site.log.records
     assert record.segments[-1].wait == WAIT
     assert (record.end_s, record.front_id, record.code) == (5.0, 3, 1)
+
+
+async def test_a_wait_that_ended_before_the_cancel_arrived_is_explained() -> None:
+    site = Site()
+    site.close(site.live(7))
+    for key in (8, 7):
+        admitted = Admitted(key=key, at_s=5.0, num_cached_tokens=0, num_preemptions=0, wait=WAIT)
+        site.accounts.on_late_event(admitted)
+    assert site.log.records == []
+    stay = Stay(num_steps=1)
+    site.accounts.on_late_event(Finished(key=7, at_s=5.1, reason=FinishReason.CANCELLED, stay=stay))
+    (record,) = site.log.records
+    assert record.segments[-1].wait == WAIT
 
 
 async def test_a_record_does_not_wait_for_long() -> None:
@@ -140,3 +155,17 @@ async def test_nothing_is_kept_without_a_journal() -> None:
     assert not accounts.are_kept
     assert not accounts.has_content
     assert account.outcome is None
+
+
+def test_the_router_passes_on_late_admissions() -> None:
+    late: list[object] = []
+    router = EventRouter(
+        RequestTable(front_id=1, max_live_requests=1),
+        FrontCounters(),
+        max_backlog_tokens=1,
+        cancel=lambda *_: None,
+        on_late_event=late.append,
+    )
+    admitted = Admitted(key=7, at_s=5.0, num_cached_tokens=0, num_preemptions=0, wait=WAIT)
+    router.dispatch(StepEvents(step=1, at_s=5.0, changes=(admitted,)), 5.0)
+    assert late == [admitted]
