@@ -42,7 +42,7 @@ def test_the_known_answer_is_found_and_told(trace: Path, tmp_path: Path) -> None
     done = penstock("plan", "--trace", trace, *TARGET, *SERVER, "--report", report, "--no-png")
 
     assert done.returncode == 0, done.stderr
-    assert "needed       3 x default behind round_robin; " in done.stdout
+    assert "needed       3 x default behind round_robin; add one" in done.stdout
     assert "default, 2 replicas: p99 TTFT" in done.stderr
     assert sorted(path.name for path in report.iterdir()) == ["plan.html", "plan.json"]
     document = json.loads((report / "plan.json").read_text(encoding="utf-8"))
