@@ -25,7 +25,9 @@ from typing import Any
 from penstock.executor.torch.thread_environment import plan_threads
 
 # As the service does, before torch loads.
-_plan = plan_threads(num_cores=len(os.sched_getaffinity(0)), num_fronts=0)
+_plan = plan_threads(
+    num_cores=len(os.sched_getaffinity(0)), num_fronts=0, num_threads=None, environ=os.environ
+)
 os.environ.update({**_plan.environment, **os.environ})
 
 import numpy as np

@@ -33,7 +33,7 @@ _SLOT, _LANE, _AREA = 19.0, 13.0, 44.0
 _PALE = 0.32
 _CHAR = 5.6
 """About how wide a letter of a slice's name is."""
-_NO_STEP = "never came back"
+_NO_STEP = "never returned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,7 +238,7 @@ async def test_bad_usage_is_one_line_and_code_2(service: Service, tmp_path: Path
     without = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     cases: list[tuple[tuple[object, ...], dict[str, str], str]] = [
         ((service.address,), {}, "--rates, --concurrency or --trace must be given"),
-        (("192.0.2.1", "--rates", 1), {}, "192.0.2.1 is not this machine; say --allow-remote"),
+        (("192.0.2.1", "--rates", 1), {}, "192.0.2.1 is not this machine; add --allow-remote"),
         ((service.address, "--rates", 1, "--processes", 0), {}, "--processes: must be in 1..256"),
         ((service.address, "--rates", 1, "--channels", 0), {}, "--channels must be in 1.."),
         ((service.address, "--rates", 1), without, "needs HdrHistogram: install penstock[bench]"),

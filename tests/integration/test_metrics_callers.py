@@ -95,7 +95,7 @@ def test_the_last_seats_are_for_scrapes(house: House, scrapes: SlowScrapes) -> N
         status, headers, body = house.ask(path)
         assert (status, headers["Retry-After"]) == (503, "1")
         assert headers["Server"] == "penstock"
-        assert body == b"too many are asking\n"
+        assert body == b"too many concurrent requests\n"
     assert house.ask("/", "HEAD")[2] == b""
     assert house.ask("/healthz")[0] == 200
 

@@ -42,7 +42,7 @@ def test_the_known_answer_is_found_and_told(trace: Path, tmp_path: Path) -> None
     done = penstock("plan", "--trace", trace, *TARGET, *SERVER, "--report", report, "--no-png")
 
     assert done.returncode == 0, done.stderr
-    assert "needed       3 x default behind round_robin; one more to be safe" in done.stdout
+    assert "needed       3 x default behind round_robin; add one" in done.stdout
     assert "default, 2 replicas: p99 TTFT" in done.stderr
     assert sorted(path.name for path in report.iterdir()) == ["plan.html", "plan.json"]
     document = json.loads((report / "plan.json").read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
             "--target-good-share",
             2,
         ): "--target-good-share must be above 0",
-        ("--trace", trace, "--start-s", 1000): "nothing is left of the trace",
+        ("--trace", trace, "--start-s", 1000): "the trace has no requests",
         ("--trace", trace, "--load-signal-delay-s", -1): "--load-signal-delay-s must be at least 0",
         ("--trace", trace, "--png"): "--png: needs",
     }

@@ -277,10 +277,10 @@ async def test_a_service_that_cannot_start_could_not_be_verified() -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("--skip", "magic"), "--skip: no check magic"),
-        (("--json", "/nowhere/report.json"), "--json: there is no folder /nowhere"),
-        (("--", "--model", "demo"), "options of serve go with --serve"),
-        (("--serve", "--", "--no-such-option"), "not of `penstock serve`"),
+        (("--skip", "magic"), "--skip: unknown check magic"),
+        (("--json", "/nowhere/report.json"), "--json: folder /nowhere does not exist"),
+        (("--", "--model", "demo"), "options of serve require --serve"),
+        (("--serve", "--", "--no-such-option"), "not valid for `penstock serve`"),
         (("--address", "a b"), "address: must be"),
         (("--concurrency", "0"), "must be a positive number"),
     ],

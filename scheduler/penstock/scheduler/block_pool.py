@@ -280,7 +280,7 @@ class BlockPool:
         if self.book is not None and self.book.num_blocks != num_named:
             yield "the book of what is cached and the hash index disagree"
         if not self._has_standing and (self._claims or self.sessions or self._cached.num_special):
-            yield "a block is claimed or held and nobody looks"
+            yield "a block is claimed or held and not accounted for"
         yield ""
         for part in (self._cached, self._claims, self.sessions):
             yield from part.faults()

@@ -226,7 +226,7 @@ class CompletionPredictor:
     def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
         """A running request ended with so many tokens; `is_cut`: not by its own end.
 
-        Without a token that could have ended it, its limit says nothing about others' lengths.
+        Without a token that could have ended it, its limit is no evidence of the lengths of others.
         """
         if is_cut and not _may_end(spec):
             return
@@ -249,7 +249,7 @@ class CompletionPredictor:
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
         """The running outputs, relative to this request."""
-        # As in `note_end`: an output that only its limit can end says nothing about lengths.
+        # As in `note_end`: an output that only its limit can end is no evidence of lengths.
         running = [other for other in self._running if _may_end(other.spec)]
         slots = [request.slot for request in running]
         octave = spec.max_tokens.bit_length()

@@ -52,7 +52,7 @@ class EvictionPolicy(enum.Enum):
 class SchedulerConfig:
     """Limits and policy. Raises SettingError naming the invalid field.
 
-    `tenant_quota`: of each tenant without a quota of its own. A tenant of weight 2 in
+    `tenant_quota`: of each tenant without a separate quota. A tenant of weight 2 in
     `tenant_weights` may be served twice as much as one of weight 1, the default.
     `min_deadline_chance`: see completion.py; `target_itl_s`: see pacing.py.
 

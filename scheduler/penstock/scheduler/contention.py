@@ -1,4 +1,4 @@
-"""What a request shares the machine with: who runs, and who waits and goes before it.
+"""What a request shares the machine with: running requests, and waiting requests ahead of it.
 
 Owns both as the sums that forecast.py takes. Does not judge.
 
@@ -87,7 +87,7 @@ class Contention:
         return load, ahead
 
     def of_admission(self, request: Request, want: Want) -> Load:
-        """What runs beside a request that is about to get a slot."""
+        """What runs together with a request that is about to get a slot."""
         shares = self._light_beside(request, want, Ahead())
         return self._before(self.load(has_place=True), request, want, Ahead(), shares)
 

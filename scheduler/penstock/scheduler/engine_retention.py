@@ -30,7 +30,7 @@ class EngineRetention:
         self._block_size = info.block_size
         self._budget = retention_budget(config, info.num_blocks)
         self._retained: dict[bytes, _Retained] = {}
-        # One for each block; a block that was requested again expires later than its entry says.
+        # One for each block; a block that was requested again expires later than its entry.
         self._expiries: list[tuple[float, bytes]] = []
         self._num_of: defaultdict[str, int] = defaultdict(int)
 

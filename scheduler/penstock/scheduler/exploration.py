@@ -2,11 +2,11 @@
 
 Owns two allowances of every tenant. Does not know lengths, nor which requests they affect.
 
-- **New.** Other tenants' output lengths say little about a tenant with few ended outputs. A bounded
-  number of its requests per minute are judged only by what is certain of them, as all are when an
-  engine starts. The number is bounded over all tenants as well: where many are new, the lengths of
-  all are those of many tenants and show what is usual, and without them an overloaded machine would
-  compute answers that are late.
+- **New.** Other tenants' output lengths predict little about a tenant with few ended outputs. A
+  bounded number of its requests per minute are judged only by what is certain of them, as all are
+  when an engine starts. The number is bounded over all tenants as well: where many are new, the
+  lengths of all are those of many tenants and show what is usual, and without them an overloaded
+  machine would compute answers that are late.
 - **Unlikely.** A fixed share of the requests that learned lengths would reject is admitted. If all
   of them were rejected, shorter outputs would never be observed.
 """

@@ -270,7 +270,7 @@ def retry_after_s(
     deadlines would be likely to meet them once the queue is shorter by its present shortfall:
     max(now + ttft - ttft_timeout, now + total - deadline), but not by more than the whole queue.
     Without deadlines (the queue was full) the time until the head of the queue may move, a forecast
-    with none ahead. Within `min_s` .. `max_s`; spread by the caller, who has randomness.
+    with none ahead. Within `min_s` .. `max_s`; spread by the caller, which has the randomness.
     """
     if ttft_deadline_s == NO_TIME and deadline_s == NO_TIME:
         lacking_s = expected.queue_s

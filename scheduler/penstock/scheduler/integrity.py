@@ -105,7 +105,7 @@ def _block_faults(life: Lifecycle) -> list[str]:
     if int(life.cache.reserved.sum()) != life.cache.num_reserved or life.cache.num_reserved < 0:
         faults.append("reservations do not add up")
     if not len(life.running) and pool.num_used:
-        faults.append("nobody runs but blocks are used")
+        faults.append("no request runs but blocks are used")
     return faults
 
 
@@ -118,7 +118,7 @@ def _state_faults(life: Lifecycle) -> list[str]:
     for key, request in life.requests.items():
         state = RequestState.PROCESSING if key in running else RequestState.PENDING
         if request.state is not state:
-            faults.append(f"request {key} is {request.state.name}, its place says {state.name}")
+            faults.append(f"request {key} is {request.state.name}, its place is of {state.name}")
         if (request.slot >= 0) is not (key in running):
             faults.append(f"request {key} disagrees about its slot")
         if (request.queue_mark is None) is not (key in running):
@@ -167,7 +167,7 @@ def _tenant_faults(life: Lifecycle) -> list[str]:
     if sum(request.ticket >= 0 for request in life.queue) != len(life.queue.order):
         faults.append("the order miscounts who stands in it")
     if len(life.queue.sums) != len(life.queue.order):
-        faults.append("the sums of the queue miss somebody")
+        faults.append("the sums of the queue miss a request")
     live = Counter(request.spec.tenant for request in life.requests.values())
     faults.extend(life.quotas.faults(live))
     faults.extend(life.queue.sums.faults())

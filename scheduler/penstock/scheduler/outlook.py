@@ -210,8 +210,8 @@ class Outlook:
     ) -> Verdict | None:
         """Why a request that could run now is not worth it; None when it is.
 
-        Beside those who run and with the budget that prefill has at present it takes what
-        `forecast` says once it is in, less the error of the prices.
+        With the running requests and the present budget of prefill it takes the time of
+        `forecast` once it is admitted, less the error of the prices.
         """
         deadlines = deadlines_of(request)
         if not (deadlines.is_any and self._is_able) or request.is_trial:

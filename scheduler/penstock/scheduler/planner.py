@@ -97,7 +97,7 @@ class Planner:
         return flight
 
     def _prefill_tokens(self, num_decodes: int) -> int:
-        """Tokens of prefill that the step may hold beside so many decodes."""
+        """Tokens of prefill that the step may hold in addition to so many decodes."""
         life, pace = self._life, self._life.outlook.pace
         if not pace.has_target:
             return pace.budget(num_decodes)
@@ -135,8 +135,8 @@ class Planner:
         nothing, so that its first token does not wait for theirs; but the next one does. None goes
         before a prompt of a higher class that is under way.
 
-        **Bound.** While prompts of others are under way, they are served as if nobody were light in
-        one step of `aging_stride`, whatever light tenants ask for.
+        **Bound.** While prompts of others are under way, they are served as if no tenant were light
+        in one step of `aging_stride`, whatever light tenants ask for.
         """
         life, has_left_out = self._life, self._has_left_out
         self._has_left_out = False
@@ -167,8 +167,8 @@ class Planner:
         Next to a full batch of decodes such a prompt takes up to twice as long. `light`: the light
         prompts of this step. Paused are tenants that were served more than the light ones, so that
         a tenant of many short requests does not hold up others for longer than until it had as
-        much; decodes of a higher class go on, and none is left out of more than `MAX_PAUSED_STEPS`
-        in a row.
+        much; decodes of a higher class continue, and none is left out of more than
+        `MAX_PAUSED_STEPS` in a row.
         """
         num_paused, self._num_paused_steps = self._num_paused_steps, 0
         life = self._life
@@ -210,11 +210,11 @@ class Planner:
                 grants.add(request, start, count, remaining)
 
     def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
-        """Slots of prompts that go first in their class and share with nobody; when they are due.
+        """Slots of prompts that go first in their class and share with no other; when they are due.
 
         See urgency.py. None while a request of a higher class waits, which needs budget to get in.
 
-        **Bound.** In one step of `aging_stride` all are served as if nobody were urgent.
+        **Bound.** In one step of `aging_stride` all are served as if none were urgent.
         """
         life = self._life
         if not life.is_fair or self._step % self._stride == 0:

@@ -8,8 +8,8 @@ An arriving request displaces requests of the tenant with the largest part, as l
 then still at least what the arriving tenant's becomes, or as long as it alone exceeds its tenant's
 fair part and the arriving tenant's requests are no more than theirs: one request of many outputs
 does not block others. Fair is the weighted share of all tenants that wait or arrive of the bound
-that is short, one place at least. Where no other tenant is displaced, it displaces requests of its
-own tenant of a lower class. Of one tenant the lowest class is displaced first, and in it the
+that is short, one place at least. Where no other tenant is displaced, it displaces requests of the
+same tenant of a lower class. Of one tenant the lowest class is displaced first, and in it the
 request that was submitted last. So a flood costs only its own tenant places, and a tenant is
 rejected only when it has as large a part as any.
 

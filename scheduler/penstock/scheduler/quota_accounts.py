@@ -25,7 +25,7 @@ from penstock.scheduler.request import RequestSpec
 
 _MINUTE_S = 60.0
 _ROUNDING_S = 1e-6
-"""A client that retries exactly when it was told must not fail by the last digit of a sum."""
+"""A client that retries after exactly the returned delay must not fail by a sum's last digit."""
 _FIRST_CAPACITY = 16
 _MAX_SWEPT = 2
 """Accounts checked for each new one: more are dropped than are made."""

@@ -181,7 +181,7 @@ class Request:
     to check whether it can still meet its deadlines. `num_uncached_tokens`: what it had to compute
     when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks, in tokens;
     `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions, as a replay
-    does. `is_new`: few outputs of its tenant were seen, so only certain bounds of its own are used.
+    does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are used.
     `place`: smaller for earlier arrivals; `queue_mark`: while it waits, the start of its stay in
     the queue: when, and the counters of wait_clock.py.
     """

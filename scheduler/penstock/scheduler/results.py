@@ -145,7 +145,7 @@ class Results:
         for row in which.tolist():
             request = self._life.running.request_at(int(rows.index[row]))
             if request is None:
-                raise ValueError(f"slot {rows.index[row]} ended but nobody is in it")
+                raise ValueError(f"slot {rows.index[row]} ended but no request is in it")
             if is_stop[row]:
                 self._life.finish(request, FinishReason.STOP, now, stop_id=int(tokens[row]))
             else:

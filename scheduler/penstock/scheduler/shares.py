@@ -23,7 +23,7 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
 
 _CROWD = 2.0
-"""Times `yield_ratio`, where nobody holds more than all others together."""
+"""Times `yield_ratio`, where no tenant holds more than all others together."""
 
 
 class Shares:

@@ -128,7 +128,7 @@ class StepFit:
             for price, default in zip(self._prices, _prices_of(DEFAULT_PRIOR), strict=True)
         ]
         self._information = _of_prior()
-        # Of steps without prefill and with: the quality of one kind says nothing about the other,
+        # Of steps without prefill and with: the quality of one kind is no evidence of the other,
         # and where one is rare its errors would count as outliers.
         self._kinds = (RecentErrors(max_error), RecentErrors(max_error))
         self._begin_recent()

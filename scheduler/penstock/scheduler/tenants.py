@@ -74,7 +74,7 @@ class Tenants:
         return len(self._index_of) - len(self._idle)
 
     def has_others(self, name: str) -> bool:
-        """Whether tenants besides this one have somebody waiting or running."""
+        """Whether tenants besides this one have requests waiting or running."""
         index = self._index_of.get(name)
         is_live = index is not None and index not in self._idle
         return self.num_live > is_live

@@ -26,7 +26,7 @@ def choose_victim(life: Lifecycle, spared: set[int], shares: Shares | None = Non
     if spared:
         slots = slots[~np.isin(slots, np.fromiter(spared, dtype=np.intp))]
     if not len(slots):
-        raise ValueError("nobody is left to preempt")
+        raise ValueError("no request is left to preempt")
     # Constrained outputs are spared while there are others: they may not be resumable.
     formless = [slot for slot in slots.tolist() if not _has_form(life, slot)]
     if formless:

@@ -193,7 +193,7 @@ class EngineLaunch:
     `listener_fd`: the listening Unix socket, inherited; it outlives every engine, so fronts that
     connect while none runs wait in its backlog. `epoch` grows with every start. `flight_fd`: the
     memory of the flight recorder, inherited; -1 where there is none. `board_fd`: likewise the
-    engine's board. `suspects`: who may have killed an earlier engine.
+    engine's board. `suspects`: requests that may have killed an earlier engine.
     """
 
     server: ServerConfig

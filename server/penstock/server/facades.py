@@ -1,4 +1,4 @@
-"""Contracts of gateways that can be served beside ours: entry points `penstock.gateways`.
+"""Contracts of gateways that can be served in addition to ours: entry points `penstock.gateways`.
 
 Owns how they are found. An entry point names a module, which is loaded when it is asked for and not
 before.
@@ -29,7 +29,7 @@ class Facade(Protocol):
     def make_service(
         self, front: "Front", gate: "AccessControl", board: "BoardView | None"
     ) -> "GatewayService":
-        """The service over one front. `board`: where the engine shows its load, or None."""
+        """The service over one front. `board`: has the load of the engine; may be None."""
         ...
 
 

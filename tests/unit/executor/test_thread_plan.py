@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.executor.torch.thread_environment import plan_threads
+from penstock.executor.torch.thread_environment import describe_threads, plan_threads
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,33 @@ from penstock.executor.torch.thread_environment import plan_threads
 def test_threads_take_the_cores_that_fronts_leave(
     num_cores: int, num_fronts: int, wanted: int | None, num_threads: int, is_alone: bool
 ) -> None:
-    plan = plan_threads(num_cores=num_cores, num_fronts=num_fronts, num_threads=wanted)
+    plan = plan_threads(num_cores=num_cores, num_fronts=num_fronts, num_threads=wanted, environ={})
 
     assert plan.num_threads == num_threads
     assert plan.environment["OMP_NUM_THREADS"] == str(num_threads)
     assert plan.environment["GOMP_SPINCOUNT"] == ("5000" if is_alone else "1000")
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted", "environment", "line"),
+    [
+        # More threads than are free do not spin for long, whoever asked for them.
+        ({"OMP_NUM_THREADS": "4,1"}, None, {"GOMP_SPINCOUNT": "1000"}, "4 threads (1000 spins)"),
+        ({"OMP_NUM_THREADS": "4"}, 2, {"GOMP_SPINCOUNT": "5000"}, "2 threads (5000 spins)"),
+        # A number of spins would override the operator's policy.
+        ({"OMP_WAIT_POLICY": "active"}, None, {}, "2 threads (active)"),
+        ({"GOMP_SPINCOUNT": "7"}, None, {}, "2 threads (7 spins)"),
+    ],
+)
+def test_variables_of_the_operator_take_precedence(
+    environ: dict[str, str], wanted: int | None, environment: dict[str, str], line: str
+) -> None:
+    plan = plan_threads(num_cores=4, num_fronts=2, num_threads=wanted, environ=environ)
+
+    found = plan.environment
+    assert found.pop("OMP_NUM_THREADS") == str(plan.num_threads)
+    assert found == environment | ({"OMP_WAIT_POLICY": "passive"} if environment else {})
+    assert describe_threads(plan.num_threads, found | environ) == line
 
 
 def test_a_small_layer_is_computed_by_one_thread_and_the_others_come_back() -> None:

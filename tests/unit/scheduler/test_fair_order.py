@@ -189,7 +189,7 @@ def test_the_victim_is_of_the_lowest_class_then_the_greediest_then_the_cheapest(
         spared.add(victim.slot)
         victims.append(victim.spec.key)
     assert victims == [3, 2, 4, 1]
-    with pytest.raises(ValueError, match="nobody"):
+    with pytest.raises(ValueError, match="no request"):
         choose_victim(life, spared)
 
 

@@ -128,7 +128,7 @@ def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
             "--prompt-tokens cannot be combined with --trace",
         ),
         (("--trace", "TRACE", "--rates", 1, "--load", 2), "--load cannot be combined with --rates"),
-        (("--trace", "TRACE", "--start-s", 99), "nothing is left of the trace"),
+        (("--trace", "TRACE", "--start-s", 99), "the trace has no requests"),
         (("--trace", "TRACE", "--load", 0), "--load must be in"),
         (("--rates", 1, "--prompt-tokens", "x"), "--prompt-tokens: must be N"),
         (("--rates", 1, "--duration-s", 0), "--duration-s must be above 0"),
@@ -137,10 +137,13 @@ def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
         (("--rates", 1e9), "--rates must be above 0 and at most 1000000"),
         (("--concurrency", 0), "--concurrency must be in"),
         (("--rates", 1, "--tenant", "a"), "--tenant-metadata-key must be given"),
-        (("--rates", 1, "--prompt-tokens", 999), "may have 1,063 tokens, and demo takes 1,000"),
-        (("--rates", 1, "--json", "/none/x.json"), "--json: there is no folder /none"),
-        (("--rates", 1, "--report", "/none/x"), "--report: there is no folder /none"),
-        (("localhost", "more", "--rates", 1), "more: options of serve go with --own-service"),
+        (
+            ("--rates", 1, "--prompt-tokens", 999),
+            "may have 1,063 tokens; demo accepts at most 1,000",
+        ),
+        (("--rates", 1, "--json", "/none/x.json"), "--json: folder /none does not exist"),
+        (("--rates", 1, "--report", "/none/x"), "--report: folder /none does not exist"),
+        (("localhost", "more", "--rates", 1), "more: options of serve require --own-service"),
     ],
 )
 def test_bad_usage_is_told_by_its_flag(

@@ -125,7 +125,7 @@ def test_a_report_answers_and_says_what_is_not_in_it(tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").read_text(encoding="utf-8") == plan_json(plan) + "\n"
     html = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert "3 x slow behind round_robin at 7.5" in html
-    assert "Nothing fails here" in html
+    assert "No failures are simulated" in html
     assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
     assert [chart.name for chart in charts] == [
         "ttft_replicas",

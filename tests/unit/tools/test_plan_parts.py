@@ -234,8 +234,8 @@ def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
         ([{"name": "a", "watermark": 2}], "watermark must be at least 0"),
         ([{"name": "a", "cost": {"step": 1}}], r"\[0\].cost.step is unknown"),
         ([{"name": "a", "cost": 1}], r"\[0\].cost must be an object"),
-        ([{"name": "a", "order": "fcfs"}], "is decided by policy"),
-        ([{"name": "a", "targets": {}}], "are those of the plan"),
+        ([{"name": "a", "order": "fcfs"}], "is set by policy"),
+        ([{"name": "a", "targets": {}}], "are set for the plan"),
         ([{"name": "a", "scheduler": {}}], "next to the others"),
     ],
 )

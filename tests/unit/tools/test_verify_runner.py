@@ -147,7 +147,7 @@ async def test_without_a_model_only_some_checks_make_sense() -> None:
 async def test_left_out_checks_are_skipped() -> None:
     [result] = await judged(Check(name="a", run=good), left_out=frozenset({"a"}))
 
-    assert (result.outcome, result.reason) == (Outcome.SKIP, "left out by --skip")
+    assert (result.outcome, result.reason) == (Outcome.SKIP, "skipped by --skip")
 
 
 async def test_lengths_fit_the_context() -> None:

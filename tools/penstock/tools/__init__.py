@@ -1,4 +1,4 @@
-"""The programs around the service: simulate, plan, bench, timeline, verify, demo.
+"""Programs around the service: simulate, plan, bench, timeline, verify, demo.
 
-They import the product; nothing of the product imports them.
+They import the server and the client, which do not import them.
 """

@@ -1,7 +1,7 @@
 """The command line: `penstock <command>`.
 
-Owns the parser and nothing of what the commands do. Commands import what is heavy only when they
-run, so that `penstock --help` answers at once. Exit codes are in `penstock.server.cli.exit_codes`;
+Owns the parser, not the commands. Commands import heavy packages only when they run, so that
+`penstock --help` is fast. Exit codes are in `penstock.server.cli.exit_codes`;
 `serve`, `build`, `verify`, `bench`, `simulate`, `plan` and `timeline` have their own.
 """
 
@@ -59,14 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked is parser:
             parser.error("a command is required")
     except SystemExit as stop:
-        # argparse leaves this way after --help (0) and after bad usage (2).
+        # argparse exits after --help (0) and after bad usage (2).
         return stop.code if isinstance(stop.code, int) else 0
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
 
 def _missing_package(command: str) -> str:
-    """The first package that a command needs and the client alone does not bring."""
+    """The first missing package that a command needs and the client does not install."""
     if command not in _SERVER_COMMANDS:
         return ""
     return next((name for name in _SERVER_PACKAGES if not importlib.util.find_spec(name)), "")

@@ -1,7 +1,7 @@
-"""A service of a command's own: started, waited for, ended.
+"""Starts a separate service for a command, waits until it is ready, and stops it.
 
-Owns one child process, `penstock serve` on a free port. Every wait is bounded, and nothing but that
-child is ever ended. Does not know what is asked of the service.
+Owns one child process, `penstock serve` on a free port. Every wait is bounded, and no process but
+that child is signalled.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ _READY = re.compile(r"^penstock ready on (\S+) ")
 _STOP_S = 15.0
 _KILL_S = 5.0
 _NUM_KEPT_LINES = 40
-# Engines log whole configurations on one line; a reader that gave up would block the service.
+# Engines log whole configurations on one line; a reader that stops would block the service.
 _MAX_LINE_BYTES = 16 << 20
 
 
 class ServiceFailed(Exception):
-    """The service did not start, or did not end as it should; the message has the cause."""
+    """The service did not start or did not stop cleanly; the message has the cause."""
 
 
 class OwnService:
-    """`async with OwnService(...) as service`: `service.address` answers inside the block."""
+    """`async with OwnService(...) as service`: `service.address` is reachable inside the block."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class OwnService:
         environment: Mapping[str, str] | None = None,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
-        """`serve_args`: arguments of `penstock serve` besides host and port. Operators have no
-        doors unless they open some.
+        """`serve_args`: arguments of `penstock serve` besides host and port. The operator ports are
+        closed unless an argument opens them.
 
-        `drain_grace_s` None: what the service would use by itself, seconds.
-        `environment` None: this process's, without settings of Penstock. `on_log` gets every line
-        of the service's log as it comes.
+        `drain_grace_s`: seconds; None: the service's default.
+        `environment` None: this process's, without settings of Penstock. `on_log` receives every
+        line of the service's log.
         """
         self._serve_args = tuple(serve_args)
         self._start_timeout_s = start_timeout_s
@@ -69,7 +69,7 @@ class OwnService:
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended, negative for a signal; None before that."""
+        """The exit code, negative for a signal; None while the process runs."""
         return None if self._process is None else self._process.returncode
 
     async def __aenter__(self) -> Self:
@@ -91,7 +91,7 @@ class OwnService:
             raise ServiceFailed(self._explain(f"the service ended with exit code {exit_code}"))
 
     def engine_pid(self) -> int | None:
-        """The engine process of the moment; None while there is none. Reads /proc (Linux)."""
+        """The current engine process; None if there is none. Reads /proc (Linux)."""
         pid = None if self._process is None else self._process.pid
         with contextlib.suppress(OSError):
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
@@ -102,12 +102,12 @@ class OwnService:
         return None
 
     async def wait_until_gone(self) -> None:
-        """Return when the process has ended, which it should not do by itself."""
+        """Return when the process has ended without being stopped."""
         assert self._process is not None
         await self._process.wait()
 
     def died(self) -> ServiceFailed:
-        """The error to raise when it ended by itself."""
+        """The error to raise when the process ended without being stopped."""
         code = self._process.returncode if self._process is not None else None
         return ServiceFailed(self._explain(f"the service ended by itself with exit code {code}"))
 
@@ -124,7 +124,7 @@ class OwnService:
             stderr=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
             env=without_settings(os.environ) if self._environment is None else self._environment,
-            # Ctrl-C is for the command, which then ends the service in order.
+            # Ctrl-C is for the command, which then stops the service cleanly.
             start_new_session=True,
         )
         self._process = process
@@ -142,8 +142,8 @@ class OwnService:
             raise ServiceFailed(self._explain(waited)) from None
         match = _READY.match(self.ready_line)
         if match is None:
-            # Its output has ended, so it is about to. Signalling it now would take its exit code
-            # from under asyncio, which complains about that on stderr.
+            # Its output has ended, so it is about to exit. A signal now would race with asyncio's
+            # wait for the exit code, which logs a warning on stderr.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_S)
             raise ServiceFailed(self._explain("the service ended before it was ready"))
@@ -151,7 +151,7 @@ class OwnService:
         self.start_s = time.monotonic() - started_s
 
     async def _end(self) -> int | None:
-        """SIGTERM, and SIGKILL if that does not help in time; the exit code."""
+        """Send SIGTERM, and SIGKILL after the time limit; the exit code."""
         process = self._process
         if process is None:
             return None
@@ -175,7 +175,7 @@ class OwnService:
         return process.returncode
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
-        """Look for its ready line; "" in its place when the output ends before."""
+        """Wait for the ready line; "" if the output ends first."""
         assert self._ready_line is not None
         async for raw in stream:
             line = raw.decode("utf-8", "replace").rstrip()

@@ -1,5 +1,6 @@
 """The device resources of an executor, in one line for logs and the ready line."""
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from penstock.executor.torch.load_progress import size
 from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.thread_environment import describe_threads
 
 
 def describe_resources(
@@ -29,9 +31,10 @@ def describe_resources(
         num_weight_bytes = weight_bytes(model)
     device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    threads = describe_threads(torch.get_num_threads(), os.environ)
     parts = [
         name,
-        *([_threads()] if device.type == "cpu" else []),
+        *([threads] if device.type == "cpu" else []),
         str(model.dtype).removeprefix("torch."),
         f"{path} path",
         f"weights {size(num_weight_bytes)}{_apart(quantization, 'none')}",
@@ -44,11 +47,6 @@ def describe_resources(
 
 def _apart(kind: object, usual: object) -> str:
     return "" if kind == usual else f" in {str(kind).removeprefix('torch.')}"
-
-
-def _threads() -> str:
-    num_threads = torch.get_num_threads()
-    return "1 thread" if num_threads == 1 else f"{num_threads} threads"
 
 
 def weight_bytes(model: LoadedModel, others: Sequence[Tensor] = ()) -> int:

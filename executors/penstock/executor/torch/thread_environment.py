@@ -7,36 +7,58 @@ slow down every other process, and the engine itself: two that wait for each oth
 scheduler's slice per operator when a third process runs (a decode step then takes 3 to 20 times as
 long). Threads that sleep at once cost a wake-up per operator. So the engine uses the cores that
 fronts leave free, where its threads spin for about as long as the gap between two operators. With
-more threads than that, they spin a fifth of it.
+more threads than that, they spin a fifth of it. Variables of the operator take precedence.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _SPINS_ALONE = 5000
 _SPINS_IN_COMPANY = 1000
+_NUM_THREADS = "OMP_NUM_THREADS"
+_POLICY = "OMP_WAIT_POLICY"
+_SPINS = "GOMP_SPINCOUNT"
+"""Of GNU's runtime, which torch brings on Linux; others ignore it. It overrides the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadPlan:
-    """`num_threads` that compute; `num_spins`: rounds that a thread spins before it sleeps."""
+    """`num_threads` that compute; `num_spins`: rounds that a thread spins before it sleeps, None
+    where the operator's variables decide.
+    """
 
     num_threads: int
-    num_spins: int
+    num_spins: int | None
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables for the process that runs the executor."""
-        return {
-            "OMP_NUM_THREADS": str(self.num_threads),
-            "OMP_WAIT_POLICY": "passive",
-            # GNU's runtime, which torch brings on Linux; others ignore it.
-            "GOMP_SPINCOUNT": str(self.num_spins),
-        }
+        found = {_NUM_THREADS: str(self.num_threads)}
+        if self.num_spins is not None:
+            found |= {_POLICY: "passive", _SPINS: str(self.num_spins)}
+        return found
 
 
-def plan_threads(*, num_cores: int, num_fronts: int, num_threads: int | None = None) -> ThreadPlan:
-    """For an engine next to `num_fronts`; `num_threads`: the operator's choice."""
+def plan_threads(
+    *, num_cores: int, num_fronts: int, num_threads: int | None, environ: Mapping[str, str]
+) -> ThreadPlan:
+    """For an engine next to `num_fronts`; `num_threads`: the operator's option, which takes
+    precedence over the variables in `environ`.
+    """
     num_free = max(num_cores - num_fronts, 1)
-    chosen = num_threads or num_free
+    # A list has an entry for each level of nested parallelism.
+    outer = environ.get(_NUM_THREADS, "").partition(",")[0].strip()
+    chosen = num_threads or (int(outer) if outer.isdecimal() else 0) or num_free
+    if _POLICY in environ or _SPINS in environ:
+        return ThreadPlan(num_threads=chosen, num_spins=None)
     is_alone = chosen <= num_free and num_cores > num_fronts
     return ThreadPlan(num_threads=chosen, num_spins=_SPINS_ALONE if is_alone else _SPINS_IN_COMPANY)
+
+
+def describe_threads(num_threads: int, environ: Mapping[str, str]) -> str:
+    """Number and waiting, for the service's ready line."""
+    if num_threads == 1:
+        return "1 thread"
+    spins, policy = environ.get(_SPINS), environ.get(_POLICY)
+    waiting = policy if spins is None else f"{spins} spins"
+    return f"{num_threads} threads" + (f" ({waiting})" if waiting else "")

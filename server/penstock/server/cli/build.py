@@ -23,7 +23,7 @@ _EXIT_CODES = """\
 exit codes:
   0    the last line of stdout is the path to serve: built now, built before, or needs no build
   1    the builder failed; its last lines are on stderr. Or another build of the same engine
-       went on for longer than --wait-s
+       took longer than --wait-s
   2    bad usage, a folder of no known kind, no builder, or a setting the builder does not have
   5    a file could not be read or written
   130  interrupted by Ctrl-C; the builder was ended, nothing is left of it

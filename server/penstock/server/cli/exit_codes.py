@@ -25,7 +25,7 @@ exit codes:
   3    no service at the address, or it takes no requests
   4    a deadline passed
   5    the input could not be read, or the output not written; the request was cancelled
-  70   a fault of penstock that nobody foresaw; the line says where
+  70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C; the request was cancelled
-  141  nobody reads the output any more; the request was cancelled
+  141  the reader of the output has exited; the request was cancelled
 """

@@ -28,7 +28,7 @@ _EXIT_CODES = """\
 exit codes:
   0        asked to stop (SIGTERM or SIGINT) and drained
   1        gave up: a process kept dying, or did not survive the drain
-  2        could not start; one line on stderr says why
+  2        could not start; one line on stderr has the reason
   128 + n  signal n came a second time: streams were cut
 """
 _DESCRIPTION = """\
@@ -59,7 +59,7 @@ def _add_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until requested to stop; the exit code."""
     from penstock.executor.config_json import did_you_mean
     from penstock.server.observe.logs import configure_logging
     from penstock.server.observe.logs.limits import ALWAYS

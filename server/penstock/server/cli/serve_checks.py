@@ -66,14 +66,14 @@ def check_facade(config: "ServerConfig") -> None:
     if config.num_fronts > 1:
         _log.warning(
             "the %s gateway keeps one connection to this worker, so one of its %d fronts gets all"
-            " requests: --fronts 1 says so, and more workers bring more",
+            " requests: --fronts 1 is enough here, and more workers add throughput",
             config.facade,
             config.num_fronts,
             extra=ALWAYS,
         )
     if what:
         _log.warning(
-            "the port asks for %s and the %s gateway has none: it needs a proxy of its own that"
+            "the port asks for %s and the %s gateway has none: it needs a separate proxy that"
             " adds them",
             " and ".join(what),
             config.facade,

@@ -1,6 +1,6 @@
 """The executor settings of `penstock serve` that depend on model and device.
 
-Owns the defaults of slots and token budget, and which settings have a key of their own in the
+Owns the defaults of slots and token budget, and which settings have a separate key in the
 section of TensorRT-LLM. The dataclasses of that section document its keys.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.server.settings.sources import Sources
 
 _STEPS = {"operations_port": 1, "metrics_port": 2}
-"""Offset from the service's port, unless a setting says otherwise."""
+"""Offset from the service's port, unless a setting overrides it."""
 _MAX_PORT = 65535
 _EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 _OPT_IN_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
@@ -63,7 +63,7 @@ def _has_traces(sources: Sources) -> bool:
     else:
         sources.refuse(
             ["trace_slow_ttft_s", "trace_slow_s", "trace_content"],
-            "requires traces: --otlp-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT says where they go",
+            "requires traces: set --otlp-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT",
         )
     return is_on
 

@@ -24,7 +24,7 @@ class Accounts:
     """Opens accounts, and has `recorder` note the record of each when it is closed.
 
     Without a recorder nothing is noted. `is_tracing`: requests get ids of traces. `has_content`:
-    their records tell prompts and outputs.
+    their records include prompts and outputs.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Accounts:
 
     @property
     def are_kept(self) -> bool:
-        """Whether anybody wants them."""
+        """Whether there is a recorder."""
         return self._recorder is not None
 
     def open(

@@ -69,9 +69,9 @@ class FrontConfig:
     from the time to first token what another has sent.
 
     `max_text_bytes_per_tenant`: a single text that is longer is taken when its tenant has no other.
-    `tenant_metadata_key`: empty to tell no tenants apart. What the engine keeps for Resume is
+    `tenant_metadata_key`: empty for a single tenant. What the engine keeps for Resume is
     bounded by `max_resume_bytes`, prompts included, and `max_parked_requests`; beyond a bound the
-    tenant that has most gives way. `has_content`: prompts and outputs are a part of what is told of
+    tenant that has most gives way. `has_content`: prompts and outputs are a part of the records of
     requests that have ended.
     """
 

@@ -52,8 +52,8 @@ class Front:
 
     `port`, `gate` and `prompts.quotas` may be set after construction, before the first request.
     `clock` is the engine's.
-    `ready_time_s`: when the engine last said hello, seconds since 1970. `shared_writers`: those
-    that serve several requests each; whoever runs one keeps it there. `recorder`: notes every
+    `ready_time_s`: when the engine last connected, seconds since 1970. `shared_writers`: those
+    that serve several requests each; the task that runs one keeps it there. `recorder`: notes every
     request that ended; with `is_tracing` they have a place in a trace.
     """
 

@@ -13,7 +13,7 @@ _CONSTRAINTS = frozenset({Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one model on one engine, in tokens unless the name says otherwise.
+    """Bounds of one model on one engine, in tokens unless the name has another unit.
 
     `max_total_tokens` is the context length, or the size of the KV cache if that is less.
     `max_engine_prompt_tokens`: the executor's own bound on prompts, None for none. `adapters`:

@@ -43,11 +43,11 @@ _ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 class LiveRequest:
     """A request that has not been released yet.
 
-    `ends`: of its outputs, once all have ended. `has_last_word`: the engine has said how its first
-    output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: the engine was told to end it.
-    `num_replays`: engines that it was given to after the first. `is_parked`: nobody reads it, and
-    it is here only for another engine to get it. `is_catching_up`: what has come of it waits here,
-    however much that is, since it is not its client that keeps it waiting.
+    `ends`: of its outputs, once all have ended. `has_last_word`: the engine has reported how its
+    first output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: its cancellation was
+    sent to the engine. `num_replays`: engines that it was given to after the first. `is_parked`: no
+    client reads it, and it is here only for another engine to get it. `is_catching_up`: what has
+    come of it waits here, however much that is, since it is not its client that keeps it waiting.
     """
 
     __slots__ = (

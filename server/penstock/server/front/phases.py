@@ -2,7 +2,7 @@
 
 Turns admissions, preemptions and tokens into a state, three sums, and the list of marks from which
 `segments_of` makes the segments of a record. Takes every time as an argument, in seconds on the
-engine's clock, and has no clock of its own.
+engine's clock, and reads no clock.
 
 With several outputs the request is as far as its foremost output: it waits only while none of its
 outputs runs. The engine's details are those of its first output.

@@ -43,7 +43,7 @@ class SpareMemory:
 
 
 def keep_large_apart() -> None:
-    """Once, at a process's start: large blocks get a mapping of their own."""
+    """Once, at a process's start: large blocks get separate mappings."""
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 

@@ -79,7 +79,7 @@ class TokenStream(WatchedWrite):
         return self._refusal
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Call `on_ready` where `take` would be woken: the stream has no writer of its own.
+        """Call `on_ready` where `take` would be woken: the stream shares its writer with others.
 
         It is not called for the present backlog.
         """
@@ -146,8 +146,8 @@ class TokenStream(WatchedWrite):
     def cut(self, refusal: Refusal) -> None:
         """Disconnect the reader: drop the backlog and interrupt a blocked write.
 
-        Works on a closed stream too, whose end was not taken. The writer is cancelled; it tells
-        this from a cancellation by its peer with `was_cut_off`.
+        Works on a closed stream too, whose end was not taken. The writer is cancelled; it
+        distinguishes this from a cancellation by its peer with `was_cut_off`.
         """
         if self.is_cut:
             return

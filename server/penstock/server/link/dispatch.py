@@ -145,7 +145,7 @@ class Dispatcher:
         )
 
     def front_connected(self, front_id: int) -> bytes:
-        """A front said hello; returns the frame that answers it."""
+        """A front connected; returns the frame that answers its hello."""
         if self._to_cancel:
             # A front that reconnects may use its keys again.
             self._cancel_first(len(self._to_cancel))

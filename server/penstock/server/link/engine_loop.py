@@ -13,8 +13,8 @@ from penstock.server.link.engine_status import StatusPublisher
 from penstock.server.link.front_connections import FrontConnections
 
 _MAX_WAIT_S = 0.5
-"""The longest wait: the heartbeat must go on, and a self-paced executor that has work but reports
-nothing may be dead.
+"""The longest wait: the heartbeat must continue, and a self-paced executor that has work but
+reports nothing may be dead.
 """
 _CHORES_EVERY_S = 1.0
 _QUIET_S = 0.05

@@ -1,6 +1,6 @@
 """The frames between fronts, observers and the engine, and their bytes.
 
-Owns the hello frames and cancellation; the others have modules of their own. Does not know sockets.
+Owns the hello frames and cancellation; the others have separate modules. Does not know sockets.
 """
 
 from typing import Annotated, TypeAlias

@@ -92,7 +92,7 @@ class FrontConnections:
 
     @property
     def num_fronts(self) -> int:
-        """Fronts that have said hello and are connected."""
+        """Connected fronts whose hello was received."""
         return len(self._by_front)
 
     def watch(self, fd: int) -> None:

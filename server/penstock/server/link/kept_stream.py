@@ -2,7 +2,7 @@
 
 Owns its form and how many bytes it takes: it is kept as the step news that made it, with the tokens
 between two events put together. A front that gets it takes it in as it takes any other news. Holds
-outputs, and shows them to nobody.
+outputs, and sends them to no front.
 """
 
 from array import array
@@ -40,7 +40,7 @@ _LOGPROB_BYTES: Final = 8
 class KeptStream:
     """One stream. `keys`: of its outputs, by index. `live`: of those that have not ended.
 
-    `front_id`: who has it, NO_FRONT for nobody. `is_read`: somebody reads it there; otherwise it is
+    `front_id`: its front, or NO_FRONT. `is_read`: a client reads it there; otherwise it is
     kept until `expires_s`. `is_lost`: what came of it was too much to be kept.
     """
 
@@ -115,7 +115,7 @@ class KeptStream:
         self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
 
     def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
-        """What the engine says of the prompt."""
+        """The engine's results for the prompt."""
         rows = entry[2]
         num_values = len(rows.chosen) * (1 + rows.top_ids.shape[1])
         size = _EVENT_BYTES + _LOGPROBS_BYTES + num_values * _LOGPROB_BYTES
@@ -163,7 +163,7 @@ class KeptStream:
 
 
 class _LogprobRows:
-    """Rows of one stream's tokens, `num_top` tokens wide; an array of its own for each row would
+    """Rows of one stream's tokens, `num_top` tokens wide; a separate array for each row would
     take twenty times their memory.
     """
 

@@ -1,7 +1,7 @@
 """The streams of requests that outlive their calls, kept by the engine that generates them.
 
-Owns which front has which, and the bounds on all of them: in time, their grace from when nobody
-reads one; in bytes and in number, where the tenant that has most gives way: its longest unread go
+Owns which front has which, and the bounds on all of them: in time, their grace from when its reader
+left; in bytes and in number, where the tenant that has most gives way: its longest unread go
 first, and with them what still runs. Knows neither sockets nor the engine; times are seconds on the
 engine's clock.
 """
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptLimits:
-    """`max_bytes` of all streams; `max_unread`: streams that nobody reads."""
+    """`max_bytes` of all streams; `max_unread`: streams without a reader."""
 
     max_bytes: int = 64 * 1024 * 1024
     max_unread: int = 1024
@@ -109,14 +109,14 @@ class KeptStreams:
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
-        """Nobody reads it any more at this front, if that has it."""
+        """No client reads it any more at this front, if the front has it."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
             self._park(stream)
             self._make_room()
 
     def front_gone(self, front_id: int) -> list[KeptStream]:
-        """A front is gone; those that it had, which nobody has now."""
+        """A front is gone; returns its streams, which have no front now."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
         for stream in lost:
             stream.front_id = NO_FRONT
@@ -127,7 +127,7 @@ class KeptStreams:
         return lost
 
     def record(self, events: StepEvents) -> None:
-        """Keep what a step's news say of those that are kept."""
+        """Append a step's results to the kept streams."""
         if not self._by_key:
             return
         touched: dict[KeptStream, None] = {}
@@ -163,7 +163,7 @@ class KeptStreams:
                 yield stream, item
 
     def sweep(self) -> None:
-        """To be called about once a second: what nobody came for in time goes."""
+        """To be called about once a second: drops streams whose time to be resumed is over."""
         now_s = self._clock()
         unread = [stream for streams in self._unread.values() for stream in streams]
         for stream in unread:
@@ -179,7 +179,7 @@ class KeptStreams:
             self._park(stream)
 
     def _park(self, stream: KeptStream) -> None:
-        """Nobody reads it: its time runs from now on."""
+        """It has no reader: its time to be resumed starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unpark(stream)

@@ -15,7 +15,7 @@ class CommandKind(enum.IntEnum):
     LOG_LEVEL = 1
     """Set the log level; the argument is its name."""
     PROFILE = 2
-    """Sample the threads for as many seconds as the argument says; the payload is a speedscope
+    """Sample the threads for the seconds of the argument; the payload is a speedscope
     file.
     """
 

@@ -37,7 +37,7 @@ class KeptRequest:
     """The part of a submission that makes a request resumable.
 
     `name`: the engine's. `tenant`: whose bytes they are. `keys`: of all outputs, those that have
-    ended included, by index. `is_read`: somebody reads its stream. `history`: tokens and ends that
+    ended included, by index. `is_read`: a client reads its stream. `history`: tokens and ends that
     came of an engine before, under these keys; None where nothing did.
     """
 

@@ -22,7 +22,7 @@ class ResumePort(EnginePort, Protocol):
     """An `EnginePort` to an engine that keeps streams."""
 
     async def wait_up(self) -> None:
-        """Return when an engine has said hello."""
+        """Return when an engine has connected."""
         ...
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:

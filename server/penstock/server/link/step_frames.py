@@ -61,7 +61,7 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class _Change(msgspec.Struct, frozen=True, array_like=True):
-    """One of these: msgspec can tell structs in a union apart, but not dataclasses."""
+    """One of these: msgspec distinguishes structs in a union, but not dataclasses."""
 
     queued: Queued | None = None
     admitted: Admitted | None = None

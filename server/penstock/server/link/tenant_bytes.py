@@ -23,5 +23,5 @@ class TenantBytes:
 
     @property
     def largest(self) -> str:
-        """The tenant that has most. Raises ValueError where nobody has any."""
+        """The tenant that has most. Raises ValueError if there is none."""
         return max(self._by_tenant, key=self._by_tenant.__getitem__)

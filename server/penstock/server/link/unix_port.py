@@ -76,7 +76,7 @@ class UnixEnginePort:
         self._listener = listener
 
     async def wait_up(self) -> None:
-        """Return when an engine has said hello."""
+        """Return when an engine has connected."""
         await self._up.wait()
 
     async def close(self) -> None:

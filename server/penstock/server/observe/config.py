@@ -1,4 +1,4 @@
-"""What of a service may be looked at, and how. Owns the settings; reads no environment.
+"""Settings of observability: tracing, flight recorder, operator ports. Reads no environment.
 
 Raises SettingError naming the field.
 """
@@ -10,19 +10,19 @@ from penstock.scheduler.setting import SettingError, check, setting
 
 MAX_METRICS_TENANTS = 256
 OTHER_TENANTS = "other"
-"""How metrics call all tenants together that are not named."""
+"""The label value for all tenants that are not listed."""
 _SCHEMES = ("http://", "https://")
 MIN_FLIGHT_STEPS, MAX_FLIGHT_STEPS = 64, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Which requests become traces. Where they go is said by the `OTEL_*` variables.
+    """Which requests are traced. The `OTEL_*` variables configure the export.
 
-    `is_on`: whether there is anywhere for them to go. Kept whatever the ratio and whatever a
-    parent decided: requests that failed or were preempted, whose first token took longer than
-    `slow_ttft_s`, or that took longer than `slow_s` as a whole. `has_next_rpc_keys`: the RPC keys
-    of the next release of the conventions are written too.
+    `is_on`: whether an exporter is configured. Always kept, independent of the ratio and of the
+    parent's decision: requests that failed or were preempted, whose TTFT exceeds `slow_ttft_s`, or
+    whose duration exceeds `slow_s`. `has_next_rpc_keys`: also write the RPC keys of the next
+    release of the conventions.
     """
 
     is_on: bool = False
@@ -70,7 +70,7 @@ class TracingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig:
-    """The flight recorder: how many steps are kept (a power of two), and where files go."""
+    """The flight recorder: the number of kept steps (a power of two) and the folder of files."""
 
     num_steps: int = setting(
         4096,
@@ -102,7 +102,7 @@ class FlightConfig:
 class ObserverConfig:
     """The observer process. Ports: None for none, 0 for any free one.
 
-    Each of `metrics_tenants` costs a handful of series.
+    Each of `metrics_tenants` adds a few series.
     """
 
     operations_port: int | None = setting(
@@ -158,7 +158,7 @@ class ObserverConfig:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything for an observer process to do."""
+        """Whether the service needs an observer process."""
         return (
             self.metrics_port is not None or self.operations_port is not None or self.tracing.is_on
         )

@@ -1,6 +1,6 @@
-"""The observer's line to the engine: it asks what lives there, and orders logs and profiles.
+"""The observer's connection to the engine: queries live requests, sends log and profile commands.
 
-It is no front: no requests, no steps.
+It does not count as a front: no requests, no steps.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 
 
 class EngineClient:
-    """Everything happens on the loop that called `start`.
+    """Lives on the loop that called `start`.
 
-    `hello`: the startup report of the engine; None while there is none. `on_hello` gets it too.
+    `hello`: the startup report of the engine; None while there is none. `on_hello` receives it too.
     """
 
     def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:
@@ -54,19 +54,19 @@ class EngineClient:
         self._orders: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
-        """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
+        """Connect, and reconnect until `close`. Does not wait for the engine."""
         self._line.start()
 
     async def close(self) -> None:
-        """Hang up for good."""
+        """Disconnect."""
         await self._line.close()
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
-        """Every output that lives in the engine. Raises EngineUnavailable, also past `limit_s`."""
+        """All live outputs of the engine. Raises EngineUnavailable, also after `limit_s`."""
         return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
     async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
-        """Have the engine's process do something. Raises EngineUnavailable."""
+        """Send a command to the engine's process. Raises EngineUnavailable."""
         return await self._ask(
             self._orders,
             lambda ticket: Command(ticket=ticket, kind=kind, argument=argument),

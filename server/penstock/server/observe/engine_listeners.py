@@ -1,6 +1,6 @@
 """The one listener of an engine, which forwards to all: flight recorder, recording.
 
-Owns the isolation of faults: a listener that raises is logged and removed, and the engine goes on.
+Owns the isolation of faults: a listener that raises is logged and removed; the engine continues.
 """
 
 import logging

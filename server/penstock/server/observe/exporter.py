@@ -1,8 +1,8 @@
-"""A front's connection to the observer process: records go out in batches, and nothing waits.
+"""A front's connection to the observer process: sends records in batches, without blocking.
 
-Owns the connection, what has not left yet, and the count of what never will. An observer that is
-gone, slow or hung costs records, which are counted, and never time. The observer's listening socket
-outlives it: one that starts again finds on it what fronts have sent meanwhile.
+Owns the connection, the unsent records and the count of dropped ones. If the observer is gone, slow
+or hung, records are dropped and counted; the front is never delayed. The observer's listening
+socket outlives it: a new observer receives what fronts have sent meanwhile.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from penstock.server.observe.heartbeat import Heartbeat
 log = logging.getLogger(__name__)
 
 FULL = "full"
-"""Why a record was dropped: the observer takes them more slowly than they come."""
+"""Why a record was dropped: the observer reads too slowly."""
 NO_OBSERVER = "no_observer"
 """Why a record was dropped: there is no observer."""
 
@@ -50,10 +50,10 @@ _Line: TypeAlias = Connection[ObserverFrame]
 
 
 class Exporter:
-    """What one front has for the observer. Lives on the loop that called `start`.
+    """Sends one front's records to the observer. Lives on the loop that called `start`.
 
-    `max_bytes` and `max_records` bound what waits to be sent. `live_views` and `carry_out` answer
-    the observer's questions. `dropped`: records that the observer will never see, by reason.
+    `max_bytes` and `max_records` bound the unsent records. `live_views` and `carry_out` answer
+    queries and commands of the observer. `dropped`: number of dropped records by reason.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Exporter:
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
-        """Begin to connect, and stay connected until `close`. Does not wait for the observer."""
+        """Connect, and reconnect until `close`. Does not wait for the observer."""
         self._link.start()
 
     def offer(self, payload: bytes) -> bool:
-        """Take one record, as its codec made it; False when it is dropped (and counted)."""
+        """Queue one encoded record; False if it is dropped (and counted)."""
         if self._is_absent:
             self.dropped[NO_OBSERVER] += 1
             return False
@@ -118,12 +118,12 @@ class Exporter:
         return True
 
     def send_heartbeat(self, beat: Heartbeat) -> None:
-        """Send this front's state soon; of several that wait, the newest."""
+        """Send this front's state; a newer heartbeat replaces an unsent one."""
         self._beat = beat
         self._flush()
 
     async def close(self, limit_s: float) -> None:
-        """Send what is left, for at most `limit_s`, and hang up."""
+        """Send what is left, for at most `limit_s`, and disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._drained()
@@ -152,7 +152,7 @@ class Exporter:
         self._flush()
 
     def _flush(self) -> None:
-        """Write until the socket takes no more, the news are out, or others want the loop."""
+        """Write until the socket blocks, all is sent, or the time slice of the loop is used."""
         line = self._link.current
         if line is None:
             return
@@ -183,7 +183,7 @@ class Exporter:
         self._num_in_flight = len(payloads)
         line.write(encode(Records(payloads=tuple(payloads))))
         if line.is_lost:
-            # The line broke just now: they are for the next one.
+            # The connection broke: they are sent on the next one.
             self._records.extendleft(reversed(payloads))
             self._num_bytes += num_bytes
             self._num_in_flight = 0
@@ -200,7 +200,7 @@ class Exporter:
         self._emptied.set()
 
     def _on_lost(self, line: _Line) -> None:
-        self._answers.clear()  # the questions are gone
+        self._answers.clear()  # their queries belong to the old connection
         if line.has_unsent:
             self.dropped[NO_OBSERVER] += self._num_in_flight
         self._num_in_flight = 0
@@ -225,7 +225,7 @@ class Exporter:
                 raise LinkError(f"an observer does not send {type(other).__name__}")
 
     def _answer_live(self, line: _Line, ticket: int) -> None:
-        # Made and sent in parts, with room between them for the streams of this loop.
+        # Encoded and sent in parts, so that streams of this loop are not delayed.
         views = iter(self._live_views())
         loop = asyncio.get_running_loop()
 
@@ -242,7 +242,7 @@ class Exporter:
         if line is not self._link.current:
             return  # that observer is gone
         if len(self._answers) >= _MAX_ANSWERS:
-            log.error("the observer asks and does not read: hanging up")
+            log.error("the observer sends queries and does not read: disconnecting")
             line.abort()
             return
         self._answers.append(frame)

@@ -1,6 +1,6 @@
-"""The engine's steps, read from the flight recorder's memory as they come, and copies of it.
+"""Reads the engine's steps from the flight recorder's memory, and makes copies of it.
 
-Owns the polling and one reader of that memory. The engine does not notice that it is read.
+Owns the polling and one reader of that memory. Reading does not affect the engine.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ POLL_S = 0.25
 class FlightSource:
     """Passes new steps to `listener` four times a second.
 
-    `fd`: the memory, inherited. Raises FlightError (a ValueError) or OSError for none. `port`: the
-    service's, for the names of files. `copied` and `dumped` take their time and may be called from
-    any thread; the rest is one thread's.
+    `fd`: the inherited memory. Raises FlightError (a ValueError) or OSError if it is invalid.
+    `port`: the service's, for file names. `copied` and `dumped` are slow and may be called from any
+    thread; all other methods from one thread.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FlightSource:
         self._task = asyncio.create_task(self._poll(), name="steps")
 
     async def stop(self) -> None:
-        """No more polls, after one last."""
+        """Stop after a last poll."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -49,7 +49,7 @@ class FlightSource:
             self.read()
 
     def read(self) -> None:
-        """Pass on what is new."""
+        """Pass on new steps."""
         reader = self._reader
         try:
             rows, num_missed = reader.new_steps()
@@ -64,7 +64,7 @@ class FlightSource:
             self._listener.take_steps(facts.epoch, rows, num_missed, reader.totals)
 
     def copied(self) -> bytes:
-        """As its files hold it. Raises FlightError before the first engine."""
+        """A copy in the file format. Raises FlightError before the first engine."""
         reader = FlightReader(self._fd)
         try:
             return reader.copy(time.monotonic())
@@ -72,7 +72,7 @@ class FlightSource:
             reader.close()
 
     def dumped(self, why: str) -> Path:
-        """Written to a file of the flight folder. Raises FlightError, OSError."""
+        """Write a file in the flight folder; its path. Raises FlightError, OSError."""
         return dump(self._fd, self._folder, why, port=self._port)
 
     async def _poll(self) -> None:

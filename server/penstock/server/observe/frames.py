@@ -1,7 +1,7 @@
-"""The frames between a front and the observer process, with the live requests of a front.
+"""Frames between a front and the observer process.
 
-Owns which kinds there are. Records pass as bytes, so that one that cannot be read is lost alone.
-Does not know sockets.
+Owns the frame types. Records are bytes, so that an unreadable one does not affect others. Does not
+know sockets.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from penstock.server.observe.heartbeat import Heartbeat
 class FrontView:
     """A request that has not been released.
 
-    `keys`: of its outputs, as the engine knows them; empty while it is prepared. `phase`: the value
-    of a `SegmentKind`; `history`: every phase it entered, with the time, oldest first.
-    `trace_id`: 32 hexadecimal digits. `num_backlog_tokens`: output its reader has not taken.
+    `keys`: the engine's keys of its outputs; empty while it is prepared. `phase`: the value of a
+    `SegmentKind`; `history`: every phase with its start time, oldest first. `trace_id`: 32
+    hexadecimal digits. `num_backlog_tokens`: output that its client has not read.
     """
 
     front_id: int
@@ -38,20 +38,20 @@ class FrontView:
 
 
 class Hello(TaggedFrame, frozen=True, kw_only=True):
-    """What a front says first. `front_id` is of this one life of it."""
+    """A front's first frame. `front_id` is unique to this process of the front."""
 
     front_id: int
     pid: int
 
 
 class Records(TaggedFrame, frozen=True, kw_only=True):
-    """Requests that have ended, oldest first: what `encode_record` made of each."""
+    """Requests that have ended, oldest first, encoded by `encode_record`."""
 
     payloads: tuple[bytes, ...]
 
 
 class LiveQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Which requests live? `ticket` (32 bits) comes back in the answer."""
+    """Query for live requests. The answer has the same `ticket` (32 bits)."""
 
     ticket: int
 

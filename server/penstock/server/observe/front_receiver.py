@@ -1,7 +1,7 @@
-"""Receives what fronts send to the observer, and asks them for their live requests.
+"""Receives the fronts' frames in the observer, and queries their live requests.
 
-Owns the connections of the fronts. The listening socket is the supervisor's: it outlives every
-observer, so that what fronts send while there is none reaches the next.
+Owns the connections of the fronts. The supervisor owns the listening socket, which outlives every
+observer, so that frames sent while there is none reach the next.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _Line: TypeAlias = Connection[ObserverFrame]
 
 
 class FrontUnavailable(Exception):
-    """The front cannot be asked; the message is for the operator."""
+    """The front cannot be reached; the message is for the operator."""
 
 
 @dataclass(slots=True, eq=False)
 class _Front:
-    """One front that is connected."""
+    """One connected front."""
 
     front_id: int
     pid: int
@@ -55,33 +55,33 @@ class _Front:
     last_beat: Heartbeat | None = None
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
-        """Its requests, to come."""
+        """Query its live requests."""
         ticket, answer = self.looks.add()
         self.line.write(encode(LiveQuery(ticket=ticket)))
         return answer
 
     def take_live(self, answer: LiveAnswer) -> None:
-        """A part of them."""
+        """Add a part of the answer."""
         part = self.parts.setdefault(answer.ticket, [])
         part += answer.views
         if answer.is_last:
             self.looks.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
     def ask_order(self, kind: CommandKind, argument: str) -> "asyncio.Future[CommandResult]":
-        """What comes of an order, to come."""
+        """Send a command; the future of its result."""
         ticket, answer = self.orders.add()
         self.line.write(encode(Command(ticket=ticket, kind=kind, argument=argument)))
         return answer
 
     def lose(self) -> None:
-        """It is gone."""
+        """Fail its queries: the front has disconnected."""
         gone = FrontUnavailable(f"front {self.front_id} is gone")
         self.looks.fail(gone)
         self.orders.fail(gone)
 
 
 class FrontReceiver:
-    """Takes in what fronts send, for `listener`. Lives on one event loop.
+    """Receives frames of all fronts for `listener`. Lives on one event loop.
 
     `num_unreadable` counts the records that could not be read.
     """
@@ -97,28 +97,28 @@ class FrontReceiver:
 
     @property
     def front_ids(self) -> tuple[int, ...]:
-        """Of the fronts that are connected."""
+        """Ids of the connected fronts."""
         return tuple(sorted(self._by_id))
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of those, by front id. From any thread."""
-        # A copy is made in one go; a walk of the dictionary itself breaks when a front comes.
+        """Process ids of the connected fronts, by front id. Thread-safe."""
+        # Copying is atomic; iterating over the dictionary itself fails when a front connects.
         return {front_id: front.pid for front_id, front in self._by_id.copy().items()}
 
     @property
     def num_live(self) -> int:
-        """Requests that live on the fronts, by their last word."""
+        """Live requests of all fronts, by their last heartbeats."""
         beats = [front.last_beat for front in self._by_id.values()]
         return sum(beat.num_live for beat in beats if beat is not None)
 
     async def start(self, listener: socket.socket) -> None:
-        """Listen from now on; what fronts sent before comes first."""
+        """Start listening; frames that were sent before come first."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._new_line, sock=listener)
 
     async def close(self, limit_s: float) -> None:
-        """Receive what ending fronts still send, for at most `limit_s`; then disconnect."""
+        """Receive the last frames of ending fronts for at most `limit_s`; then disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._is_empty.wait()
@@ -147,7 +147,7 @@ class FrontReceiver:
     async def order(
         self, front_id: int, kind: CommandKind, argument: str, limit_s: float
     ) -> CommandResult:
-        """Have one front do something. Raises FrontUnavailable."""
+        """Send a command to one front. Raises FrontUnavailable."""
         front = self._by_id.get(front_id)
         if front is None:
             raise FrontUnavailable(f"there is no front {front_id}")
@@ -191,7 +191,7 @@ class FrontReceiver:
             line.name = f"front {frame.front_id}"
             self._lines[line] = self._by_id[frame.front_id] = front
         else:
-            raise LinkError("the first frame is no hello")
+            raise LinkError("the first frame is not a hello")
 
     def _take(self, front: _Front, frame: ObserverFrame) -> None:
         match frame:

@@ -1,7 +1,7 @@
-"""A front's heartbeat: its state for the observer once a second, and how late its loop runs.
+"""A front's heartbeat: its state once a second, and the lag of its event loop.
 
-Owns the value and the timer. Counters only grow while the front lives, so a heartbeat that is lost
-costs nothing. The lateness of a tick is what every stream of the front waited too.
+Owns the value and the timer. Counters are cumulative, so a lost heartbeat loses no counts. The lag
+of a tick also delayed every stream of the front.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from penstock.server.link.wire import TaggedFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeCount:
-    """How many requests of one kind have ended in one way. Names as in `RequestRecord`.
+    """Number of requests with one outcome. Fields as in `RequestRecord`.
 
-    `finish_reason`: of the first output, empty when there is none.
+    `finish_reason`: of the first output, empty if there is none.
     """
 
     method: str
@@ -32,12 +32,11 @@ class OutcomeCount:
 class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     """The state of a front.
 
-    `num_streams`: calls open now. `num_live`: requests not released. `num_backlog_tokens`: output
-    that readers have not taken. `loop_lag_s`: how late the event loop ran each of its ticks since
-    the last beat, one value a tick. `queue_estimate_s`: the predicted wait of the newest request
-    that it queued for this front, at `queue_estimate_at_s` (monotonic); None: not predicted.
-    The rest counts since the front's start; `dropped_records` are those that the observer did not
-    take, by reason.
+    `num_streams`: open calls. `num_live`: requests not released. `num_backlog_tokens`: output that
+    clients have not read. `loop_lag_s`: lag of the event loop at each tick since the last
+    heartbeat. `queue_estimate_s`: the predicted wait of the newest queued request of this front, at
+    `queue_estimate_at_s` (monotonic); None: not predicted. All other fields count since the front's
+    start; `dropped_records`: records that were not delivered, by reason.
     """
 
     front_id: int
@@ -84,13 +83,13 @@ class HeartbeatTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Tick on the running loop until `stop`. The first beat comes at once."""
+        """Tick on the running loop until `stop`. The first heartbeat is immediate."""
         self._beat(())
         self._due_s = self._clock()
         self._wait()
 
     def stop(self) -> None:
-        """No more ticks, after one last beat. Idempotent."""
+        """Stop after a last heartbeat. Idempotent."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -98,7 +97,7 @@ class HeartbeatTimer:
 
     def _wait(self) -> None:
         now_s = self._clock()
-        # Ticks that a blocked loop missed are one late tick, not many.
+        # Ticks missed by a blocked loop count as one late tick.
         self._due_s = max(self._due_s, now_s - _TICK_S) + _TICK_S
         delay_s = max(0.0, self._due_s - now_s)
         self._handle = asyncio.get_running_loop().call_later(delay_s, self._tick)

@@ -1,7 +1,7 @@
-"""The one record of a request that has ended: all its consumers get it.
+"""The record of an ended request, shared by all consumers.
 
-Owns the values and their bytes; they know no protobuf, no OpenTelemetry and no socket. They hold no
-prompt, no output and no token id, unless content capture is switched on (`content`).
+Owns the values and their encoding, independent of protobuf, OpenTelemetry and sockets. They contain
+no prompt, output or token id, unless content capture is enabled (`content`).
 
 All times are seconds on the machine's monotonic clock, which all processes of a service share.
 """
@@ -45,12 +45,12 @@ class Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class TraceParent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a request belongs in a distributed trace.
+    """The position of a request in a distributed trace.
 
-    `trace_id` 16 bytes and `span_id` 8 bytes are the request's own. `parent_span_id`: 8 bytes, the
-    caller's span; empty when this request begins the trace. `is_parent_sampled`: the caller's
-    decision, None without a caller. `trace_state`: the caller's, to be handed on. Ids are empty
-    where nothing is traced.
+    `trace_id` (16 bytes) and `span_id` (8 bytes) are the request's own. `parent_span_id`: 8 bytes,
+    the caller's span; empty if this request begins the trace. `is_parent_sampled`: the caller's
+    decision, None without a caller. `trace_state`: the caller's, passed on. Ids are empty if the
+    request is not traced.
     """
 
     trace_id: bytes
@@ -61,7 +61,7 @@ class TraceParent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class RequestOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was asked for, as far as traces have it. None: not asked for."""
+    """The request's options that traces include. None: not set."""
 
     is_chat: bool = False
     is_stream: bool = True
@@ -77,24 +77,24 @@ class RequestOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Prompt and outputs as text; only where an operator asked for it."""
+    """Prompt and outputs as text; only with content capture."""
 
     prompt: str
     outputs: tuple[str, ...]
 
 
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One request, whatever its end.
+    """One ended request.
 
     `method`: the full name of the RPC, such as `penstock.v1.GenerationService/Generate`; a request
     of a Multiplex stream carries that method's. `code`: the gRPC status code it ended with, as a
-    number; `reason`: the name of its ErrorReason, empty when it ended well or its client left.
+    number; `reason`: the name of its ErrorReason, empty if it completed or its client disconnected.
     `finish_reasons`: one per output, names of FinishReason. `ttft_s`: from arrival to the first
     token, NaN without one. `num_ahead`: requests before it when it was queued, -1 if it never was.
-    `estimated_queue_s`: what was predicted then, NaN without. `stalled_s`: how long its writes were
-    blocked by its reader, and `num_stalls` how many were. `num_messages`: messages that were sent.
-    `num_replays`: engines that it outlived.
-    `sequence`: counts the records of a front, from 0, so that a lost one shows.
+    `estimated_queue_s`: the wait predicted then, NaN if none. `stalled_s`, `num_stalls`: time and
+    number of writes blocked by its client. `num_messages`: messages sent. `num_replays`: engine
+    crashes that it survived.
+    `sequence`: counts the records of a front from 0, so that losses are detected.
     """
 
     sequence: int
@@ -131,12 +131,12 @@ _DECODER = msgspec.msgpack.Decoder(RequestRecord)
 
 
 def encode_record(record: RequestRecord) -> bytes:
-    """The record as bytes; raises TypeError where it holds something that has no place there."""
+    """Encode the record; raises TypeError for a field of another type."""
     return _ENCODER.encode(record)
 
 
 def decode_record(data: bytes) -> RequestRecord:
-    """The record behind `data`; raises ValueError where that is not exactly one."""
+    """Decode one record; raises ValueError for anything else."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:

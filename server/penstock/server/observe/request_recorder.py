@@ -1,7 +1,7 @@
-"""The requests of one front that have ended: counted, and passed on as records.
+"""Counts the ended requests of one front and passes them on as records.
 
-Owns the counts by outcome and the numbers of the records. Does not know where the bytes go; it
-never waits for them to get there. Single event loop.
+Owns the counts by outcome and the sequence numbers. Does not know the destination and never waits
+for it. Single event loop.
 """
 
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from penstock.server.observe.heartbeat import OutcomeCount
 from penstock.server.observe.request_record import RequestRecord, encode_record
 
 NO_ROOM = "no_room"
-"""Why a record was dropped: `offer` did not take it."""
+"""Why a record was dropped: `offer` rejected it."""
 UNREADABLE = "unreadable"
-"""Why a record was dropped: by a fault of ours it could not be made."""
+"""Why a record was dropped: an internal error."""
 
 
 class RequestRecorder:
     """Takes every record once.
 
-    `offer` is handed each as bytes (see `encode_record`) and says whether it took them; it must
-    not block. Without it records are only counted. `num_records`: counted so far, and so the
-    sequence number of the next. `dropped_records`: how many of them were lost, by reason.
+    `offer` receives each one encoded (see `encode_record`) and returns whether it accepted it; it
+    must not block. Without it records are only counted. `num_records`: counted so far, and the
+    sequence number of the next one. `dropped_records`: number of lost ones by reason.
     """
 
     def __init__(self, offer: Callable[[bytes], bool] | None = None) -> None:
@@ -30,7 +30,7 @@ class RequestRecorder:
         self.dropped_records: dict[str, int] = {}
 
     def note(self, record: RequestRecord) -> None:
-        """One more. Raises ValueError unless its sequence is `num_records`: two would be one."""
+        """Add a record. Raises ValueError unless its sequence is `num_records`."""
         if record.sequence != self.num_records:
             raise ValueError(f"sequence must be {self.num_records}, not {record.sequence}")
         data = b"" if self._offer is None else encode_record(record)
@@ -41,13 +41,13 @@ class RequestRecorder:
             self._drop(NO_ROOM)
 
     def note_unreadable(self, method: str, code: int, reason: str) -> None:
-        """One more, whose record could not be made."""
+        """Count a request whose record could not be made."""
         self.num_records += 1
         self._count((method, code, reason, ""))
         self._drop(UNREADABLE)
 
     def outcomes(self) -> tuple[OutcomeCount, ...]:
-        """How many requests have ended in each way, since the front's start."""
+        """Number of ended requests by outcome, since the front's start."""
         return tuple(
             OutcomeCount(
                 method=method, code=code, reason=reason, finish_reason=finish_reason, num=num

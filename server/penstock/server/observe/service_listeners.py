@@ -21,13 +21,13 @@ _MAX_LOGGED_FAILURES = 20
 
 
 class ServiceListener:
-    """Overrides what it wants to receive. Nothing comes twice."""
+    """Base class; override the events to receive. Each event is delivered once."""
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Requests that have ended."""
+        """Requests have ended."""
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """A front's state."""
+        """A front has sent a heartbeat."""
 
     def take_engine(self, hello: EngineHello) -> None:
         """An engine is up."""
@@ -39,7 +39,7 @@ class ServiceListener:
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """New steps of the engine of `epoch`: rows of `flight.layout.STEP`, oldest first.
+        """Steps of the engine of `epoch`: rows of `flight.layout.STEP`, oldest first.
 
         `num_missed`: steps before them that were overwritten unread. `totals`: the engine's own
         counts (`flight.layout.TOTALS`), which miss no step.
@@ -57,7 +57,7 @@ class ServiceListeners(ServiceListener):
         self._listeners = list(listeners)
 
     def add(self, listener: ServiceListener) -> None:
-        """One more."""
+        """Add a listener."""
         self._listeners.append(listener)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
@@ -92,6 +92,6 @@ class ServiceListeners(ServiceListener):
                 call(listener)
             except Exception:
                 self.num_failures += 1
-                # A fault that comes with every record must not fill the disk.
+                # An error that repeats with every record must not fill the disk.
                 if self.num_failures <= _MAX_LOGGED_FAILURES:
                     log.exception("%s failed on what it received", type(listener).__name__)

@@ -2,7 +2,7 @@
 
 Owns the format (https://www.w3.org/TR/trace-context/) and where ids come from. Knows no transport:
 values come as a header or as metadata brings them. What is malformed counts as not there, because a
-bad trace must never cost anybody a request.
+bad trace must never fail a request.
 """
 
 import os
@@ -77,8 +77,8 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
 def trace_response(trace: TraceParent) -> str:
     """The `traceresponse` of a request.
 
-    It says sampled where the caller did: whether a trace that begins here is kept is decided at its
-    end.
+    It has the sampled flag of the caller: whether a trace that begins here is kept is decided at
+    its end.
     """
     flags = _IS_SAMPLED if trace.is_parent_sampled else 0
     return f"00-{trace.trace_id.hex()}-{trace.span_id.hex()}-{flags:02x}"
@@ -124,7 +124,7 @@ class TraceIds:
         return span_id
 
     def begin(self, parent: RemoteParent | None) -> TraceParent:
-        """A request's place: under `parent`, or at the root of a trace of its own."""
+        """A request's place: under `parent`, or at the root of a new trace."""
         if parent is None:
             both = self._draw(24)
             trace_id, span_id = both[:16], both[16:]

@@ -21,8 +21,8 @@ _ENGINE_EXIT_S = 0.4
 _OBSERVER_EXIT_S = 1.8
 """Time for an observer once all other processes have ended."""
 _OBSERVER_TURN_S = 0.5
-"""When, after the grace period, an observer is told to finish even though processes are left: its
-data must be sent in time, and a process that hangs will not send any more.
+"""When, after the grace period, an observer gets the order to finish even though processes are
+left: its data must be sent in time, and a process that hangs will not send any more.
 """
 _LAST_EXIT_S = 1.7
 """When, after the grace period, the observer is killed, so that shutdown ends within two seconds.
@@ -60,7 +60,7 @@ async def _end_engine(
     limit_s: float,
     engine_exit_s: float,
 ) -> None:
-    """End the engine after the fronts, which were told already, or after the limit."""
+    """End the engine after the fronts, which have the order already, or after the limit."""
     keeper, waiting = processes.keeper_of(engine), {processes.keeper_of(front) for front in fronts}
     while waiting and (left_s := limit_s - time.monotonic()) > 0:
         watched = waiting if keeper.done() else {*waiting, keeper}

@@ -52,7 +52,7 @@ _EXECUTORS = "penstock.executor."
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one engine until told to finish; the exit code."""
+    """Serve one engine until requested to finish; the exit code."""
     # Loading torch and a model creates hundreds of thousands of objects that stay; collecting
     # garbage meanwhile would take a fifth of the start time.
     gc.disable()

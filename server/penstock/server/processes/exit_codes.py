@@ -3,7 +3,7 @@
 `penstock serve` ends with
   0        asked to stop: every front drained, or was never ready
   1        gave up: a process kept dying, or did not survive the drain
-  2        could not start; one line on stderr says why
+  2        could not start; one line on stderr has the reason
   128 + n  signal n came a second time: streams were cut
 """
 

@@ -1,7 +1,7 @@
 """The flight recorder's memory in the supervisor's hands: made once, written down when it counts.
 
-Owns the descriptor that engines and observers inherit. It survives whoever writes there; what the
-rows mean is known elsewhere.
+Owns the descriptor that engines and observers inherit. It outlives its writers; the
+layout of the rows is defined elsewhere.
 """
 
 import asyncio

@@ -44,7 +44,7 @@ _BEATS_PER_CHECK = 4
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until told to finish, then drain; the exit code."""
+    """Serve until requested to finish, then drain; the exit code."""
     # Without a supervisor the engine is killed at once and cannot end its own child processes.
     control, launch = begin(arguments, FrontLaunch, "front", last_act=end_marked)
     allow_many_descriptors()

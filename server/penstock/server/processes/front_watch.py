@@ -47,7 +47,7 @@ class FrontWatch:
         self._timer.start()
 
     async def close(self) -> None:
-        """Say the last words, soon, and hang up."""
+        """Send the final message, and disconnect."""
         self._timer.stop()
         await self._exporter.close(_LAST_WORDS_S)
 

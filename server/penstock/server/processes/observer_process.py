@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.server.processes.observer_process")
 
 _END_S = 1.7
-"""How long an end may take, where the order to finish does not say."""
+"""Default limit of an end, if the order to finish has none."""
 _HEAR_OUT_S = 0.5
-"""How long fronts that are ending may take to be read to their last word."""
+"""How long the final messages of fronts that are ending may take."""
 _GC_THRESHOLDS = (100_000, 20, 100)
 _TRACES_S = 1.0
 """How long the last traces may take to leave."""
@@ -60,7 +60,7 @@ _MARGIN_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
-    """Observe until told to finish; the exit code."""
+    """Observe until requested to finish; the exit code."""
     control, launch = begin(arguments, ObserverLaunch, "observer")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
@@ -135,7 +135,7 @@ class _Observer:
         return await self._open_doors()
 
     async def stop(self, limit_s: float) -> None:
-        """Hear everybody out, pass it on, and be done within `limit_s`."""
+        """Read all fronts to their end and forward the records, within `limit_s`."""
         end_s = time.monotonic() + limit_s - _MARGIN_S
         if self._keeping is not None:
             self._keeping.cancel()

@@ -59,7 +59,10 @@ def engine_environment(
         }
     if executor.kind is ExecutorKind.TORCH:
         plan = plan_threads(
-            num_cores=num_cores, num_fronts=num_fronts, num_threads=executor.num_threads
+            num_cores=num_cores,
+            num_fronts=num_fronts,
+            num_threads=executor.num_threads,
+            environ=os.environ,
         )
         wanted |= plan.environment
     return _unless_set(wanted)

@@ -91,7 +91,7 @@ class SupervisedProcess:
 
     @property
     def may_hang(self) -> bool:
-        """Whether heartbeats are expected: the process is ready, and was not told to finish."""
+        """Whether heartbeats are expected: the process is ready and has no order to finish."""
         return self.is_ready.is_set() and not (self._retired.is_set() or self._is_restart)
 
     @property
@@ -218,10 +218,10 @@ class SupervisedProcess:
         self._child = None
         self._has_exited.set()
         if self._retired.is_set() and code < 0 and not (self._has_stop_ack or self._was_killed):
-            # It crashed just before it got the request: its exit code says nothing about finishing.
+            # It crashed just before it got the request: its exit code is not that of finishing.
             log.warning(
                 "%s was %s before it received the order to finish", self.name, describe_exit(code)
             )
             return EXIT_OK
-        # A process that was told to finish while it started had nothing to finish.
+        # A process that got the order to finish while it started had nothing to finish.
         return code if was_needed else EXIT_OK

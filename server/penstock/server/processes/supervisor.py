@@ -109,7 +109,7 @@ class Supervisor:
             )
 
     async def run(self) -> int:
-        """Serve until told to stop; the exit code. Raises CannotStart."""
+        """Serve until requested to stop; the exit code. Raises CannotStart."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)

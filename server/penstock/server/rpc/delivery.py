@@ -1,7 +1,7 @@
-"""Writes the stream of one request that has a call of its own.
+"""Writes the stream of one request that has its call to itself.
 
-Owns the loop that takes events and writes messages, and tells a stalled reader from a client that
-disconnected. The encoder owns the form of the messages.
+Owns the loop that takes events and writes messages, and distinguishes a stalled reader from a
+client that disconnected. The encoder owns the form of the messages.
 """
 
 import asyncio

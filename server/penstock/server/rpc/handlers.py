@@ -81,7 +81,7 @@ class AccountKeeper(Protocol):
 class HandlerWrapper:
     """Makes method handlers. `on_internal_error` is called for every bug.
 
-    `retry_after_s`: when refused callers may retry, where the refusal does not say so. `random`
+    `retry_after_s`: when refused callers may retry, unless the refusal has its own delay. `random`
     draws uniformly from [0, 1).
     """
 

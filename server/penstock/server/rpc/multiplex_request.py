@@ -70,7 +70,7 @@ class MultiplexedRequest:
 
     @property
     def num_messages(self) -> int:
-        """How many messages it would have received on a stream of its own."""
+        """How many messages it would have received on a Generate stream."""
         return 0 if self._encoder is None else self._encoder.num_responses
 
     @property

@@ -1,4 +1,4 @@
-"""OperationsService as a gRPC server of its own, on a separate port for operators.
+"""OperationsService as a gRPC server on a separate port for operators.
 
 Owns the server, its health and its bounds. The handlers are in `operations_methods`.
 """

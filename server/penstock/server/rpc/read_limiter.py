@@ -13,7 +13,7 @@ A message takes memory while it arrives. Nothing is read from a caller whose hea
 may not make the call: its handler gets the refusal in place of the message. Other reads are limited
 (`reading_slots.py`). Callers are checked only here, and in Multiplex for each request: handlers get
 the caller with the message. Our services take bytes, those that come with gRPC deserialise
-messages: that tells them apart.
+messages: that distinguishes them.
 """
 
 import asyncio

@@ -65,9 +65,9 @@ class FrontServer:
     Usually the link's client is built first (`port`), then this, then the client is started with
     this as its listener. `recorder` and `is_tracing`: see `Front`; every record is noted when
     `drain` or `stop` returns.
-    `has_operations`: the service has an OperationsService, on a port of its own. `security` None:
-    plain text, and everybody may call. `facade` makes a service of another contract over the same
-    front, None for none.
+    `has_operations`: the service has an OperationsService, on a separate port. `security` None:
+    plain text, and every client may call. `facade` makes a service of another contract over the
+    same front, None for none.
     """
 
     def __init__(  # noqa: PLR0913 (everything that a composition root may set)

@@ -83,7 +83,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         message="a quota of the tenant is exceeded",
         is_retryable=True,
     ),
-    # Not retryable: the request ended because of its own reader, not because of load.
+    # Not retryable: the request ended because of its reader, not because of load.
     ErrorReason.READER_STALLED: StatusRule(
         code=_C.RESOURCE_EXHAUSTED, message="the stream was not read for too long and was closed"
     ),

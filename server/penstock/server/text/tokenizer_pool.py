@@ -6,7 +6,7 @@ fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). Th
 tenant is bounded. Does not know what the work is.
 
 Large works never take the last thread, so that small ones do not wait for a step of theirs. They
-have threads of their own, which run at a lower priority of the operating system than the event loop
+have separate threads, which run at a lower priority of the operating system than the event loop
 and than small works. All accounting is done on the event loop.
 """
 

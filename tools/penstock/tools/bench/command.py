@@ -1,4 +1,4 @@
-"""`penstock bench`: load for a service, and a report on it.
+"""`penstock bench`: puts load on a service and reports what was measured.
 
 Owns the order: reach or start a service, run each point, report. The flags are in `bench_options`,
 what is sent and measured is in the other modules of this package, the report in `report`.
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 _EXIT_CODES = """\
 exit codes:
-  0    the load was sent and measured; requests that failed are figures like others
-  1    not one counted request completed, a process of the load died, or the started service
-       did not end well
-  2    bad usage: also another machine without --allow-remote, and a missing extra `bench`
+  0    the load was sent and measured; failed requests are part of the figures
+  1    no counted request completed, a process of the load generator died, or the started service
+       did not stop cleanly
+  2    bad usage: includes a remote address without --allow-remote and a missing extra `bench`
   3    no service at the address, or the started service did not start
   4    the service did not answer in time
   5    a file could not be read or written
-  70   a fault of penstock that nobody foresaw; the line says where
-  130  interrupted by Ctrl-C (143: SIGTERM); what was open was cancelled, nothing was reported
-  141  nobody reads the output any more
+  70   internal error of penstock; the message gives the location
+  130  interrupted by Ctrl-C (143: SIGTERM); open requests were cancelled, no report was written
+  141  the reader of the output has exited
 """
 _INTERRUPTED = "penstock bench: interrupted"
 _STOP_TIMEOUT_S = 120.0
@@ -57,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="put load on a service and measure it",
-        description="Put load on a service and measure it, as its callers would see it:\n\n"
+        description="Put load on a service and measure it from the client's side:\n\n"
         "  penstock bench 127.0.0.1:50051 --rates 1,2,4,8 --report out/\n"
         "  penstock bench --own-service --concurrency 64 -- --executor simulated\n\n"
         "See docs/bench.md.",
@@ -113,7 +113,7 @@ async def _with_own_service(args: argparse.Namespace) -> int:
         args.rest,
         start_timeout_s=args.start_timeout_s,
         stop_timeout_s=_STOP_TIMEOUT_S,
-        # Containers are configured by their environment; what is measured is what would run.
+        # Containers are configured by their environment, so the service under test reads it too.
         environment=os.environ,
     )
     try:
@@ -136,7 +136,7 @@ async def _measure(args: argparse.Namespace, address: str) -> int:
         raise UsageError(f"--processes: {error}") from error
     async with fleet:
         runs = await _run_all(args, fleet, plans)
-    return _tell(args, sender, model, runs)
+    return _report(args, sender, model, runs)
 
 
 async def _model_at(sender: "SenderConfig", name: str | None) -> "Model":
@@ -163,11 +163,11 @@ async def _run_all(
 
             def show(
                 now_s: float,
-                news: "WorkerProgress",
+                progress: "WorkerProgress",
                 heading: str = heading,
                 plan: "LoadPlan" = plan,
             ) -> None:
-                line.show(heading, plan, now_s, news)
+                line.show(heading, plan, now_s, progress)
 
             runs.append(await fleet.run(plan, show))
     finally:
@@ -175,7 +175,7 @@ async def _run_all(
     return runs
 
 
-def _tell(
+def _report(
     args: argparse.Namespace, sender: "SenderConfig", model: "Model", runs: "list[LoadRun]"
 ) -> int:
     from penstock.tools.bench.figures import figures_of, warnings_of

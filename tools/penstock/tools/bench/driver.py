@@ -1,7 +1,7 @@
-"""Sends the requests of a run when they are due, or when there is room, and has them recorded.
+"""Sends the requests of a run when they are due, or when there is room, and records them.
 
 Owns the tasks of one process and their bounds: a run ends at `end_s + drain_s` whatever the server
-does. Does not draw requests and does not know how they travel; time is an argument.
+does. Does not draw requests and has no transport; time is an argument.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from penstock.tools.bench.recorder import Recorder, RequestRecord
 from penstock.tools.bench.schedule import PlannedRequest, PromptMaker, part_of
 
 ERROR_PAUSE_S = 0.05
-"""What a closed loop waits after a failure: a server that is gone must not be called in a spin."""
+"""Pause of a closed loop after a failure, so that an unreachable server is not called in a spin."""
 
 _GRAIN_S = 1e-6
-"""Of the histograms; nothing shorter is waited for."""
+"""Resolution of the histograms, in seconds; shorter waits are skipped."""
 
 
 class Sender(Protocol):
-    """Whatever generates: the client, or what stands for it."""
+    """Sends generations: the client, or a test double."""
 
     def generate(
         self, request: PlannedRequest, token_ids: list[int]
@@ -70,7 +70,7 @@ class Driver:
         self.num_ended = 0
         self.num_failed = 0
         self.was_sending_at_end = False
-        """Of a closed loop: whether time, and not the number of requests, ended the sending."""
+        """Whether the time, not the number of requests, ended the sending of a closed loop."""
         self._plan = plan
         self._share = share
         self._requests = requests
@@ -89,7 +89,7 @@ class Driver:
                 else:
                     await self._run_closed()
         except TimeoutError:
-            # What was open is recorded as abandoned: it was cancelled.
+            # Open requests are cancelled and recorded as abandoned.
             self.was_sending_at_end = True
 
     async def _run_open(self) -> None:
@@ -97,7 +97,7 @@ class Driver:
         try:
             async with asyncio.TaskGroup() as group:
                 for in_hand in self._requests:
-                    # Made before it is due: a long prompt takes milliseconds to draw.
+                    # Drawn before it is due: a long prompt takes milliseconds.
                     token_ids = self._prompts.token_ids(in_hand)
                     await self._until(in_hand.at_s)
                     request, in_hand = in_hand, None
@@ -107,7 +107,7 @@ class Driver:
                     self.num_sent += 1
                     group.create_task(self._send(request, token_ids, request.at_s))
         finally:
-            # What the end of the run has overtaken was due and was not sent.
+            # Requests due before the end of the run that were not sent count as dropped.
             if in_hand is not None:
                 self.recorder.drop(in_hand.at_s)
             for request in self._requests:
@@ -140,7 +140,7 @@ class Driver:
         return True
 
     async def _until(self, at_s: float) -> None:
-        """Wait for a moment; let others run even when it has passed."""
+        """Wait until `at_s`; yield to the loop even if it has passed."""
         left_s = at_s - self._clock()
         await asyncio.sleep(max(left_s, 0.0))
         # Loops round to milliseconds, and may wake too early.
@@ -148,7 +148,7 @@ class Driver:
             await asyncio.sleep(left_s)
 
     async def _send(self, request: PlannedRequest, token_ids: list[int], due_s: float) -> bool:
-        """Send one and read it to its end; whether it ended well."""
+        """Send one request and read it to its end; whether it completed."""
         record = self.recorder.begin(due_s, self._clock(), request.row.num_output_tokens)
         try:
             async with aclosing(self._sender.generate(request, token_ids)) as events:
@@ -165,7 +165,7 @@ class Driver:
 
     async def _read(self, events: AsyncGenerator[Event, None], record: RequestRecord) -> bool:
         has_finished = False
-        # To the very end: leaving a stream early is to cancel it.
+        # Read to the end: closing a stream early cancels it.
         async for event in events:
             match event:
                 case Tokens():

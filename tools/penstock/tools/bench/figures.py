@@ -11,18 +11,18 @@ from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.recorder import HISTOGRAMS
 
 MAX_LATE_SHARE = 0.1
-"""Of the median TTFT, that a client's own p99 lateness may be."""
+"""The client's p99 lateness may be at most this share of the median TTFT."""
 _HARMLESS_LATENESS_S = 0.005
-"""Timers of event loops have a millisecond's grain, and others have their turns."""
+"""Lateness below this is not reported: timers of event loops have a millisecond's resolution."""
 MAX_CPU_SHARE = 0.6
-"""Of one core, beyond which a process of the client delays what it reads."""
+"""CPU share (of one core) above which a client process reads late."""
 _CURVE_SHARES = tuple(1.0 - 10.0 ** -(step / 4.0) for step in range(21))
 """From the minimum to 99.999 %, evenly in the number of nines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyFigures:
-    """One kind of duration, in seconds; NaN where there is none. `num`: how many there are."""
+    """One kind of duration, in seconds; NaN if none was measured. `num`: number of values."""
 
     num: int
     mean_s: float
@@ -45,11 +45,11 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """One run. Numbers of requests and latencies are of those due in the window.
+    """One run. Request counts and latencies cover the requests due in the window.
 
-    `num_due` is what was to be sent: completed, failed, dropped (not sent, because too much was
-    open) and unfinished (still open when the run ended). `num_short`: completed with another
-    number of tokens than asked for. `good_share` is of `num_due`. Rates are of what happened in the
+    `num_due` is the sum of completed, failed, dropped (not sent, because too many were open) and
+    unfinished (still open when the run ended) requests. `num_short`: completed with another number
+    of tokens than requested. `good_share` is a share of `num_due`. Rates cover what happened in the
     window of `window_s` seconds; `offered_per_s` is what was due in it.
     """
 
@@ -131,7 +131,7 @@ def latency_figures(histogram: LatencyHistogram) -> LatencyFigures:
 
 
 def percentile_curve(histogram: LatencyHistogram) -> tuple[list[float], list[float]]:
-    """`1 / (1 - share)` (10 is p90, 100 is p99), and the duration in seconds at each.
+    """`1 / (1 - share)` (10 is p90, 100 is p99) and the duration in seconds at each point.
 
     Ends where one duration is more than the rest of the share.
     """
@@ -143,36 +143,36 @@ def percentile_curve(histogram: LatencyHistogram) -> tuple[list[float], list[flo
 
 
 def warnings_of(figures: LoadFigures) -> list[str]:
-    """Why the figures may be misleading."""
+    """Reasons why the figures may be misleading."""
     warnings: list[str] = []
     late_s, median_s = figures.lateness.p99_s, figures.ttft.p50_s
     if late_s > max(_HARMLESS_LATENESS_S, MAX_LATE_SHARE * median_s):
         warnings.append(
             f"the client sent late: p99 {late_s * 1e3:.1f} ms after the request was due, against a"
-            f" median TTFT of {median_s * 1e3:.1f} ms, which counts it in; take more --processes"
+            f" median TTFT of {median_s * 1e3:.1f} ms, which includes it; raise --processes"
         )
     busiest = max(figures.cpu_shares, default=0.0)
     if busiest > MAX_CPU_SHARE:
         warnings.append(
-            f"a process of the client used {busiest:.0%} of a core and read late; latencies are of"
-            " the client as well; take more --processes"
+            f"a client process used {busiest:.0%} of a core and read late, so latencies include"
+            " the client's delay; raise --processes"
         )
     if figures.num_dropped:
         warnings.append(
             f"{figures.num_dropped:,} requests were not sent: more were open than --max-in-flight"
-            " allows, or the run ended first; latencies leave them out"
+            " allows, or the run ended first; latencies exclude them"
         )
     if figures.num_unfinished:
         warnings.append(
-            f"{figures.num_unfinished:,} requests were open when the run ended; E2E leaves them"
-            " out; take a longer --drain-s"
+            f"{figures.num_unfinished:,} requests were open when the run ended; E2E excludes"
+            " them; raise --drain-s"
         )
     if figures.num_failed:
         share = figures.num_failed / figures.num_due
-        warnings.append(f"{share:.1%} of the requests failed; E2E leaves them out")
+        warnings.append(f"{share:.1%} of the requests failed; E2E excludes them")
     if figures.num_short:
         warnings.append(
-            f"{figures.num_short:,} requests completed with another number of tokens than asked for"
+            f"{figures.num_short:,} requests completed with another number of tokens than requested"
         )
     return warnings
 

@@ -1,4 +1,4 @@
-"""The processes of a load, from outside: started, given the same plan, merged, ended.
+"""Starts the load generator's processes, gives them one plan, merges what they recorded, ends them.
 
 Owns the children and every bound on waiting for them. They are spawned, not forked: gRPC does not
 survive a fork.
@@ -32,21 +32,21 @@ from penstock.tools.bench.worker import (
 MAX_PROCESSES = 256
 _START_S = 60.0
 _LEAD_S = 0.1
-"""Between the order to start and the start: it must have reached every process."""
+"""Delay between the order to start and the start, so that the order reaches every process."""
 _END_S = 30.0
-"""What a process may take, after the last bound of its plan, to report what it recorded."""
+"""Time limit for a process to send its record after the last bound of its plan."""
 _STOP_S = 5.0
 
 
 class FleetFailed(Exception):
-    """A process of the load died or hung; the message has which and how."""
+    """A process of the load generator died or hung; the message has which and how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """What all processes recorded together. `cpu_shares`: of one core, for each process.
+    """The merged record of all processes. `cpu_shares`: of one core, for each process.
 
-    `window_s`: what rates are over, in seconds.
+    `window_s`: the seconds that rates are computed over.
     """
 
     plan: LoadPlan
@@ -56,9 +56,9 @@ class LoadRun:
 
 
 class Fleet:
-    """`async with Fleet(...) as fleet`: the service is reached by every process inside the block.
+    """`async with Fleet(...) as fleet`: inside the block every process has reached the service.
 
-    Entering raises PenstockError when the service is not there, RecordingUnavailable without the
+    Entering raises PenstockError if the service is unreachable, RecordingUnavailable without the
     extra `bench`, FleetFailed for a process that dies.
     """
 
@@ -103,7 +103,7 @@ class Fleet:
     async def run(
         self, plan: LoadPlan, on_progress: Callable[[float, WorkerProgress], None]
     ) -> LoadRun:
-        """One run. `on_progress` gets seconds since the start and the sums over all processes.
+        """Do one run. `on_progress` receives seconds since the start and sums over all processes.
 
         Raises FleetFailed.
         """
@@ -115,15 +115,15 @@ class Fleet:
             self._send(worker, Start(at_s=at_s))
         progress = [WorkerProgress() for _ in self._pipes]
 
-        def tell(worker: int, news: WorkerProgress) -> None:
-            progress[worker] = news
+        def update(worker: int, latest: WorkerProgress) -> None:
+            progress[worker] = latest
             on_progress(time.monotonic() - at_s, _summed(progress))
 
         limit_s = plan.end_s + plan.drain_s + _LEAD_S + _END_S
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._until_done(worker, tell))
+                    group.create_task(self._until_done(worker, update))
                     for worker in range(self._num_processes)
                 ]
         except TimeoutError:
@@ -133,12 +133,12 @@ class Fleet:
         return merged_run(plan, [task.result() for task in tasks])
 
     async def _until_done(
-        self, worker: int, tell: Callable[[int, WorkerProgress], None]
+        self, worker: int, on_progress: Callable[[int, WorkerProgress], None]
     ) -> WorkerDone:
         while True:
             match await self._receive(worker):
-                case WorkerProgress() as news:
-                    tell(worker, news)
+                case WorkerProgress() as latest:
+                    on_progress(worker, latest)
                 case WorkerDone() as done:
                     return done
                 case other:
@@ -176,18 +176,18 @@ class Fleet:
         )
 
     async def _end(self) -> None:
-        """Disconnect, which ends them; kill the ones that remain."""
+        """Close the pipes, which ends the processes; kill those that remain."""
         for pipe in self._pipes:
             pipe.close()
         await asyncio.to_thread(_join_all, self._processes)
 
 
 def merged_run(plan: LoadPlan, parts: list[WorkerDone]) -> LoadRun:
-    """What several processes recorded, as one run."""
+    """Merge what several processes recorded into one run."""
     recorder = Recorder(plan)
     for part in parts:
         recorder.merge(part.recorder)
-    # A run that ended because it had sent enough is as long as that took.
+    # A run that reached its number of requests lasted until its last one was sent.
     if plan.is_open_loop:
         is_full = not _has_run_out(plan, recorder)
     else:
@@ -202,7 +202,7 @@ def merged_run(plan: LoadPlan, parts: list[WorkerDone]) -> LoadRun:
 
 
 def _has_run_out(plan: LoadPlan, recorder: Recorder) -> bool:
-    """Whether the schedule of an open loop ended before the time for it did."""
+    """Whether the schedule of an open loop ended before its time limit."""
     if plan.max_requests is not None and recorder.num_due >= plan.max_requests:
         return True
     return plan.arrivals is Arrivals.REPLAY and plan.rows[-1].arrival_s < plan.end_s

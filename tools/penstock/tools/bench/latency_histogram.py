@@ -1,7 +1,6 @@
 """Durations in an HdrHistogram: three digits from a microsecond to an hour, in a few kilobytes.
 
-Owns the unit and the import of the library, which is the optional extra `bench`. Does not know what
-the durations are of.
+Owns the unit and the import of the library, which is the optional extra `bench`.
 """
 
 import importlib
@@ -26,7 +25,7 @@ def require_hdr_histogram() -> Any:
 
 
 class LatencyHistogram:
-    """Counts durations. Percentiles are at most 0.1 % off; count, mean and maximum are exact.
+    """Counts durations. Percentiles are within 0.1 %; count, mean and maximum are exact.
 
     Longer than an hour counts as an hour in percentiles. It may be pickled. Raises
     RecordingUnavailable without the library.
@@ -42,7 +41,7 @@ class LatencyHistogram:
         return self._num
 
     def record(self, duration_s: float) -> None:
-        """Count one duration; a negative one, which clocks of two hosts may give, as 0."""
+        """Count one duration; a negative one (from clocks of two hosts) counts as 0."""
         duration_s = max(duration_s, 0.0)
         self._counts.record_value(round(min(duration_s, _MAX_S) * _UNITS_PER_S))
         self._num += 1
@@ -50,8 +49,8 @@ class LatencyHistogram:
         self._max_s = max(self._max_s, duration_s)
 
     def merge(self, other: "LatencyHistogram") -> None:
-        """Count what another one has counted."""
-        # Of its own kind, and it has nothing to hide from it.
+        """Add the counts of another histogram."""
+        # The same class, so its private fields are accessible.
         self._counts.add(other._counts)  # noqa: SLF001
         self._num += other._num  # noqa: SLF001
         self._sum_s += other._sum_s  # noqa: SLF001
@@ -59,16 +58,16 @@ class LatencyHistogram:
 
     @property
     def mean_s(self) -> float:
-        """The exact mean, NaN of nothing."""
+        """The exact mean; NaN if empty."""
         return self._sum_s / self._num if self._num else math.nan
 
     @property
     def max_s(self) -> float:
-        """The exact maximum, NaN of nothing."""
+        """The exact maximum; NaN if empty."""
         return self._max_s if self._num else math.nan
 
     def percentile_s(self, percent: float) -> float:
-        """The smallest duration that `percent` of all do not exceed; NaN of nothing."""
+        """The smallest duration that `percent` of all do not exceed; NaN if empty."""
         if not self._num:
             return math.nan
         value_s: float = self._counts.get_value_at_percentile(percent) / _UNITS_PER_S
@@ -88,7 +87,7 @@ class LatencyHistogram:
 
     @classmethod
     def merged(cls, *parts: "LatencyHistogram") -> Self:
-        """All of them as one."""
+        """Merge histograms into one."""
         whole = cls()
         for part in parts:
             whole.merge(part)

@@ -1,6 +1,6 @@
-"""How long prompts and outputs are: fixed, uniform or lognormal, in tokens.
+"""Length distributions of prompts and outputs: fixed, uniform or lognormal, in tokens.
 
-Owns the distributions and the form they are written in. Does not know what a model can hold.
+Owns the distributions and their text format. Does not check a model's limits.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 MAX_TOKENS = 2**24
-"""Of a prompt or an output: some hundred times the longest context that models have."""
+"""The longest prompt or output: about a hundred times the longest context that models have."""
 _MAX_SIGMA = 10.0
 
 
@@ -25,7 +25,7 @@ class FixedLength:
 
     @property
     def max_tokens(self) -> int:
-        """The most that is ever drawn."""
+        """The largest length that can be drawn."""
         return self.num_tokens
 
     def draw(self, chance: random.Random) -> int:  # noqa: ARG002
@@ -35,7 +35,7 @@ class FixedLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformLength:
-    """Every length from `min_tokens` to `max_tokens` alike, both included."""
+    """Every length from `min_tokens` to `max_tokens` (inclusive) with equal probability."""
 
     min_tokens: int
     max_tokens: int
@@ -105,7 +105,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def lengths_text(lengths: Lengths) -> str:
-    """The form that `parse_lengths` reads."""
+    """The text that `parse_lengths` reads."""
     match lengths:
         case FixedLength():
             return str(lengths.num_tokens)

@@ -1,6 +1,6 @@
-"""The flags of `penstock bench`, and the plans that they ask for.
+"""The flags of `penstock bench`, and the plans that they describe.
 
-Owns the reading of flags and the trace's way into plain rows. Sends nothing.
+Owns the reading of flags and the conversion of a trace to rows. Sends nothing.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _OF_MADE_UP = ("prompt_tokens", "output_tokens")
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is driven, and through what."""
+    """Add the flags for the service under load and the connections to it."""
     from penstock.tools.bench.plan import LoadPlan
     from penstock.tools.bench.sender import SenderConfig
 
@@ -45,19 +45,19 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--own-service",
         action="store_true",
-        help="start a service for it, with the options of `penstock serve` after --",
+        help="start a new service, with the options of `penstock serve` after --",
     )
     group.add_argument(
         "--start-timeout-s",
         type=seconds,
         default=600.0,
         metavar="S",
-        help="how long a service of its own may take to start (default: %(default)g)",
+        help="with --own-service: time limit of its start (default: %(default)g)",
     )
     group.add_argument(
         "--allow-remote",
         action="store_true",
-        help="send load to another machine: without it, only to this one",
+        help="permit load on another machine; without it, only on this one",
     )
     group.add_argument(
         "--multiplex", action="store_true", help="all requests of a connection on one stream"
@@ -70,7 +70,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Add when requests come, how long they are and how long it lasts."""
+    """Add the flags for arrivals, lengths and duration."""
     from penstock.tools.bench.plan import LoadPlan
 
     group = parser.add_argument_group("load")
@@ -85,25 +85,25 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=_list_of(int),
         metavar="N,...",
-        help="closed loop: requests at once; one run for each",
+        help="closed loop: concurrent requests; one run for each",
     )
     group.add_argument(
-        "--arrivals", choices=("poisson", "constant"), help="of --rates (default: poisson)"
+        "--arrivals", choices=("poisson", "constant"), help="with --rates (default: poisson)"
     )
     group.add_argument(
         "--prompt-tokens",
         metavar="LENGTHS",
         help="N, uniform:MIN:MAX or lognormal:MEAN:SIGMA:MAX (default: 128)",
     )
-    group.add_argument("--output-tokens", metavar="LENGTHS", help="the same (default: 64)")
+    group.add_argument("--output-tokens", metavar="LENGTHS", help="same format (default: 64)")
     add_settings(group, LoadPlan, ["load"])
     trace = parser.add_argument_group(
         "trace", "replayed at its own times, or with --rates or --concurrency for its lengths alone"
     )
     trace.add_argument("--trace", type=Path, metavar="FILE", help="a trace, also compressed (.gz)")
-    trace.add_argument("--format", choices=_FORMATS, help="default: told by the first line")
+    trace.add_argument("--format", choices=_FORMATS, help="default: detected from the first line")
     trace.add_argument("--load", type=float, metavar="X", help="arrivals X times faster")
-    trace.add_argument("--start-s", type=float, metavar="S", help="leave out before")
+    trace.add_argument("--start-s", type=float, metavar="S", help="skip the first S seconds")
     trace.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to N")
     trace.add_argument("--max-output-tokens", type=int, metavar="N", help="cut outputs to N")
     targets = parser.add_argument_group("targets of a good request")
@@ -124,16 +124,16 @@ def _list_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise UsageError for flags that do not go together, before anything is started."""
+    """Raise UsageError for flags that exclude each other, before anything is started."""
     _check_source(args)
     if args.arrivals is not None and args.rates is None:
         raise UsageError("--arrivals requires --rates")
     for option, path in (("--json", args.json), ("--report", args.report)):
-        # Said now: after the load it would cost it all.
+        # Checked now: after the load, the figures would be lost.
         if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{option}: there is no folder {path.parent}")
+            raise UsageError(f"{option}: folder {path.parent} does not exist")
     if len(args.rest) > 1 and not args.own_service:
-        raise UsageError(f"{args.rest[1]}: options of serve go with --own-service, after --")
+        raise UsageError(f"{args.rest[1]}: options of serve require --own-service and go after --")
 
 
 def _check_source(args: argparse.Namespace) -> None:
@@ -145,7 +145,7 @@ def _check_source(args: argparse.Namespace) -> None:
         reason = "requires --trace"
     else:
         needless = _OF_MADE_UP
-        reason = "cannot be combined with --trace, which tells the lengths"
+        reason = "cannot be combined with --trace, which has the lengths"
         if args.load is not None and has_points:
             raise UsageError("--load cannot be combined with --rates or --concurrency")
     for name in needless:
@@ -154,11 +154,11 @@ def _check_source(args: argparse.Namespace) -> None:
 
 
 def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
-    """Where to. Raises UsageError, also for another machine without --allow-remote."""
+    """The target. Raises UsageError, also for another machine without --allow-remote."""
     from penstock.tools.bench.sender import SenderConfig, is_local
 
     if args.own_service:
-        refuse_connection_options(args, "--own-service: the options of serve go behind --")
+        refuse_connection_options(args, "--own-service: the options of serve go after --")
     try:
         options: dict[str, Any] = {} if args.own_service else sender_options(args)
         derived = {"address": address, "is_multiplex": args.multiplex, **options}
@@ -167,13 +167,13 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
         raise UsageError(str(error)) from error
     if not (args.allow_remote or is_local(address)):
         raise UsageError(
-            f"{address} is not this machine; say --allow-remote to send load to another"
+            f"{address} is not this machine; add --allow-remote to send load to another"
         )
     return config
 
 
 def plans_of(args: argparse.Namespace, model: "Model", seed: int) -> "list[LoadPlan]":
-    """One plan for each point. `seed`: where none is given.
+    """One plan for each point. `seed`: used if none is given.
 
     Raises UsageError, BadSetting, TraceError, OSError.
     """
@@ -215,7 +215,7 @@ def _check_limits(plan: "LoadPlan", model: "Model") -> None:
     ):
         if limit is not None and most > limit:
             raise UsageError(
-                f"{what} may have {most:,} tokens, and {model.name} takes {limit:,} at most"
+                f"{what} may have {most:,} tokens; {model.name} accepts at most {limit:,}"
             )
 
 
@@ -229,7 +229,7 @@ def _lengths(option: str, text: str) -> Any:
 
 
 def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRow, ...]":
-    """The trace as rows, as far as the run can need it."""
+    """The rows of the trace that the run can use."""
     from penstock.scheduler.setting import SettingError
     from penstock.tools.bench.plan import MAX_ROWS
     from penstock.tools.simulation.trace_files import read_trace
@@ -252,7 +252,7 @@ def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRow, ...]
     except ValueError as error:
         raise UsageError(str(error)) from error
     if not rows:
-        raise UsageError("nothing is left of the trace after --start-s")
+        raise UsageError("the trace has no requests after --start-s")
     return rows
 
 

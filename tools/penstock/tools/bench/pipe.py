@@ -1,6 +1,6 @@
 """Messages between the processes of a load, over a pipe of `multiprocessing`.
 
-Owns waiting for them on an event loop. Does not know what they say.
+Owns waiting for them on an event loop. Does not interpret them.
 """
 
 import asyncio
@@ -9,17 +9,17 @@ from typing import Any
 
 
 class MessagePipe:
-    """One end. Values are pickled; both ends are ours."""
+    """One end. Values are pickled, which is safe because both ends are this program."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
 
     def send(self, message: object) -> None:
-        """Send; blocks only while the other end reads nothing. Raises OSError when it is gone."""
+        """Send; blocks while the pipe is full. Raises OSError when the other end is closed."""
         self._connection.send(message)
 
     async def receive(self) -> Any:
-        """The next message. Raises EOFError when the other end is gone."""
+        """The next message. Raises EOFError when the other end is closed."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         number = self._connection.fileno()
@@ -34,5 +34,5 @@ class MessagePipe:
             raise EOFError from None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end."""
         self._connection.close()

@@ -1,6 +1,6 @@
-"""What is to be sent: how requests come, how long they are, and the bounds of a run, as a value.
+"""The plan of a run as a value: arrivals, lengths and bounds.
 
-Owns the settings of one run and their limits. Does not draw anything and does not send.
+Owns the settings of one run and their limits. Neither draws nor sends requests.
 """
 
 import enum
@@ -15,14 +15,14 @@ MAX_REQUESTS = 100_000_000
 DEFAULT_PROMPT_TOKENS = FixedLength(num_tokens=128)
 DEFAULT_OUTPUT_TOKENS = FixedLength(num_tokens=64)
 MAX_ROWS = 1_000_000
-"""Of a trace, that are taken to every process."""
+"""Most rows of a trace: they are sent to every process."""
 
 
 class Arrivals(enum.StrEnum):
-    """When requests are sent.
+    """The arrival process.
 
-    Open loop, whatever the server does: POISSON, independent arrivals; CONSTANT, evenly spaced;
-    REPLAY, the times of a trace. CLOSED: a fixed number at once, the next when one has ended.
+    Open loop, independent of the server: POISSON; CONSTANT, evenly spaced; REPLAY, the times of a
+    trace. CLOSED: a fixed concurrency; the next request is sent when one has ended.
     """
 
     POISSON = "poisson"
@@ -33,7 +33,7 @@ class Arrivals(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
-    """One request of a trace. Deadlines count from its arrival, None for none.
+    """One request of a trace. Deadlines count from its arrival; None: none.
 
     `prefix_ids`: what the prompt has in common with others, one id for each started block of
     `prefix_block_tokens` tokens; equal ids of one tenant give equal tokens. Empty: nothing.
@@ -52,7 +52,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What makes a completed request good: its first token in time, and 99 % of its gaps."""
+    """Targets of a good request: its TTFT, and the p99 of the gaps between its tokens."""
 
     ttft_s: float = setting(
         1.0, "targets", "seconds to the first token", name="target_ttft_s", above=0
@@ -74,14 +74,14 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """One run. Raises SettingError naming the field that is off.
+    """One run. Raises SettingError naming the invalid field.
 
-    `rate_per_s`: of POISSON and CONSTANT. `concurrency`: of CLOSED. `rows`: the trace of REPLAY;
-    elsewhere, when there are any, lengths come from them in turn instead of the distributions.
+    `rate_per_s`: with POISSON and CONSTANT. `concurrency`: with CLOSED. `rows`: the trace of
+    REPLAY; with other arrivals, lengths are taken from them in order instead of the distributions.
 
     Requests that are due in the first `warm_up_s` seconds are sent and not counted; then it runs
-    for `duration_s`, or until `max_requests` counted ones were sent. What would be more than
-    `max_in_flight` at once is counted as dropped. `deadline_s` is each call's gRPC deadline. The
+    for `duration_s`, or until `max_requests` counted ones were sent. Requests beyond
+    `max_in_flight` at once are counted as dropped. `deadline_s` is each call's gRPC deadline. The
     same `seed` and `run_index` give the same requests, on any number of processes; prompts of
     another `run_index` differ, so that no run finds the prefixes of the one before it cached.
     """
@@ -93,7 +93,7 @@ class LoadPlan:
     rows: tuple[TraceRow, ...] = ()
     prompt_tokens: Lengths = DEFAULT_PROMPT_TOKENS
     output_tokens: Lengths = DEFAULT_OUTPUT_TOKENS
-    warm_up_s: float = setting(5.0, "load", "seconds that are not counted", at_least=0)
+    warm_up_s: float = setting(5.0, "load", "seconds before counting starts", at_least=0)
     duration_s: float = setting(30.0, "load", "seconds that are counted", above=0)
     max_requests: int | None = setting(
         None,
@@ -104,26 +104,26 @@ class LoadPlan:
         at_most=MAX_REQUESTS,
         shown="no limit",
     )
-    drain_s: float = setting(60.0, "load", "seconds left for what is open at the end", at_least=0)
+    drain_s: float = setting(60.0, "load", "seconds for open requests to end", at_least=0)
     max_in_flight: int = setting(
         20_000,
         "load",
-        "more requests at once, over all processes, are dropped",
+        "most requests at once over all processes; further ones are dropped",
         at_least=1,
         at_most=MAX_CONCURRENCY,
     )
-    deadline_s: float | None = setting(120.0, "load", "of each call, seconds", above=0)
+    deadline_s: float | None = setting(120.0, "load", "deadline of each call, seconds", above=0)
     targets: Targets = Targets()
     model: str | None = setting(None, "service", "name of a model", shown="the service's default")
-    tenant: str = setting("", "service", "whose the requests are", shown="none")
+    tenant: str = setting("", "service", "tenant of the requests", shown="none")
     tenant_metadata_key: str = setting(
         "",
         "service",
-        "the metadata key that the service takes the tenant from",
+        "metadata key in which the service expects the tenant",
         metavar="KEY",
         shown="none",
     )
-    seed: int = setting(0, "load", "the same load again", shown="drawn, and reported")
+    seed: int = setting(0, "load", "repeats a load", shown="random, and reported")
     run_index: int = 0
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class LoadPlan:
 
     @property
     def is_open_loop(self) -> bool:
-        """Whether requests come whatever the server does."""
+        """Whether arrivals are independent of the server."""
         return self.arrivals is not Arrivals.CLOSED
 
     @property

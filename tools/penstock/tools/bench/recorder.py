@@ -1,8 +1,8 @@
-"""What a run was like, request by request, in bounded memory.
+"""Records a run, request by request, in bounded memory.
 
-Owns what is counted and from when: every duration counts from the moment at which the request was
-due, not from when it was sent, so a client or a server that stalls cannot hide the wait of those
-behind it (coordinated omission). Clocks and sockets are its callers'.
+Owns what is counted: every duration starts when the request was due, not when it was sent, so a
+stalled client or server cannot hide the wait of the requests behind it (coordinated omission).
+Callers own clocks and sockets.
 """
 
 from collections import Counter
@@ -33,27 +33,27 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is counted: from `start_s` until before `end_s`, on the clock of the run."""
+    """The counted time: [`start_s`, `end_s`) on the clock of the run."""
 
     start_s: float
     end_s: float
 
     @classmethod
     def of(cls, plan: LoadPlan) -> "Window":
-        """The time of a run after its warm-up, before its drain."""
+        """The time of a run between its warm-up and its drain."""
         return cls(start_s=plan.warm_up_s, end_s=plan.end_s)
 
     def holds(self, at_s: float) -> bool:
-        """Whether a moment is in it."""
+        """Whether a time is in the window."""
         return self.start_s <= at_s < self.end_s
 
 
 class Recorder:
-    """Counts a run. All moments are seconds since the run's start. It may be pickled.
+    """Counts a run. All times are seconds since the run's start. It may be pickled.
 
-    Latencies, errors and outcomes (`num_due` and what it is made of) are of the requests that are
-    due in the window, whenever they end. What has `window` in its name is of whatever happens in
-    the window, whoever it belongs to: rates are made of that.
+    Latencies, errors and outcomes (`num_due` and its parts) cover the requests due in the window,
+    whenever they end. Fields with `window` in their name cover all that happens in the window, for
+    any request: rates are computed from them.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -82,7 +82,7 @@ class Recorder:
         self.last_end_s = 0.0
 
     def begin(self, due_s: float, sent_s: float, num_wanted_tokens: int) -> "RequestRecord":
-        """A request is sent that was due at `due_s`."""
+        """Record that a request that was due at `due_s` is sent."""
         is_counted = self.window.holds(due_s)
         if is_counted:
             self.num_due += 1
@@ -90,13 +90,13 @@ class Recorder:
         return RequestRecord(self, due_s, num_wanted_tokens, is_counted=is_counted)
 
     def drop(self, due_s: float) -> None:
-        """A request that was due is not sent at all."""
+        """Record that a due request is not sent."""
         if self.window.holds(due_s):
             self.num_due += 1
             self.num_dropped += 1
 
     def merge(self, other: "Recorder") -> None:
-        """Count what another recorder of the same run has counted."""
+        """Add the counts of another recorder of the same run."""
         for name in HISTOGRAMS:
             getattr(self, name).merge(getattr(other, name))
         for name in _COUNTS:
@@ -106,7 +106,7 @@ class Recorder:
 
 
 class RequestRecord:
-    """One request, while it is open."""
+    """One open request."""
 
     __slots__ = (
         "_due_s",
@@ -134,7 +134,7 @@ class RequestRecord:
         self._num_slow_gaps = 0
 
     def tokens(self, now_s: float, num_tokens: int) -> None:
-        """A message with new tokens came. One with text that was held back has none."""
+        """Record a message. A message with held-back text has no new tokens."""
         if not num_tokens:
             return
         recorder = self._recorder
@@ -154,7 +154,7 @@ class RequestRecord:
         self._last_s = now_s
 
     def finished(self, now_s: float, end: Finished) -> None:
-        """It ended well."""
+        """Record completion."""
         recorder = self._recorder
         is_good = self._is_good()
         if recorder.window.holds(now_s):
@@ -175,7 +175,7 @@ class RequestRecord:
             recorder.tpot.record((self._last_s - self._first_s) / (self._num_tokens - 1))
 
     def failed(self, now_s: float, status: str, reason: str) -> None:
-        """It ended with a status other than OK."""
+        """Record the end with a status other than OK."""
         if self._is_counted:
             recorder = self._recorder
             recorder.num_failed += 1
@@ -183,7 +183,7 @@ class RequestRecord:
             recorder.last_end_s = max(recorder.last_end_s, now_s)
 
     def abandoned(self, now_s: float) -> None:
-        """The run ended before it did."""
+        """Record that the run ended before the request."""
         if self._is_counted:
             self._recorder.num_unfinished += 1
             self._recorder.last_end_s = max(self._recorder.last_end_s, now_s)
@@ -195,7 +195,7 @@ class RequestRecord:
         return is_in_time and self._num_slow_gaps <= _SLOW_GAP_SHARE * self._num_gaps
 
     def _is_short(self, end: Finished) -> bool:
-        """Whether it is not the output that was asked for, so that figures are of another load."""
+        """Whether the output is shorter than requested, so that the figures are of another load."""
         is_whole = self._num_tokens == self._num_wanted_tokens
         return not is_whole or any(
             output.finish_reason is not FinishReason.LENGTH for output in end.outputs

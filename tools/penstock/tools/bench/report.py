@@ -1,6 +1,6 @@
-"""How a load is told: a table for people, JSON for programs, one page to pass on.
+"""Reports of a load: a table for people, JSON for programs, one HTML page.
 
-Owns the forms. Does not measure; the figures and what they mean are in `figures`.
+Owns the formats. Does not measure; the figures and their meaning are in `figures`.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _LATENCIES = (
     ("lateness", "lateness"),
 )
 _MAX_LINES = 8
-"""That can be told apart in one chart."""
+"""Most curves that can be distinguished in one chart."""
 _SWEEP_HEADER = (
     *("load", "offered/s", "done/s", "good/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50"),
     *("ITL p99", "E2E p50", "E2E p99", "failed", "dropped"),
@@ -50,7 +50,7 @@ _SWEEP_HEADER = (
 
 
 def point_text(point: LoadPlan | LoadFigures) -> str:
-    """Which of several runs it is, in a word."""
+    """A short name for one of several runs."""
     if point.rate_per_s is not None:
         return f"{point.rate_per_s:g}/s"
     if point.concurrency is not None:
@@ -59,12 +59,12 @@ def point_text(point: LoadPlan | LoadFigures) -> str:
 
 
 def _load_text(figures: LoadFigures) -> str:
-    """Arrivals and how many; a trace has no number."""
+    """Arrival process and rate; a trace has no rate."""
     return ", ".join(dict.fromkeys((str(figures.arrivals), point_text(figures))))
 
 
 def figure_lines(figures: LoadFigures) -> list[str]:
-    """One run for people."""
+    """One run as text."""
     f = figures
     outcomes = [f"{f.num_completed:,} completed", f"{f.num_failed:,} failed"]
     outcomes += [f"{f.num_dropped:,} dropped"] if f.num_dropped else []
@@ -90,7 +90,7 @@ def figure_lines(figures: LoadFigures) -> list[str]:
 
 
 def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
-    """Several runs for people, one row each, and their errors."""
+    """Several runs as a table, one row each, and their errors."""
     rows = [_SWEEP_HEADER, *(_sweep_row(one) for one in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_SWEEP_HEADER))]
     lines = [
@@ -109,7 +109,7 @@ def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
 def document_of(
     sender: SenderConfig, model: Model, runs: Sequence[LoadRun], figures: Sequence[LoadFigures]
 ) -> dict[str, Any]:
-    """Settings and figures as JSON values; what was not measured is null.
+    """Settings and figures as JSON values; figures that were not measured are null.
 
     Durations are seconds, rates per second.
     """
@@ -146,7 +146,7 @@ def write_page(
     runs: Sequence[LoadRun],
     figures: Sequence[LoadFigures],
 ) -> None:
-    """Write the page, which needs nothing beside itself. Raises OSError."""
+    """Write the page, a single self-contained file. Raises OSError."""
     warnings = [f"{point_text(one)}: {text}" for one in figures for text in warnings_of(one)]
     sections = [preformatted("\n".join(warnings))] if warnings else []
     if len(runs) > 1:
@@ -166,7 +166,7 @@ def write_page(
 
 
 def _curves(figures: Sequence[LoadFigures]) -> tuple[Chart, ...]:
-    """Latency over throughput, and what was done of what was offered."""
+    """Latency over throughput, and completed over offered requests."""
     is_open = figures[0].concurrency is None
     loads = [one.rate_per_s if is_open else one.concurrency for one in figures]
     x_label = "offered requests/s" if is_open else "requests at once"
@@ -207,7 +207,7 @@ def _curve(title: str, field: str, figures: Sequence[LoadFigures]) -> Chart:
 
 
 def _percentiles(runs: Sequence[LoadRun], figures: Sequence[LoadFigures]) -> list[Chart]:
-    """For each kind of latency, every percentile of every run, or of some of very many."""
+    """For each kind of latency, the percentiles of every run (of a sample if there are many)."""
     charts: list[Chart] = []
     step = -(-len(runs) // _MAX_LINES)
     chosen = list(zip(runs, figures, strict=True))[::step]

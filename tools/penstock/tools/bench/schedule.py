@@ -1,6 +1,6 @@
-"""The requests of a run, in order: when each is due, how long it is, what its prompt is.
+"""The requests of a run, in order: due time, lengths and prompt of each.
 
-Owns the chance of a run: all of it comes from the plan's seed. Every process makes the whole
+Owns the randomness of a run, which comes from the plan's seed alone. Every process makes the whole
 schedule and takes its share, so the arrivals of all of them together are the process that was asked
 for (N Poisson processes of a seed each would be another load for every N). Does not wait.
 """
@@ -18,7 +18,7 @@ class PlannedRequest:
     """The `index`-th request of a run, due `at_s` seconds after its start.
 
     `at_s` is 0 in a closed loop, where a request is due when there is room for it. `row` holds
-    lengths and whatever else a trace says of the request; its `arrival_s` means nothing here.
+    lengths and the trace's other fields of the request; its `arrival_s` is not used here.
     """
 
     index: int
@@ -30,7 +30,7 @@ def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
     """All requests of a run, in order of `at_s`.
 
     Open loop: those before `plan.end_s`, and no more counted ones than `plan.max_requests`. Closed
-    loop: without end; who sends them knows when to stop.
+    loop: without end; the sender decides when to stop.
     """
     rows = _rows(plan)
     if not plan.is_open_loop:
@@ -48,24 +48,24 @@ def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
 def share_of(
     requests: Iterator[PlannedRequest], worker: int, num_workers: int
 ) -> Iterator[PlannedRequest]:
-    """What one of several processes sends: every `num_workers`-th."""
+    """The requests of one of several processes: every `num_workers`-th."""
     return itertools.islice(requests, worker, None, num_workers)
 
 
 def part_of(total: int, worker: int, num_workers: int) -> int:
-    """One process's part of a number that all of them share."""
+    """One process's part of a number shared by all processes."""
     return total // num_workers + (worker < total % num_workers)
 
 
 class PromptMaker:
-    """Token ids of prompts: random, of exact length, below the vocabulary's size."""
+    """Draws prompts: random token ids below the vocabulary's size, of exact length."""
 
     def __init__(self, plan: LoadPlan) -> None:
         self._seed = f"{plan.seed}:{plan.run_index}"
         self._vocabulary = range(plan.vocab_size)
 
     def token_ids(self, request: PlannedRequest) -> list[int]:
-        """The prompt; blocks with a prefix id are the same wherever the tenant has that id."""
+        """The prompt; blocks with equal prefix ids of one tenant are equal."""
         row = request.row
         if not row.prefix_ids:
             return self._draw(str(request.index), row.num_prompt_tokens)
@@ -75,7 +75,7 @@ class PromptMaker:
         return ids[: row.num_prompt_tokens]
 
     def _draw(self, what: str, num_tokens: int) -> list[int]:
-        # A text as a seed is hashed as a whole, so that neighbours have nothing in common.
+        # A string seed is hashed as a whole, so adjacent requests have unrelated prompts.
         return random.Random(f"{self._seed}:{what}").choices(self._vocabulary, k=num_tokens)
 
 

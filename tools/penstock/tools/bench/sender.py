@@ -1,6 +1,6 @@
-"""How a load reaches a service: the client, and which addresses are this machine's.
+"""Sends load through the client, and decides which addresses are this machine's.
 
-Owns the connections of one process. Does not know when anything is sent.
+Owns the connections of one process. Does not schedule requests.
 """
 
 import ipaddress
@@ -27,9 +27,9 @@ _HOST = re.compile(r"\[(?P<ipv6>[^\]]*)\](:\d+)?|(?P<host>[^:]*)(:\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
-    """Where to, and over how many connections. `is_multiplex`: all requests of a connection share
-    one stream. `tls`, `server_name` and `token_file`: how, and as whom; it travels to processes, so
-    it holds no secret."""
+    """The target and the number of connections. `is_multiplex`: all requests of a connection share
+    one stream. `tls`, `server_name` and `token_file`: transport and credentials. It is sent to
+    other processes, so it holds no secret."""
 
     address: str
     is_multiplex: bool = False
@@ -41,7 +41,7 @@ class SenderConfig:
     token_file: Path | None = None
 
     def connecting(self) -> dict[str, Any]:
-        """Arguments of a client that connects like this."""
+        """Arguments of a client with this configuration."""
         return {
             "tls": False if self.tls is None else self.tls,
             "token": None if self.token_file is None else token_from(self.token_file),
@@ -49,13 +49,13 @@ class SenderConfig:
         }
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is off."""
+        """Raise ValueError naming the invalid field."""
         grpc_target(self.address)
         check(self)
 
 
 class ClientSender:
-    """Sends through the client, without retries: they would hide what is to be found."""
+    """Sends through the client, without retries, which would hide failures."""
 
     def __init__(self, config: SenderConfig) -> None:
         options: dict[str, Any] = {"retry": NO_RETRY, **config.connecting()}
@@ -69,7 +69,7 @@ class ClientSender:
         self._plan: LoadPlan | None = None
 
     def begin(self, plan: LoadPlan) -> None:
-        """What is sent from now on is of this plan."""
+        """Start a plan."""
         self._plan = plan
 
     async def reach(self, deadline_s: float) -> None:
@@ -111,7 +111,7 @@ class ClientSender:
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is certainly on this machine: loopback, localhost, a Unix socket."""
+    """Whether an address is known to be this machine: loopback, localhost, a Unix socket."""
     target = grpc_target(address)
     scheme, has_scheme, rest = target.partition(":")
     if has_scheme and scheme in _LOCAL_SCHEMES:

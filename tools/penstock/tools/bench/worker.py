@@ -1,7 +1,7 @@
-"""One process of a load: takes plans over a pipe, drives them, sends back what it recorded.
+"""One load generator process: receives plans over a pipe, runs them, sends back its record.
 
-Owns the loop of the process and what ends it: the order to stop, or the end of the pipe, so it does
-not outlive whoever started it.
+Owns the loop of the process and its end: the order to stop, or the end of the pipe, so that it does
+not outlive its parent.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from penstock.tools.bench.schedule import planned_requests, share_of
 from penstock.tools.bench.sender import ClientSender, SenderConfig
 
 REACH_S = 20.0
-"""How long a process tries to reach the service."""
+"""Time limit for a process to reach the service."""
 _PROGRESS_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Get ready for the part of `worker` of `num_workers` in this plan."""
+    """Prepare the part of `worker` of `num_workers` in this plan."""
 
     plan: LoadPlan
     worker: int
@@ -45,19 +45,19 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The service is reached, or the order is understood."""
+    """The service is reached, or the order is prepared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """The service is not there."""
+    """The service could not be reached."""
 
     error: PenstockError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
-    """Where one process is; everything since the start, warm-up and all."""
+    """Counts of one process since the start, including the warm-up."""
 
     num_sent: int = 0
     num_ended: int = 0
@@ -66,7 +66,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDone:
-    """What one process recorded. `cpu_share`: of one core, from start to end.
+    """The record of one process. `cpu_share`: of one core, from start to end.
 
     `was_sending_at_end`: the time, not the number of requests, ended the sending.
     """
@@ -77,8 +77,8 @@ class WorkerDone:
 
 
 def run_worker(connection: "Connection[Any, Any]", config: SenderConfig) -> None:
-    """The whole life of a process."""
-    # Ctrl-C goes to everybody of a terminal; what it means is for the one who started us to say.
+    """Run one process until its parent ends it."""
+    # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(_work(MessagePipe(connection), config))
@@ -110,7 +110,7 @@ async def _work(pipe: MessagePipe, config: SenderConfig) -> None:
 
 
 async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> None:
-    """One run. What else than its end ends it is raised as EOFError."""
+    """Do one run. Raises EOFError if something other than its end stops it."""
     plan = order.plan
     requests = share_of(planned_requests(plan), order.worker, order.num_workers)
     pipe.send(Ready())
@@ -119,23 +119,23 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
         raise EOFError
     share = Share.of(plan, order.worker, order.num_workers)
     driver = Driver(plan, share, requests, sender, lambda: time.monotonic() - start.at_s)
-    # What is there now stays; a collector that visits it again and again would stall the reading.
+    # Objects made so far are long-lived; repeated collections of them would delay reads.
     gc.collect()
     gc.freeze()
     cpu_s = time.process_time()
-    # While it runs, the only news from the other side is that it is over.
+    # During the run, the parent sends nothing: receive() returns only when the pipe is closed.
     over = asyncio.create_task(pipe.receive())
-    telling = asyncio.create_task(_tell(driver, pipe))
+    reporting = asyncio.create_task(_send_progress(driver, pipe))
     running = asyncio.create_task(driver.run())
     try:
-        await asyncio.wait((over, running, telling), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((over, running, reporting), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             raise EOFError
         await running
     finally:
-        for task in (over, telling, running):
+        for task in (over, reporting, running):
             task.cancel()
-        await asyncio.gather(over, telling, running, return_exceptions=True)
+        await asyncio.gather(over, reporting, running, return_exceptions=True)
     wall_s = max(time.monotonic() - start.at_s, 1e-9)
     pipe.send(
         WorkerDone(
@@ -146,8 +146,8 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
     )
 
 
-async def _tell(driver: Driver, pipe: MessagePipe) -> None:
-    """Say where the run is; ends, with an error, when nobody listens."""
+async def _send_progress(driver: Driver, pipe: MessagePipe) -> None:
+    """Send the progress of the run; ends with an error when the pipe is closed."""
     while True:
         await asyncio.sleep(_PROGRESS_S)
         pipe.send(

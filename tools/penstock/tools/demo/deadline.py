@@ -19,11 +19,11 @@ _SECONDS = 8.0
 _LOAD = 2.0
 _NUM_PROBES = 24
 _AT_ONCE_S = 0.5
-"""Until when a rejection counts as one at once."""
+"""Time limit within which a rejection counts as immediate."""
 
 
 async def deadline_scene(foreseeing: OwnService, fcfs: OwnService) -> int:
-    """Play it on two running services; the exit code."""
+    """Run the scene on two running services; the exit code."""
     async with Client(foreseeing.address) as client:
         rate = await _capacity(client)
     print(
@@ -47,13 +47,13 @@ async def deadline_scene(foreseeing: OwnService, fcfs: OwnService) -> int:
                 str(outcomes["too late"]),
             )
         )
-    header = ("ORDER", "IN TIME", "REJECTED AT ONCE", "WAITED IN VAIN")
+    header = ("ORDER", "IN TIME", "REJECTED AT ONCE", "TOO LATE")
     print("\n".join(["", *table_lines([header, *rows]), ""]), flush=True)
     return ExitCode.OK
 
 
 async def _capacity(client: Client) -> float:
-    """Answers a second with as many at once as the service runs; a first round warms up."""
+    """Answers per second at the service's full concurrency; a first round warms up."""
     now = asyncio.get_running_loop().time
     taken_s = 0.0
     for _ in range(2):
@@ -64,7 +64,7 @@ async def _capacity(client: Client) -> float:
 
 
 async def _offer(client: Client, rate: float) -> Counter[str]:
-    """Requests at an even rate for some seconds, whatever becomes of them."""
+    """Send requests at a constant rate for some seconds, independent of their outcome."""
     tasks: list[asyncio.Task[str]] = []
     for seed in range(round(rate * _SECONDS)):
         tasks.append(asyncio.create_task(_outcome(client, seed)))

@@ -1,7 +1,7 @@
-"""`penstock demo --flood`: one tenant floods the service, and another one does not notice.
+"""`penstock demo --flood`: one tenant floods the service; a quiet tenant is not affected.
 
-Owns the scene: a quiet tenant alone, during the flood in fair order, and during it first come,
-first served.
+Owns the scene: a quiet tenant alone, during the flood in fair order, and during the flood first
+come, first served.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ _NUM_FLOODING = 100
 _FLOOD_TOKENS = 300
 _QUIET_TOKENS = 16
 _WATCHED_S = 6.0
-"""How long the quiet tenant is watched, each time."""
+"""Seconds for which the quiet tenant is measured, each time."""
 _PAUSE_S = 0.25
-"""Between two requests of the quiet tenant."""
+"""Seconds between two requests of the quiet tenant."""
 _FLOOD_AHEAD_S = 1.0
 
 
 async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
-    """Play it on two running services; the exit code."""
+    """Run the scene on two running services; the exit code."""
     async with Client(fair.address) as client:
         print("the quiet tenant alone ...", flush=True)
         alone = await _quiet(client)
@@ -50,14 +50,14 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
 
 @dataclass(slots=True)
 class _Waits:
-    """Seconds to the first token, of the last request perhaps only as long as it was watched."""
+    """Seconds to the first token; for an unfinished last request, the seconds measured."""
 
     begun_s: list[float]
     unfinished_s: float | None = None
 
 
 async def _quiet(client: Client) -> _Waits:
-    """Short requests, one after another, for a while."""
+    """Send short requests one after another for the measured time."""
     waits = _Waits(begun_s=[])
     now = asyncio.get_running_loop().time
     with contextlib.suppress(TimeoutError):
@@ -78,7 +78,7 @@ async def _quiet(client: Client) -> _Waits:
 
 
 async def _flood(client: Client, seed: int) -> None:
-    """One request of the flood after another, refusals included, until it is cancelled."""
+    """Send requests of the flood one after another, rejected ones included, until cancelled."""
     while True:
         try:
             async for _ in client.generate(

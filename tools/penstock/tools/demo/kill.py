@@ -18,12 +18,12 @@ from penstock.tools.demo.view import PaneView
 from penstock.tools.own_service import OwnService, ServiceFailed
 
 _KILL_AFTER_TOKENS = 150
-"""Of all streams together."""
+"""Tokens of all streams together after which the engine is killed."""
 _DEADLINE_S = 120.0
 
 
 class _Stream:
-    """One request, and the longest gap between two of its messages, seconds."""
+    """One request, and the longest gap between two of its messages in seconds."""
 
     def __init__(self, request: DemoRequest) -> None:
         self.run = DemoRun(request)
@@ -47,11 +47,11 @@ class _Stream:
 
 
 async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> int:
-    """Play it on a running service; the exit code. Raises ServiceFailed when it ends by itself."""
+    """Run the scene on a running service; the exit code. Raises ServiceFailed if it exits."""
     async with Client(service.address) as client:
         print("three streams, undisturbed ...", flush=True)
         undisturbed = await _stream_all(client, [_Stream(request) for request in requests])
-        print("the same three again, and kill -9 of the engine process in between ...", flush=True)
+        print("the same three streams, with kill -9 of the engine process ...", flush=True)
         killed = [_Stream(request) for request in requests]
         await _stream_and_kill(service, client, killed)
     rows = [
@@ -66,7 +66,7 @@ async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> in
     ]
     header = ("STREAM", "TOKENS", "LONGEST GAP BEFORE", "WITH THE KILL", "SAME TEXT")
     print("\n".join(["", *table_lines([header, *rows])]))
-    print("\nNo stream failed and no client called again: the next engine computed on.", flush=True)
+    print("\nNo stream failed and no client retried: the next engine continued.", flush=True)
     return ExitCode.OK if all(row[-1] == "yes" for row in rows) else ExitCode.FAILED
 
 
@@ -76,7 +76,7 @@ async def _stream_all(client: Client, streams: list[_Stream]) -> list[_Stream]:
 
 
 async def _stream_and_kill(service: OwnService, client: Client, streams: list[_Stream]) -> None:
-    """A terminal shows the texts as they grow."""
+    """Show the texts on a terminal as they grow."""
     show: Callable[[str], None] = functools.partial(print, flush=True)
     view: PaneView | None = None
     if sys.stdout.isatty():

@@ -1,6 +1,6 @@
-"""One generation of the demo, as it looks from outside: states, text, figures.
+"""One generation of the demo as its client sees it: states, text, figures.
 
-Owns what is shown of a request. Does no I/O: events and times come in as arguments.
+Owns what is shown of a request. Does no I/O: events and times are arguments.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _WHOLE_LIFE = ("PENDING", "PROCESSING", "COMPLETED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """What one of the demo's clients asks for."""
+    """The request of one of the demo's clients."""
 
     name: str
     prompt: str
@@ -28,7 +28,7 @@ class DemoRequest:
 
 @dataclass(slots=True)
 class DemoRun:
-    """How far one request is. `states`: name and seconds after submission, in order."""
+    """The progress of one request. `states`: name and seconds after submission, in order."""
 
     request: DemoRequest
     states: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
@@ -39,26 +39,26 @@ class DemoRun:
 
     @property
     def state(self) -> str:
-        """Where it stands."""
+        """The latest state."""
         return self.states[-1][0] if self.states else "SUBMITTED"
 
     @property
     def is_sound(self) -> bool:
-        """Whether it went through its whole life and ended well."""
+        """Whether it passed all expected states and completed."""
         names = [name for name, _ in self.states]
         is_whole = names[:1] == ["PENDING"] and names[-1:] == ["COMPLETED"]
         return self.finished is not None and is_whole and "PROCESSING" in names
 
     @property
     def complaint(self) -> str:
-        """What is not sound about it; "" if nothing is."""
+        """Why it is not sound; "" if it is."""
         if self.is_sound:
             return ""
         seen = ", ".join(name for name, _ in self.states) or "none"
         return self.error or f"states seen: {seen}; expected {', '.join(_WHOLE_LIFE)}"
 
     def on_event(self, event: "Event", at_s: float) -> str:
-        """Take an event that came `at_s` seconds after submission; the text it added."""
+        """Record an event received `at_s` seconds after submission; returns the text it added."""
         from penstock.client import Accepted, Finished, Progress, Tokens
 
         if isinstance(event, Accepted):
@@ -76,7 +76,7 @@ class DemoRun:
         return ""
 
     def on_error(self, error: "PenstockError", at_s: float) -> None:
-        """Take the failure that ended it."""
+        """Record the failure that ended it."""
         self.error = str(error)
         self._enter("ERROR", at_s)
 

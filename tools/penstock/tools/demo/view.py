@@ -1,7 +1,7 @@
-"""How the demo shows generations that run at the same time.
+"""Shows the demo's concurrent generations.
 
-Owns two views with one face: `PaneView` redraws panes on a terminal, `LineView` writes plain lines
-anywhere else. Neither knows where the events come from.
+Owns two views with one interface: `PaneView` redraws panes on a terminal, `LineView` writes plain
+lines elsewhere.
 """
 
 import shutil
@@ -30,12 +30,12 @@ class View(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the view."""
         ...
 
 
 def choose_view(out: TextIO, runs: Sequence[DemoRun]) -> View:
-    """Panes where there is a terminal to draw them on."""
+    """Panes on a terminal, lines elsewhere."""
     return PaneView(out, runs) if out.isatty() else LineView(out)
 
 
@@ -53,7 +53,7 @@ class LineView:
         self._write(run.request.name, f"* {state} after {at_s * 1e3:.0f} ms")
 
     def on_text(self, run: DemoRun, text: str) -> None:
-        """Write the lines that are whole, or long enough."""
+        """Write complete lines, and wrap long ones."""
         name = run.request.name
         pending = self._pending.get(name, "") + text
         *whole, rest = pending.split("\n")
@@ -82,7 +82,7 @@ class LineView:
 
 
 class PaneView:
-    """One pane for each request, drawn over the last drawing."""
+    """One pane for each request; each drawing overwrites the last one."""
 
     def __init__(
         self,
@@ -110,12 +110,12 @@ class PaneView:
         self._draw()
 
     def set_headline(self, headline: str) -> None:
-        """Draw again under another first line; for a view that began with one."""
+        """Draw again with another headline; requires a view that began with one."""
         self._headline = headline
         self._draw()
 
     def close(self) -> None:
-        """Leave the last drawing where it is."""
+        """Keep the last drawing on the terminal."""
         self._draw()
         self._out.write(_SHOW_CURSOR)
         self._out.flush()
@@ -134,8 +134,8 @@ class PaneView:
 def pane_lines(runs: Sequence[DemoRun], *, columns: int, rows: int) -> list[str]:
     """The drawing: for each run a bold head line and the last lines of its text.
 
-    Always the same number of lines for the same terminal, and no line longer than it, or redrawing
-    would not meet the last drawing.
+    The number of lines is constant for a terminal size and no line is wider than the terminal, so
+    that a drawing covers the last one.
     """
     num_text_lines = max(1, min(_MAX_PANE_LINES, (rows - 2) // max(1, len(runs)) - 1))
     lines: list[str] = []

@@ -1,6 +1,6 @@
-"""What a plan chooses from: named settings of a replica, with a router and perhaps a price.
+"""Candidates of a plan: named settings of a replica, with a router and an optional price.
 
-Owns how they are written down. Does not simulate.
+Owns their JSON format. Does not simulate.
 """
 
 import math
@@ -18,15 +18,15 @@ _ROUTING = {field.name for field in fields(RoutingConfig)}
 _SCHEDULER = {field.name for field in fields(SchedulerConfig)} - {"order"}
 _SERVER = {field.name for field in fields(SimulationConfig)} - {"targets", "scheduler", "cost"}
 _REFUSED = {
-    "order": "is decided by policy",
-    "targets": "are those of the plan",
+    "order": "is set by policy",
+    "targets": "are set for the plan",
     "scheduler": "write its fields next to the others",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Settings of which every replica is one. `price`: of a replica, in any unit; None: unknown."""
+    """Settings of every replica. `price`: of a replica, in any unit; None: unknown."""
 
     name: str
     replica: SimulationConfig
@@ -42,10 +42,10 @@ class Candidate:
 
 
 def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]:
-    """Candidates from a JSON list of objects; what one leaves out is as in `base`.
+    """Candidates from a JSON list of objects; omitted fields are taken from `base`.
 
-    An object has a `name`, perhaps a `price`, and any field of SimulationConfig, SchedulerConfig
-    and RoutingConfig; `cost` is an object of prices. Raises ValueError naming the field.
+    An object has a `name`, an optional `price`, and any field of SimulationConfig, SchedulerConfig
+    and RoutingConfig; `cost` is an object of coefficients. Raises ValueError naming the field.
     """
     if not isinstance(data, list) or not data:
         raise ValueError("must be a list of objects, at least one")
@@ -69,7 +69,7 @@ def _candidate(data: object, base: Candidate, where: str) -> Candidate:
     try:
         return _named(name, price, values, base, where)
     except ValueError as error:
-        # Who has written many counts them by their names.
+        # In a long list, the name is easier to find than the index.
         raise ValueError(f"{error} (candidate {name!a})") from None
 
 
@@ -102,7 +102,7 @@ def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where
 
 
 def _as_float(price: float | None) -> float | None:
-    """A whole number may be too large for a float."""
+    """Convert; an integer may be too large for a float."""
     try:
         return None if price is None else float(price)
     except OverflowError:

@@ -1,7 +1,7 @@
-"""`penstock plan`: how many replicas of which settings a trace needs.
+"""`penstock plan`: finds how many replicas of which settings a trace needs.
 
-Owns the flags, what is shown while it runs and where the report goes. What is simulated and how the
-answer is found is the simulation package's.
+Owns the flags, the progress output and the location of the report. `plan` and the simulation
+package own the search.
 """
 
 import argparse
@@ -39,11 +39,11 @@ _EXIT_CODES = """\
 exit codes:
   0    a candidate meets the target
   1    no candidate meets the target within --max-replicas; the report is written
-  2    bad usage, a trace or settings file that is not of its format, or a limit that cannot hold
+  2    bad usage, an invalid trace or settings file, or a limit that cannot be met
   5    a file could not be read or written
-  70   a fault of penstock that nobody foresaw; the line says where
+  70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C; no report was written
-  141  nobody reads the output any more
+  141  the reader of the output has exited
 """
 _DEFAULT_WINDOW_S = 600.0
 
@@ -53,8 +53,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="determine how many replicas of which settings a trace needs",
-        description="Replay a trace on simulated replicas of each candidate and find the least\n"
-        "number that keeps to the targets. See docs/planning.md.",
+        description="Replay a trace on simulated replicas of each candidate and find the smallest\n"
+        "number that meets the targets. See docs/planning.md.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -76,7 +76,7 @@ def _add_options(parser: Parser) -> None:
         help="PNG plots in the report (default: where matplotlib is installed)",
     )
     report.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    report.add_argument("--no-progress", action="store_true", help="nothing of it on stderr")
+    report.add_argument("--no-progress", action="store_true", help="no progress on stderr")
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +98,7 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "candidates", "what they leave out is as in the flags of the server and of the routing"
+        "candidates", "omitted fields are taken from the flags of the server and of the routing"
     )
     which = group.add_mutually_exclusive_group()
     which.add_argument(
@@ -114,7 +114,7 @@ def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
         "--price",
         type=positive_number,
         metavar="X",
-        help="of a replica, where a candidate has none",
+        help="price of a replica, for candidates without one",
     )
     group.add_argument(
         "--curve-requests",
@@ -146,7 +146,7 @@ def _plan(args: argparse.Namespace) -> int:
         plan = _made(args)
     except (TraceError, CalibrationError) as error:
         raise UsageError(str(error)) from error
-    _tell(args, plan)
+    _report(args, plan)
     return ExitCode.FAILED if plan.best is None else ExitCode.OK
 
 
@@ -172,7 +172,7 @@ def _made(args: argparse.Namespace) -> "Plan":
             raise UsageError(f"--curve-requests must not be negative, not {args.curve_requests}")
         trace = list(transformed(trace_of(args), transform))
         if not trace:
-            raise UsageError("nothing is left of the trace between --start-s and --end-s")
+            raise UsageError("the trace has no requests between --start-s and --end-s")
         window = busiest_window(trace, args.window_s)
     except SettingError as error:
         raise UsageError(error.spelled(flag_of)) from error
@@ -224,7 +224,7 @@ def _parsed(text: str, where: str) -> object:
         raise ValueError(f"{where} is not valid JSON: {error}") from None
 
 
-def _tell(args: argparse.Namespace, plan: "Plan") -> None:
+def _report(args: argparse.Namespace, plan: "Plan") -> None:
     from penstock.tools.plan.report import plan_json, plan_lines, write_plan_report
     from penstock.tools.simulation.png_plots import PlotsUnavailable, has_matplotlib, write_png
 
@@ -241,7 +241,7 @@ def _tell(args: argparse.Namespace, plan: "Plan") -> None:
 
 
 class _Watcher:
-    """Shows where a plan is: a line that is written over, and one that stays per simulation."""
+    """Shows the progress of a plan: one overwritten line, and one line for each simulation."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.line = ProgressLine(is_shown=is_shown)

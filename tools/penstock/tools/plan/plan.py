@@ -1,6 +1,6 @@
-"""How many replicas of which settings serve a trace within its targets.
+"""Finds how many replicas of which settings serve a trace within its targets.
 
-Owns what is simulated for that and the choice between candidates. Does not write reports.
+Owns the choice of simulations and of the best candidate. Does not write reports.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ from penstock.tools.simulation.settings import SimulationConfig, Targets
 from penstock.tools.simulation.simulate import Progress
 
 CURVE_LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-"""Of the load that one replica has in the plan: where the curve has points."""
+"""Points of the curve, as multiples of the load that one replica has in the plan."""
 DEFAULT_CURVE_REQUESTS = 2000
 
 
 class PlanWatcher(Protocol):
-    """Receives the progress of a plan. `what`: which simulation, for people."""
+    """Receives the progress of a plan. `what`: a display name of the simulation."""
 
     def progress(self, what: str, progress: Progress) -> None:
-        """A simulation runs; about twice a second."""
+        """A simulation runs; called about twice a second."""
         ...
 
     def tried(self, what: str, verdict: Verdict) -> None:
@@ -46,11 +46,11 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatePlan:
-    """What was found of a candidate.
+    """The result for a candidate.
 
-    `num_replicas`: the least number that held, next to one that did not; None: not even the most
-    did. `tried`: all clusters that were simulated, by number of replicas. `curve`: one replica
-    under rising load. `is_monotone`: nowhere did more replicas fail where fewer held.
+    `num_replicas`: the smallest number that met the target, next to one that did not; None: not
+    even the largest did. `tried`: all simulated clusters, by number of replicas. `curve`: one
+    replica under rising load. `is_monotone`: no larger number failed where a smaller one passed.
     """
 
     candidate: Candidate
@@ -61,22 +61,22 @@ class CandidatePlan:
 
     @property
     def price(self) -> float | None:
-        """Of all replicas; None: it does not serve, or has no price."""
+        """Price of all replicas; None: no number met the target, or the price is unknown."""
         if self.num_replicas is None or self.candidate.price is None:
             return None
         return self.num_replicas * self.candidate.price
 
     @property
     def verdict(self) -> Verdict:
-        """Of the least number that held, or of the most that was tried."""
+        """The verdict on the smallest number that met the target, or on the largest tried."""
         chosen = self.num_replicas
         return next((v for v in self.tried if v.num_replicas == chosen), self.tried[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`best`: the cheapest candidate that serves, without prices that with the fewest replicas;
-    of equal ones the first. None: none serves with `max_replicas`."""
+    """`best`: the cheapest candidate that meets the target (without prices, the one with the fewest
+    replicas; the first of equal ones). None: none does with `max_replicas`."""
 
     target: PlanTarget
     window: PlanWindow
@@ -95,8 +95,8 @@ def make_plan(
     num_curve_requests: int = DEFAULT_CURVE_REQUESTS,
     watcher: PlanWatcher | None = None,
 ) -> Plan:
-    """Plan for each candidate. `num_curve_requests`: of the window, for each point of the curve;
-    0: no curve. Raises ValueError for limits that are too small."""
+    """Plan for each candidate. `num_curve_requests`: requests of the window for each point of the
+    curve; 0: no curve. Raises ValueError for limits that are too small."""
     if num_curve_requests < 0:
         raise ValueError(f"num_curve_requests must not be negative, not {num_curve_requests}")
     plans = tuple(
@@ -115,8 +115,8 @@ def make_plan(
 
 
 def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
-    """Where a search begins: the work of all tokens over the time, if nothing is found in a cache
-    and every step is full. Only a guess: nothing is concluded from it."""
+    """Where a search begins: the work of all tokens divided by the time, without cache hits and
+    with full steps. Used as a starting point only."""
     cost = config.cost
     work_s = 0.0
     for request in window.requests:
@@ -128,7 +128,7 @@ def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
 
 
 class _Planner:
-    """One candidate; no simulation is run twice."""
+    """Plans one candidate; no simulation is run twice."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Planner:
             max_replicas=max_replicas,
         )
         if least is not None and least < max_replicas:
-            # One to spare is what people should buy; it must hold as well.
+            # The recommendation includes a spare replica, so that number must pass as well.
             self._verdict(least + 1)
         tried = tuple(self._tried[num] for num in sorted(self._tried))
         holds = [verdict.meets for verdict in tried]
@@ -174,7 +174,7 @@ class _Planner:
         return known
 
     def _curve(self, num_replicas: int, num_requests: int) -> tuple[LoadPoint, ...]:
-        """One replica around the load that it has as one of so many."""
+        """Simulate one replica around the load that it has in a cluster of `num_replicas`."""
         requests = self._window.requests[:num_requests]
         span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
         if span_s <= 0.0:
@@ -195,8 +195,8 @@ class _Planner:
             replica=self._replica, num_replicas=num_replicas, routing=self._candidate.routing
         )
         watcher = self._watcher
-        told = None if watcher is None else partial(watcher.progress, what)
-        verdict = judge(simulate_cluster(requests, config, told), self._target)
+        on_progress = None if watcher is None else partial(watcher.progress, what)
+        verdict = judge(simulate_cluster(requests, config, on_progress), self._target)
         if watcher is not None:
             watcher.tried(what, verdict)
         return verdict

@@ -1,4 +1,4 @@
-"""A plan's report: a table for people, JSON for programs, one page to pass on.
+"""A plan's report: a table for people, JSON for programs, one HTML page.
 
 Owns the formats, the charts and the text on the plan's limits. Does not plan.
 """
@@ -52,21 +52,21 @@ _TRIED_COLUMNS = (
     "misses",
 )
 _LIMITS = (
-    "The network, the fronts and the link take no time here but front_s, a candidate's field (0 by"
-    " default): leave them a part of the TTFT target.",
-    "Nothing fails here: buy one replica more, so that one may be lost or restarted at the peak.",
-    "The trace is one draw of its traffic. Its burstiness is kept, but a worse hour is not in it,"
-    " and a trace that is made faster by --load has the same users asking sooner, not more users.",
-    "A step takes the time of the cost model. Calibrate it on the machine that is to be bought"
-    " (penstock simulate --calibrate-from) and look at the error of the fit.",
-    "Every replica starts empty and cold: less is found in caches than later on.",
-    "The number before the answer failed and the answer held, both simulated; other numbers only"
-    " where they are listed.",
+    "The network, the fronts and the link take no simulated time except front_s, a candidate's"
+    " field (0 by default): reserve a part of the TTFT target for them.",
+    "No failures are simulated: add one replica, so that one may fail or restart at the peak.",
+    "The trace is one sample of its traffic. Its burstiness is kept, but a worse hour may exist,"
+    " and --load makes the same users send sooner; it does not add users.",
+    "Step times come from the cost model. Calibrate it on the target machine"
+    " (penstock simulate --calibrate-from) and check the error of the fit.",
+    "Every replica starts with an empty cache, so hit rates are lower than in steady state.",
+    "The answer met the target and the number below it did not, both simulated; other numbers were"
+    " simulated only where they are listed.",
 )
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The plan for people."""
+    """The plan as text."""
     window, best = plan.window, plan.best
     lines = [
         f"target       {target_text(plan.target)}",
@@ -87,12 +87,12 @@ def plan_lines(plan: Plan) -> list[str]:
         if not found.is_monotone
     ]
     if window.num_left_out:
-        lines.append(f"left out     {window.num_left_out:,} requests outside the window")
-    return [*lines, "", "not in the plan:", *(f"- {text}" for text in _LIMITS)]
+        lines.append(f"excluded     {window.num_left_out:,} requests outside the window")
+    return [*lines, "", "limits of the plan:", *(f"- {text}" for text in _LIMITS)]
 
 
 def plan_json(plan: Plan) -> str:
-    """The plan as JSON; what is unknown or infinite is null."""
+    """The plan as JSON; unknown and infinite values are null."""
     window = plan.window
     document = {
         "target": dataclasses.asdict(plan.target),
@@ -113,7 +113,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def write_plan_report(plan: Plan, folder: Path) -> tuple[Chart, ...]:
-    """Write `plan.json` and `plan.html`; the charts that are on the page. Raises OSError."""
+    """Write `plan.json` and `plan.html`; returns the page's charts. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLAN_FILE).write_text(plan_json(plan) + "\n", encoding="utf-8")
     charts = plan_charts(plan)
@@ -192,7 +192,7 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """One simulation in a line."""
+    """One simulation as one line."""
     end = "meets the target" if verdict.meets else f"misses {', '.join(verdict.misses)}"
     return (
         f"p99 TTFT {seconds_text(verdict.ttft_p99_s)},"
@@ -202,7 +202,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def target_text(target: PlanTarget) -> str:
-    """The targets in a line."""
+    """The targets as one line."""
     text = (
         f"p99 TTFT {seconds_text(target.ttft_p99_s)}; 99 % of requests with 99 % of their gaps"
         f" within {seconds_text(target.itl_p99_s)}"
@@ -213,7 +213,7 @@ def target_text(target: PlanTarget) -> str:
 
 
 def window_text(plan: Plan) -> str:
-    """What of the trace is planned for, in a line."""
+    """The planned part of the trace as one line."""
     window = plan.window
     num = len(window.requests)
     text = f"{num:,} requests, {window.requests_per_s:.3f} requests/s"
@@ -228,7 +228,7 @@ def window_text(plan: Plan) -> str:
 def _answer(found: CandidatePlan) -> str:
     num, router = found.num_replicas, found.candidate.routing.router
     cost = "" if found.price is None else f" at {found.price:g}"
-    spare = "; one more to be safe when one fails"
+    spare = "; add one to tolerate a failure"
     return f"{num} x {found.candidate.name} behind {router}{cost}{spare}"
 
 

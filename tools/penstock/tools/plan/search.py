@@ -1,7 +1,7 @@
-"""The least number of replicas that holds.
+"""Finds the smallest number of replicas that meets a target.
 
-Owns the search. Does not know what is tried, and trusts only trials: the answer is a number
-that held next to one that did not.
+Owns the search. Makes no assumption about the trials: the answer is a number that passed next to
+one that failed.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ def least_replicas(
 ) -> int | None:
     """A number n <= `max_replicas` with `meets(n)` and not `meets(n - 1)`; None if there is none.
 
-    Nothing serves with 0 replicas, which is not tried. From `first_guess` on the search goes up or
-    down in steps that double, then halves what is left (galloping, as in Bentley and Yao, "An
-    Almost Optimal Algorithm for Unbounded Searching", 1976). Every number is tried once at most,
-    and both n and n - 1 were. Where more replicas serve worse, which no rule forbids, another
-    number below n may hold too. None was returned means that `max_replicas` failed.
+    0 replicas count as failed and are not tried. From `first_guess` the search moves up or down in
+    doubling steps, then bisects the rest (galloping, as in Bentley and Yao, "An Almost Optimal
+    Algorithm for Unbounded Searching", 1976). Every number is tried at most once; n and n - 1 both
+    were. If more replicas can serve worse, another number below n may pass too. The result is None
+    only if `max_replicas` failed.
     """
     if max_replicas < 1:
         raise ValueError(f"max_replicas must be at least 1, not {max_replicas}")

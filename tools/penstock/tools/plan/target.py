@@ -1,4 +1,4 @@
-"""What a cluster must keep to, and whether a simulated one did.
+"""Targets of a plan, and the verdict on a simulated cluster.
 
 Owns the definitions of the targets. Does not search.
 """
@@ -18,21 +18,21 @@ P99 = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """What must hold of the requests of the trace. Raises SettingError naming the field.
+    """The targets for the requests of the trace. Raises SettingError naming the field.
 
     `ttft_p99_s`: counted from arrival; a request that never gets a token has missed it.
-    `itl_p99_s`: few gaps of a request: all of them.
+    `itl_p99_s`: a request with few gaps must keep all of them.
     """
 
     ttft_p99_s: float = required(
         "target",
-        "99 % of requests have their first token within so many seconds",
+        "99 % of requests have their first token within this many seconds",
         name="target_ttft_p99_s",
         above=0,
     )
     itl_p99_s: float = required(
         "target",
-        "99 % of requests have 99 % of their gaps between tokens within so many milliseconds",
+        "99 % of requests have 99 % of their gaps between tokens within this many milliseconds",
         name="target_itl_p99_ms",
         scale=1e-3,
         above=0,
@@ -40,11 +40,11 @@ class PlanTarget:
     good_share: float | None = setting(
         None,
         "target",
-        "this part of the requests completes within both, e.g. 0.99",
+        "this share of the requests completes within both, e.g. 0.99",
         name="target_good_share",
         above=0,
         at_most=1,
-        shown="not asked",
+        shown="no target",
     )
 
     def __post_init__(self) -> None:
@@ -53,12 +53,12 @@ class PlanTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One simulated cluster against the targets.
+    """The verdict on one simulated cluster.
 
-    `ttft_p99_s`: the least that 99 % of all requests do not exceed, infinite if there is none.
-    `smooth_share`: of the requests, those whose own gaps are as the target asks; one that never got
-    a token is not. `itl_p99_s`: the 99th percentile of all gaps of all requests, for comparison
-    with benchmarks; it is not what is asked for. `misses`: the targets that do not hold, by name.
+    `ttft_p99_s`: the p99 over all requests, infinite if over 1 % got no token. `smooth_share`: the
+    share of requests whose own gaps meet the target; a request without a token does not.
+    `itl_p99_s`: the p99 of all gaps of all requests, for comparison with benchmarks; it is not the
+    target. `misses`: names of the targets that are not met.
     """
 
     num_replicas: int
@@ -80,7 +80,7 @@ class Verdict:
 
 
 def judge(run: ClusterRun, target: PlanTarget) -> Verdict:
-    """Hold a run that has ended against the targets; its gaps were counted against `itl_p99_s`."""
+    """Compare a finished run with the targets; it must have counted gaps against `itl_p99_s`."""
     if run.config.replica.targets.itl_s != target.itl_p99_s:
         raise ValueError("the run has counted slow gaps against another target")
     table = run.total.recorder.table

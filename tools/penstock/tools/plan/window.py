@@ -1,7 +1,7 @@
-"""Which part of a trace is planned for.
+"""Selects the part of a trace that is planned for.
 
-Owns the choice of the busiest stretch: capacity is bought for the peak, and a plan simulates the
-trace many times over.
+Owns the choice of the busiest window: capacity is bought for the peak, and a plan simulates the
+trace many times.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from penstock.server.observe.recording.trace import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanWindow:
-    """A stretch of a trace, its requests moved so that it begins at 0.
+    """A window of a trace, its requests shifted to begin at 0.
 
-    `start_s`, `end_s`: where it lies in the trace. `num_trace_requests`, `trace_s`: of the whole,
-    first to last arrival.
+    `start_s`, `end_s`: its position in the trace. `num_trace_requests`, `trace_s`: of the whole
+    trace, from first to last arrival.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -27,7 +27,7 @@ class PlanWindow:
 
     @property
     def num_left_out(self) -> int:
-        """Requests of the trace that are not planned for."""
+        """Number of requests outside the window."""
         return self.num_trace_requests - len(self.requests)
 
     @property
@@ -37,11 +37,10 @@ class PlanWindow:
 
 
 def busiest_window(trace: Sequence[TraceRequest], window_s: float) -> PlanWindow:
-    """The stretch of `window_s` seconds, from some arrival on, with the most tokens.
+    """The window of `window_s` seconds, beginning with an arrival, that has the most tokens.
 
-    Tokens are those of prompts and outputs. `trace` holds requests in order of arrival, at least
-    one. A trace that is no longer is taken whole. Raises ValueError for a window that is not
-    positive.
+    Tokens are those of prompts and outputs. `trace` holds at least one request, in order of
+    arrival. A shorter trace is taken whole. Raises ValueError for a window that is not positive.
     """
     if not window_s > 0.0:
         raise SettingError(f"{{}} must be above 0, not {window_s}", "window_s")
@@ -55,7 +54,7 @@ def busiest_window(trace: Sequence[TraceRequest], window_s: float) -> PlanWindow
     return PlanWindow(
         requests=tuple(replace(r, arrival_s=r.arrival_s - start_s) for r in chosen),
         start_s=start_s,
-        # A rate over no time is none: a single request stands for a second.
+        # Avoids division by zero: a single request counts as one second.
         end_s=max(last_s, start_s + 1.0) if is_whole else start_s + window_s,
         num_trace_requests=len(trace),
         trace_s=last_s - first_s,

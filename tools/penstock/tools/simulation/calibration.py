@@ -4,8 +4,8 @@ Owns the file format (JSON lines: n_prefill, n_decode, n_context, seconds) and t
 squares of the relative residuals, so that a long prefill does not drown what a decode step costs,
 under the condition that no price is negative. Four prices have sixteen sets of which are not zero,
 so the best one is found by trying them all instead of by an active-set search. Steps that took far
-longer than they should (the first ones, pauses of the machine) are left out, and said to be: three
-to six robust standard deviations are the usual bound for that (Huber and Ronchetti, *Robust
+longer than they should (the first ones, pauses of the machine) are left out, with their number:
+three to six robust standard deviations are the usual bound for that (Huber and Ronchetti, *Robust
 Statistics*). At last all prices are scaled so that all steps that are left take as long together as
 they did: a total is what throughput is made of.
 """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 44
 _MAX_POINTS = 600
-# Told apart in print and by most people who do not see all colours (after Okabe and Ito).
+# Distinguishable in print and by most people who do not see all colours (after Okabe and Ito).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 
 

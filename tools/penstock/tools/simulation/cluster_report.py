@@ -1,4 +1,4 @@
-"""How a run of several replicas is told: the whole as for one server, and each beside the others.
+"""Reports a run of several replicas: the whole as for one server, and each next to the others.
 
 Owns what is added to `report.py` for that. Does not measure.
 """
@@ -53,7 +53,7 @@ class ClusterSummary:
 
     `total`: of all requests; its figures of memory are means over the replicas, by their memory and
     by what they use of it, and the greatest use of any. `replicas`: of each that was sent anything,
-    `numbers` says which; rates are over a replica's own time.
+    `numbers` has their indexes; rates are over a replica's own time.
     """
 
     total: Summary

@@ -45,9 +45,9 @@ exit codes:
   0    every request of the trace ended
   2    bad usage, a trace or step file that is not of its format, or a limit that cannot hold
   5    a file could not be read or written
-  70   a fault of penstock that nobody foresaw; the line says where
+  70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C; no report was written
-  141  nobody reads the output any more
+  141  the reader of the output has exited
 """
 
 

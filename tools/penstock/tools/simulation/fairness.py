@@ -1,7 +1,7 @@
 """How evenly tenants were served while they competed.
 
-Owns the definition: only times count in which every tenant had somebody waiting, because nobody
-owes a tenant without requests anything. Service is counted as by the scheduler's fair order:
+Owns the definition: only times count in which every tenant had requests waiting, because a
+tenant without requests is owed nothing. Service is counted as by the scheduler's fair order:
 weighted tokens (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 """
 
@@ -40,7 +40,7 @@ def served_ratio(
 ) -> float | None:
     """Greatest over smallest service of a tenant while all of them had requests waiting.
 
-    `service` float64 [bins, tenants]. 1 is even; infinite: somebody got nothing. None with fewer
+    `service` float64 [bins, tenants]. 1 is even; infinite: a tenant got nothing. None with fewer
     than two tenants, or when they never waited at the same time for a whole bin.
     """
     num_bins, num_tenants = service.shape

@@ -1,6 +1,6 @@
 """Flight recordings where a trace or measured steps are asked for.
 
-Owns what is said of them. What they are as such is the flight package's.
+Owns their report. Their layout is the flight package's.
 """
 
 import sys

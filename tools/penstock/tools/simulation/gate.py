@@ -29,7 +29,7 @@ class Gate(Protocol):
         ...
 
     def next_opening_s(self) -> float:
-        """When `let_in` would let somebody into an idle engine; infinite when it is not known."""
+        """When `let_in` would admit a request to an idle engine; infinite when it is not known."""
         ...
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Gate(Protocol):
 
 
 class OpenGate:
-    """Everybody enters at once: in-flight batching, the queue is the scheduler's."""
+    """All requests enter at once: in-flight batching, the queue is the scheduler's."""
 
     def __init__(self) -> None:
         self._arrived: list[RequestSpec] = []

@@ -16,7 +16,7 @@ _NUM_BUCKETS = 4096  # up to about 5e10 s
 
 
 class DurationHistogram:
-    """Counts durations; what it tells is at most half a per cent off. Shorter than 0.1 us is 0."""
+    """Counts durations; its results are at most half a per cent off. Shorter than 0.1 us is 0."""
 
     def __init__(self) -> None:
         self._counts: NDArray[np.int64] = np.zeros(_NUM_BUCKETS, dtype=np.int64)
@@ -38,7 +38,7 @@ class DurationHistogram:
 
     def merge(self, other: "DurationHistogram") -> None:
         """Count what another one has counted."""
-        # Of its own kind, and it has nothing to hide from it.
+        # An instance of the same class.
         self._counts += other._counts  # noqa: SLF001
         self._sum_s += other._sum_s  # noqa: SLF001
         self._max_s = max(self._max_s, other._max_s)  # noqa: SLF001

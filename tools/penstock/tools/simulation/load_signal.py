@@ -13,8 +13,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 class LoadSignal(enum.StrEnum):
     """What is counted of the requests that a replica was sent and has not ended.
 
-    REQUESTS: how many. TOKENS: the tokens of their prompts, which tells a long prompt from a short
-    one; how much a request will generate nobody knows.
+    REQUESTS: how many. TOKENS: the tokens of their prompts, which distinguishes a long prompt from
+    a short one; how much a request will generate is not known.
     """
 
     REQUESTS = "requests"

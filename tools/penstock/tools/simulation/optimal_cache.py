@@ -3,9 +3,9 @@
 Owns Belady's rule (1966): evict what is needed again last, and of what is needed at the same time
 the block farthest from the start of its prompt, which is worth nothing without those before it. It
 works on whole blocks of the trace, lets every prompt be cached the moment it arrives and gives all
-of the memory to the cache, so no real scheduler can do better with the same memory. Beside it
-the least recently used rule under the same generous conditions, to tell what the future is worth
-from what a scheduler loses.
+of the memory to the cache, so no real scheduler can do better with the same memory. Next to
+it the least recently used rule under the same generous conditions, to separate the value of the
+future from what a scheduler loses.
 """
 
 import heapq

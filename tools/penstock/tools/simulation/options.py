@@ -67,12 +67,12 @@ def _table(kind: type) -> "tuple[Declared, ...]":
 def read_settings(
     args: argparse.Namespace, kind: type[T], derived: Mapping[str, Any] | None = None
 ) -> T:
-    """The configuration that the flags say. Raises BadSetting."""
+    """The configuration of the flags. Raises BadSetting."""
     return sources_of(args, kind).build(kind, derived or {})
 
 
 def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
-    """What the flags say of a configuration. Raises BadSetting."""
+    """What the flags set of a configuration. Raises BadSetting."""
     from penstock.server.settings.sources import gather
 
     return gather(_table(kind), vars(args), {})
@@ -93,7 +93,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--synthetic", metavar="JSON", help="a made-up trace; the fields of SyntheticConfig"
     )
-    trace.add_argument("--format", choices=_FORMATS, help="default: told by the first line")
+    trace.add_argument("--format", choices=_FORMATS, help="default: recognised by the first line")
     trace.add_argument(
         "--tenants",
         metavar="NAME=SHARE,...",
@@ -283,7 +283,7 @@ def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
     try:
         return from_json_value(kind, values)
     except (TypeError, ValueError) as error:
-        # Whoever typed the JSON knows its keys, not our class.
+        # The author of the JSON knows its keys, not our class.
         reason = str(error).removeprefix(kind.__name__).lstrip(".: ")
         raise UsageError(f"{option}: {reason}") from error
 

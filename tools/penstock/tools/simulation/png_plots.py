@@ -1,6 +1,6 @@
 """Charts as PNG files, by matplotlib, which is imported only when one is drawn.
 
-Owns the drawing and what is said where matplotlib is missing.
+Owns the drawing and the error for a missing matplotlib.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ from penstock.tools.simulation.chart import Chart, axis_label
 
 
 class PlotsUnavailable(Exception):
-    """matplotlib is not installed; the message says how to get it."""
+    """matplotlib is not installed; the message has the command to install it."""
 
 
 def has_matplotlib() -> bool:

@@ -1,4 +1,4 @@
-"""What a router believes a replica's prefix cache to hold.
+"""A router's estimate of the content of a replica's prefix cache.
 
 Owns an approximation from the outside: the prefixes of the prompts that were sent there, of which
 the least recently used are forgotten first. Replicas are not asked, so it may be wrong both ways.

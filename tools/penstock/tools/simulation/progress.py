@@ -1,4 +1,4 @@
-"""Where a simulation is, told to who watches it in a terminal.
+"""Progress of a simulation, for a terminal.
 
 Owns the line. Does not know what is simulated.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class ProgressLine:
     """One line on stderr that is written over, in a terminal; nothing elsewhere.
 
-    `heading`: what is said before the rest, which of several runs this is.
+    `heading`: the text before the rest, which of several runs this is.
     """
 
     def __init__(self, *, is_shown: bool) -> None:
@@ -22,7 +22,7 @@ class ProgressLine:
         self._has_shown = False
 
     def show(self, progress: "Progress") -> None:
-        """Write the line anew."""
+        """Write the line again."""
         if not self._is_shown:
             return
         minutes, rest_s = divmod(int(progress.now_s), 60)

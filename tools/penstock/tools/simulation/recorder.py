@@ -1,4 +1,4 @@
-"""Measures a run from what the engine tells in each step.
+"""Measures a run from the events of each step of the engine.
 
 Owns times of requests, gaps between tokens, what tenants were served and samples of the memory.
 Python runs once per step and once per event of a request; tokens are counted in bulk, some hundred
@@ -26,8 +26,8 @@ class RunRecorder:
     request whose share of slow gaps is at most 1 % has a p99 gap within it. `gaps`: all of them.
     `timeline_bin_s`: width of the bins in which served tokens are counted per tenant; it doubles
     when there would be more than 32,768 of them, for a trace may have a pause of years. `num_steps`
-    leaves out turns of the engine in which nothing was computed. `on_end` is told of every request
-    that ends, when the step that ends it has run.
+    leaves out turns of the engine in which nothing was computed. `on_end` is called for every
+    request that ends, when the step that ends it has run.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RunRecorder:
         self.table = RequestTable.merged([recorder.table for recorder in recorders], sources)
         self._widen(max(recorder.timeline_bin_s for recorder in recorders))
         for recorder in recorders:
-            recorder._widen(self.timeline_bin_s)  # noqa: SLF001 -- of its own kind
+            recorder._widen(self.timeline_bin_s)  # noqa: SLF001 -- an instance of the same class
         served = [recorder.served_tokens() for recorder in recorders]
         shape = (max(len(bins) for bins in served), len(self.table.tenants))
         self._served = np.zeros(shape, dtype=np.int64)
@@ -75,7 +75,7 @@ class RunRecorder:
             self._served[: len(its_served), columns] += its_served
 
     def note(self, events: StepEvents, engine: Engine, num_held_back: int) -> None:
-        """Take in what one step told; `num_held_back`: requests waiting outside the engine."""
+        """Take in the events of one step; `num_held_back`: requests waiting outside the engine."""
         if events.at_s > self._latest_s or len(events.keys):
             self._latest_s = events.at_s
             self.num_steps += 1

@@ -1,4 +1,4 @@
-"""How a run is told: a table for people, JSON and CSV for programs, one page to pass on.
+"""Reports a run: a table for people, JSON and CSV for programs, one page to pass on.
 
 Owns the forms and the names of the files. Does not measure.
 """
@@ -77,12 +77,12 @@ def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Ch
 
 
 def page(title: str, sections: list[str]) -> str:
-    """A page that needs nothing beside itself; `sections` are HTML."""
+    """A self-contained page; `sections` are HTML."""
     return _PAGE.format(title=escape(title), sections="\n".join(sections))
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Text cells as a <table>; a cell that says NO is marked."""
+    """Text cells as a <table>; a cell with NO is marked."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = [f"<tr>{heads}</tr>"]
     for row in rows:

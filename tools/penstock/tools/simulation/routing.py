@@ -124,12 +124,13 @@ class PrefixAware:
 
     Overloaded is a replica with a load above `factor` times the least one and more than `slack`
     above it; the least loaded never is. The two thresholds are those of SGLang's cache-aware
-    router, which leaves the prefixes aside for everybody when the extremes are that far apart;
+    router, which ignores the prefixes of all requests when the extremes are that far apart;
     asked of each replica alone, as in consistent hashing with bounded loads (Mirrokni, Thorup and
     Zadimoghaddam, SODA 2018), one hot replica does not cost the others their prefixes.
 
     A prefix that is less than `min_share` of the prompt does not count, as in that router: what all
-    prompts begin with would hold everybody where it was first, and leave other replicas idle.
+    prompts begin with would keep all requests where the first one was, and leave other replicas
+    idle.
     """
 
     def __init__(
@@ -168,12 +169,12 @@ class PrefixAware:
         return chosen
 
     def is_overloaded(self, load: int, least: int) -> bool:
-        """Whether a replica with this load takes nobody for a prefix's sake."""
+        """Whether a replica with this load takes no request for its prefix."""
         return load > self._factor * least and load - least > self._slack
 
     def _indices_for(self, request: TraceRequest) -> list[PrefixIndex]:
         if self._indices is None:
-            # The trace says with its first request how many tokens an entry stands for.
+            # The first request of the trace has the number of tokens of an entry.
             most = max(1, self._max_index_tokens // request.prefix_block_tokens)
             self._indices = [PrefixIndex(most) for _ in range(self._num_replicas)]
         return self._indices

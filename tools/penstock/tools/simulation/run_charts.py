@@ -1,4 +1,4 @@
-"""Which charts tell a run.
+"""The charts of a run.
 
 Owns the choice. Does not draw.
 """

@@ -1,6 +1,6 @@
 """A whole run: a trace through one simulated server, and what came of it.
 
-Owns the order of arrivals against virtual time and the progress that is told on the way.
+Owns the order of arrivals against virtual time and the progress lines.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from penstock.tools.simulation.replica import Replica
 from penstock.tools.simulation.settings import SimulationConfig
 
 PROGRESS_INTERVAL_S = 0.5
-"""How often a run tells where it is, in real seconds."""
+"""Interval of progress lines, in real seconds."""
 _GC_THRESHOLD = 200_000
 
 

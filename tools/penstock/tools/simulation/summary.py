@@ -55,7 +55,7 @@ class TenantSummary:
 class Summary:
     """One run.
 
-    `num_refused`: turned away for what was foreseen or a full queue, on arrival or from the queue;
+    `num_refused`: rejected for a forecast or a full queue, on arrival or from the queue;
     `num_expired`: a deadline passed. `duration_s`: from the first arrival to the last end.
     `num_good`: completed, first token within the TTFT target and at least 99 % of the gaps within
     the ITL target; `goodput_per_s` are good requests, throughputs are requests and tokens over the
@@ -154,7 +154,7 @@ def good_requests(table: RequestTable, targets: Targets, front_s: float = 0.0) -
 
 
 def has_smooth_tokens(table: RequestTable) -> NDArray[np.bool_]:
-    """Which requests have at least 99 % of their own gaps within the target that slow gaps were
+    """Which requests have at least 99 % of their gaps within the target that slow gaps were
     counted against; bool [len(table)]."""
     num_gaps = np.maximum(table.counts("num_output_tokens") - 1, 0)
     smooth: NDArray[np.bool_] = table.counts("num_slow_gaps") <= _SLOW_GAP_SHARE * num_gaps

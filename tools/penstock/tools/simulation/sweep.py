@@ -101,7 +101,7 @@ class Sweep:
             for future in as_completed(index_of):
                 yield index_of[future], future.result()
         finally:
-            # Of trials that failed nobody waits for the rest.
+            # After a failed trial the rest is not awaited.
             for future in index_of:
                 future.cancel()
 

@@ -183,7 +183,7 @@ def _switching(config: SyntheticConfig, random: np.random.Generator) -> Iterator
             now_s = next_s
             yield now_s
         else:
-            # Exponential gaps have no memory: what was left of this one is drawn anew.
+            # Exponential gaps have no memory: what was left of this one is drawn again.
             now_s, state = until_s, 1 - state
             until_s += float(random.exponential(config.mean_state_s))
 

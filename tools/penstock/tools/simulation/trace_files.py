@@ -16,7 +16,8 @@ from penstock.tools.simulation.trace_formats import TraceFormat, format_of, pars
 
 
 def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[TraceRequest]:
-    """The requests of a file in order of arrival; `trace_format` None: told by the first line.
+    """The requests of a file in order of arrival; `trace_format` None: recognised by the first
+    line.
 
     Raises TraceError, with the line's number, for what is not of the format, what arrives before
     the request above it, and a file without requests; OSError when it cannot be read.

@@ -1,7 +1,7 @@
 """The formats of trace files: each line becomes a `TraceRequest`.
 
 Does not open files and does not know line numbers: a parser raises ValueError with the reason, and
-its reader says where.
+its reader reports where.
 """
 
 import csv
@@ -130,7 +130,7 @@ def parser_of(trace_format: TraceFormat) -> LineParser:
 
 
 def format_of(first_line: str) -> TraceFormat:
-    """Which format a file is in, told by its first line. Raises ValueError when it is none."""
+    """The format of a file, recognised by its first line. Raises ValueError when it is none."""
     if all(name in first_line for name in _AZURE_COLUMNS):
         return TraceFormat.AZURE
     if first_line.lstrip().startswith("{"):

@@ -21,7 +21,7 @@ class TransformConfig:
     """Changes to a trace. Raises SettingError naming the field.
 
     `load`: lengths and deadlines stay. `start_s`, `end_s`: in the trace's own time; the kept part
-    begins at 0. `tenants`: who the requests are given to, in place of what the trace says.
+    begins at 0. `tenants`: the tenants that get the requests, in place of those of the trace.
     Deadlines are seconds after arrival.
     """
 

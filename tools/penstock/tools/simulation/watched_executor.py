@@ -1,10 +1,10 @@
-"""The simulated executor, with somebody looking on at what each step prefills, and no real tokens.
+"""The simulated executor, which reports what each step prefills, and has no real tokens.
 
-Owns the look at the batch. What the engine tells of a request does not include how much was
-computed for it, and that is what is lost when it comes to nothing. Nobody reads what a simulated
-request says, so every token is 0: hashing them would be an eighth of a run. Requests that ask for
-more tokens than they generate have a stop id, as with a model, and are ended here at their length:
-the scheduler knows no more than it would of a model.
+Owns the look at the batch. The engine's events of a request do not include how much was
+computed for it, which is lost if the request fails. The text of a simulated request has no reader,
+so every token is 0: hashing them would be an eighth of a run. Requests that ask for more tokens
+than they generate have a stop id, as with a model, and are ended here at their length: the
+scheduler knows no more than it would of a model.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from penstock.scheduler.batch import Batch, SlotEnd, StepResult
 from penstock.scheduler.request import FinishReason, RequestSpec
 
 PrefillWatcher = Callable[[NDArray[np.int64], NDArray[np.int32]], None]
-"""Is told keys [m], each once, and how many tokens of each a step prefills [m]."""
+"""Called with keys [m], each once, and how many tokens of each a step prefills [m]."""
 
 STOP_ID = 1
 """Of requests that end by themselves. No token is this one: `SlotEnd` ends them."""
@@ -30,7 +30,7 @@ OutputLength = Callable[[int], int]
 
 
 class WatchedExecutor(SimulatedExecutor):
-    """Tells `on_prefill` of every step that prefills.
+    """Calls `on_prefill` for every step that prefills.
 
     `output_length`: a request stops after so many tokens, or at its limit; None: every request
     reaches its limit.

@@ -1,1 +1,1 @@
-"""`penstock timeline`: a flight recording as a picture for Perfetto and as a summary."""
+"""`penstock timeline`: converts a flight recording to a Perfetto trace and a summary."""

@@ -1,6 +1,6 @@
-"""`penstock timeline`: a flight recording as a picture for a trace viewer, and in a few lines.
+"""`penstock timeline`: converts a flight recording to a trace for a viewer and prints a summary.
 
-Owns the flags and where the picture goes. What is drawn is the flight package's.
+Owns the flags and the output file. The flight package owns the trace.
 """
 
 import argparse
@@ -25,9 +25,9 @@ exit codes:
   0    done
   2    bad usage, or a file that is no flight recording
   5    a file could not be read or written
-  70   a fault of penstock that nobody foresaw; the line says where
+  70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C
-  141  nobody reads the output any more
+  141  the reader of the output has exited
 """
 _SUFFIX = ".json.gz"
 
@@ -36,9 +36,9 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `timeline` to the command line."""
     parser = subparsers.add_parser(
         "timeline",
-        help="draw a flight recording: what ran in each step, and who waited for what",
-        description="Make a trace of a flight recording that ui.perfetto.dev and chrome://tracing\n"
-        "open: a track for each slot, the steps, the queue, KV blocks. See docs/timeline.md.",
+        help="draw a flight recording: what ran in each step, and what each request waited for",
+        description="Convert a flight recording to a trace for ui.perfetto.dev and\n"
+        "chrome://tracing: tracks for slots, steps, the queue, KV blocks. See docs/timeline.md.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--output",
         metavar="OUT",
         help="the trace, compressed if it ends in .gz; - for standard output"
-        f" (default: FILE with {_SUFFIX}; of standard input, none)",
+        f" (default: FILE with {_SUFFIX}; none for standard input)",
     )
     parser.add_argument("--last", type=int, metavar="N", help="draw and count the last N steps")
     parser.set_defaults(run=run)
@@ -73,7 +73,7 @@ def _timeline(args: argparse.Namespace) -> int:
         with _opened(output) as file:
             for piece in timeline_json(recording, num_steps=args.last):
                 file.write(piece)
-    # Where the trace is what a program reads, people look elsewhere.
+    # If a program reads the trace from standard output, the summary goes to standard error.
     people = sys.stderr if output == "-" else sys.stdout
     for line in summary_lines(recording, num_steps=args.last):
         print(printable(line), file=people)
@@ -100,7 +100,7 @@ def _opened(output: str) -> Generator[IO[bytes], None, None]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    # It names requests and tenants: its owner's alone, like the recording.
+    # It names requests and tenants, so only its owner may read it, like the recording.
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         if not output.endswith(".gz"):

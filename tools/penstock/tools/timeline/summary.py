@@ -1,4 +1,4 @@
-"""A flight recording in a dozen lines: duration, speed, prediction errors, waits.
+"""Summary of a flight recording: duration, speed, prediction errors, waits.
 
 Owns the figures and the wording. Pure.
 """
@@ -17,14 +17,14 @@ _NUM_WAITERS = 5
 
 
 def step_seconds(steps: NDArray[Any]) -> NDArray[np.float64]:
-    """How long the device had each step, float64 [n]: of two in flight the later one waits."""
+    """Device time of each step, float64 [n]: the later of two steps in flight waits."""
     begun_s = steps["begun_s"].astype(np.float64)
     begun_s[1:] = np.maximum(begun_s[1:], steps["collected_s"][:-1])
     return np.maximum(steps["collected_s"] - begun_s, 0.0)
 
 
 def summary_lines(recording: Recording, *, num_steps: int | None = None) -> list[str]:
-    """For a terminal. `num_steps`: of the last so many; None: of all."""
+    """The summary for a terminal. `num_steps`: the last N steps only; None: all."""
     facts = recording.facts
     steps = recording.steps if num_steps is None else recording.steps[-num_steps:]
     head = f"{facts.model} on {facts.executor}, engine {facts.epoch}, penstock {facts.version}"
@@ -38,7 +38,7 @@ def summary_lines(recording: Recording, *, num_steps: int | None = None) -> list
     launch = recording.last_launch
     if launch is not None and launch.step > last:
         lines.append(
-            f"under way    step {launch.step} for {end_s(recording) - launch.at_s:.3f} s:"
+            f"in flight    step {launch.step} for {end_s(recording) - launch.at_s:.3f} s:"
             f" {launch.num_decodes} decodes, {launch.num_prefill_tokens} tokens of prefill"
         )
     lines.append(_speed(steps, span_s))
@@ -63,7 +63,7 @@ def _speed(steps: NDArray[Any], span_s: float) -> str:
 def _step_times(steps: NDArray[Any], *, is_self_paced: bool) -> list[str]:
     seconds = step_seconds(steps)
     p50_s, p99_s = np.percentile(seconds, (50, 99)).tolist()
-    what = "turn time" if is_self_paced else "step time"
+    what = "iteration" if is_self_paced else "step time"
     lines = [f"{what}    p50 {_ms(p50_s)}, p99 {_ms(p99_s)}, longest {_ms(float(seconds.max()))}"]
     is_predicted = np.isfinite(steps["predicted_s"]) & (seconds > 0.0)
     if is_predicted.any():
@@ -77,7 +77,7 @@ def _step_times(steps: NDArray[Any], *, is_self_paced: bool) -> list[str]:
 
 
 def _waited_for(steps: NDArray[Any]) -> str:
-    """Seconds of steps by what kept the next in line out when they were planned."""
+    """Share of step time by the reason why the head of the queue was not admitted."""
     seconds: Counter[str] = Counter()
     for reason, span_s in zip(
         steps["waits_for"].tolist(), step_seconds(steps).tolist(), strict=True
@@ -91,9 +91,9 @@ def _waited_for(steps: NDArray[Any]) -> str:
 def _requests(lives: list[Life], since_s: float, until_s: float) -> list[str]:
     seen = [life for life in lives if life.end_s >= since_s]
     ends = Counter(end_of(life) or "live at the end" for life in seen)
-    told = ", ".join(f"{num:,} {name}" for name, num in ends.most_common())
+    counted = ", ".join(f"{num:,} {name}" for name, num in ends.most_common())
     num_preempted = sum(life.num_preemptions for life in seen)
-    lines = [f"requests     {told or 'none'}; {num_preempted:,} preemptions"]
+    lines = [f"requests     {counted or 'none'}; {num_preempted:,} preemptions"]
     waited = sorted(seen, key=lambda life: -life.waited_s(until_s))[:_NUM_WAITERS]
     for life in waited:
         if life.waited_s(until_s) > 0.0:

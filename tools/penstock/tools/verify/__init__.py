@@ -1,4 +1,4 @@
-"""`penstock verify`: a running service held against what the contract promises.
+"""`penstock verify`: checks that a running service keeps the contract.
 
-Owns the checks, one module for each matter, how they are run and the report.
+Owns the checks (one module for each subject), the runner and the report.
 """

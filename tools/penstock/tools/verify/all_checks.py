@@ -1,4 +1,4 @@
-"""What `penstock verify` checks, in order. Each module owns the checks of one matter."""
+"""The checks of `penstock verify`, in order. Each module owns the checks of one subject."""
 
 from penstock.tools.verify import (
     endings,
@@ -21,4 +21,4 @@ ALL_CHECKS = (
     *endings.CHECKS,
     *load.CHECKS,
 )
-"""Every check, the plainest first: what a later one rests on has been checked before."""
+"""Every check, the simplest first: a check comes after those that it depends on."""

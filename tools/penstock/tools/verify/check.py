@@ -1,4 +1,4 @@
-"""What a check is: a promise of a service, and how to put it to the test."""
+"""Definition of a check: a promise of a service, and a function that tests it."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from penstock.tools.verify.subject import Subject
 
 CHECK_TIMEOUT_S = 60.0
-"""How long a check may take unless it says otherwise. First uses compile kernels and grammars."""
+"""Default time limit of a check. First uses compile kernels and grammars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One promise of a service. `run` returns one line on what was seen, or raises.
+    """One promise of a service. `run` returns one line on what was observed, or raises.
 
-    `feature`: the name in ModelFeatures without which it is skipped; None: every model has it.
+    `feature`: the field of ModelFeatures without which it is skipped; None: every model has it.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""`penstock verify`: whether an installation does what it promises, end to end, as a report.
+"""`penstock verify`: checks an installation end to end and writes a report.
 
-Owns the order: find or start a service, check it by the client, end it, report. What is checked
-is in `all_checks`, the content of the report in `report`.
+Owns the order: find or start a service, check it through the client, stop it, report. The checks
+are in `all_checks`, the content of the report in `report`.
 """
 
 import argparse
@@ -53,14 +53,14 @@ _INTERRUPTED = "penstock verify: interrupted"
 _START_TIMEOUT_S = 1800.0
 _MIN_STOP_TIMEOUT_S = 120.0
 _STOP_SLACK_S = 30.0
-"""For what a service does besides draining and ending its engine."""
+"""Stop time in seconds beyond draining and stopping the engine."""
 _TIMEOUT_S = 900.0
 _CONCURRENCY = 32
 _HEARTBEAT_S = 10.0
 
 
 class CouldNotRun(Exception):
-    """There is nothing to verify; the message has the reason."""
+    """No service could be verified; the message has the reason."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -69,10 +69,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "verify",
         help="check an installation end to end and print a report",
         description="Check a service end to end through the Python client, and print a report to\n"
-        "send back. Either a running one (--address), or a new one:\n\n"
+        "send back. Either a running one (--address) or a new one:\n\n"
         "  penstock verify --serve -- --executor trtllm --model /models/llama\n\n"
-        "The report holds versions, limits, outcomes and figures; no prompts but the canned ones,\n"
-        "no host names, no environment variables, and no paths without --with-paths.",
+        "The report contains versions, limits, outcomes and figures; no prompts but the built-in\n"
+        "ones, no host names, no environment variables, and no paths without --with-paths.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -81,31 +81,29 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--serve",
         action="store_true",
-        help="start a service for it, with the options of `penstock serve` after --",
+        help="start a new service, with the options of `penstock serve` after --",
     )
     parser.add_argument("serve_args", nargs="*", metavar="SERVE_OPTION", help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the full report there")
-    parser.add_argument(
-        "--with-paths", action="store_true", help="leave paths in the report as they are"
-    )
+    parser.add_argument("--with-paths", action="store_true", help="keep paths in the report")
     parser.add_argument(
         "--concurrency",
         type=_positive,
         default=_CONCURRENCY,
         metavar="N",
-        help=f"streams at once in the checks under load (default: {_CONCURRENCY})",
+        help=f"concurrent streams in the checks under load (default: {_CONCURRENCY})",
     )
     parser.add_argument(
-        "--skip", action="append", default=[], metavar="CHECK", help="leave it out; repeatable"
+        "--skip", action="append", default=[], metavar="CHECK", help="skip this check; repeatable"
     )
     for flag, default, help_text in (
-        ("--timeout-s", _TIMEOUT_S, "how long all checks together may take"),
-        ("--start-timeout-s", _START_TIMEOUT_S, "with --serve: how long it may take to start"),
+        ("--timeout-s", _TIMEOUT_S, "time limit of all checks together"),
+        ("--start-timeout-s", _START_TIMEOUT_S, "with --serve: time limit of the start"),
         (
             "--stop-timeout-s",
             None,
-            "with --serve: how long it may take to stop (default: what its drain and its engine"
-            f" may take and {_STOP_SLACK_S:g} more, at least {_MIN_STOP_TIMEOUT_S:g})",
+            "with --serve: time limit of the stop (default: the limits of its drain and its engine"
+            f" plus {_STOP_SLACK_S:g}, at least {_MIN_STOP_TIMEOUT_S:g})",
         ),
     ):
         if default is not None:
@@ -133,14 +131,14 @@ async def _verify(args: argparse.Namespace) -> int:
     known = [check.name for check in ALL_CHECKS]
     unknown = [name for name in args.skip if name not in known]
     if unknown:
-        raise UsageError(f"--skip: no check {', '.join(unknown)}; there are {', '.join(known)}")
+        raise UsageError(f"--skip: unknown check {', '.join(unknown)}; known: {', '.join(known)}")
     if args.serve:
-        refuse_connection_options(args, "--serve: the options of serve go behind --")
+        refuse_connection_options(args, "--serve: the options of serve go after --")
     if args.serve_args and not args.serve:
-        raise UsageError(f"{args.serve_args[0]}: options of serve go with --serve, after --")
+        raise UsageError(f"{args.serve_args[0]}: options of serve require --serve and go after --")
     if args.json is not None and not args.json.parent.is_dir():
-        # Checked now: after the checks it would cost them all.
-        raise UsageError(f"--json: there is no folder {args.json.parent}")
+        # Checked now: after the checks, their results would be lost.
+        raise UsageError(f"--json: folder {args.json.parent} does not exist")
     installation = await asyncio.to_thread(look_around)
     print("\n".join(heading_lines(installation)), flush=True)
     run = _Run(args)
@@ -157,11 +155,11 @@ async def _verify(args: argparse.Namespace) -> int:
         figures=run.figures,
         served=run.served,
     )
-    _tell(report, args)
+    _report(report, args)
     return _EXIT_PASSED if report.is_passed else _EXIT_FAILED
 
 
-def _tell(report: "Report", args: argparse.Namespace) -> None:
+def _report(report: "Report", args: argparse.Namespace) -> None:
     from penstock.tools.verify.report import hidden_names, report_json, summary_lines
 
     print("\n".join(summary_lines(report)), flush=True)
@@ -180,7 +178,7 @@ def _model_facts(model: "Model") -> dict[str, Any]:
 
 
 class _Run:
-    """One verification: what was found so far."""
+    """One verification and its results so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -190,12 +188,12 @@ class _Run:
 
     @property
     def model(self) -> "Model | None":
-        """The service's model, if it was found."""
+        """The service's model, if known."""
         return None if self._subject is None else self._subject.found_model
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What was measured, by number of streams."""
+        """Measured figures, by number of streams."""
         return {} if self._subject is None else self._subject.figures
 
     async def verify(self) -> None:
@@ -207,7 +205,7 @@ class _Run:
             await self._check(self._args.address, is_prefix_reuse_off=False)
 
     async def _check_vendor_source(self) -> None:
-        """Where TensorRT-LLM is installed: whether its source is as our adapter was written for."""
+        """If TensorRT-LLM is installed, check that its source is the version of our adapter."""
         from penstock.executor.trtllm.source_check import check_installed
 
         began_s = time.monotonic()
@@ -233,14 +231,14 @@ class _Run:
             stop_timeout_s=stop_timeout_s(settings)
             if args.stop_timeout_s is None
             else args.stop_timeout_s,
-            # Containers are configured by their environment; what is verified is what would run.
+            # Containers are configured by their environment, so the verified service reads it too.
             environment=os.environ,
         )
         try:
             async with AsyncExitStack() as stack:
                 await _with_heartbeat(stack.enter_async_context(service))
                 self._note("start", f"ready after {service.start_s or 0:.1f} s", service.start_s)
-                # How it ends is a finding like the others, not a reason to give up the report.
+                # A failure to stop is a result like the others; the report is still written.
                 is_reuse_off = not settings.get("prefix_caching", True)
                 await _while_alive(
                     service, self._check(service.address, is_prefix_reuse_off=is_reuse_off)
@@ -266,14 +264,14 @@ class _Run:
         from penstock.tools.verify.survival import Survival
 
         try:
-            # A retry would hide what is to be found.
+            # A retry would hide failures.
             options = {} if self._args.serve else client_options(self._args)
             channel = ChannelConfig(server_name=self._args.server_name)
             client = Client(address, retry=NO_RETRY, channel=channel, **options)
         except (ValueError, OSError) as error:
             raise CouldNotRun(str(error)) from error
         async with client:
-            await _require_somebody(client)
+            await _require_service(client)
             subject = Subject(
                 client=client,
                 address=address,
@@ -316,7 +314,7 @@ class _Run:
         self._note("stop", reason, stop_s, is_ok=code == 0 and stop_s is not None)
 
 
-async def _require_somebody(client: "Client") -> None:
+async def _require_service(client: "Client") -> None:
     """Raise CouldNotRun if there is no service."""
     from penstock.client import DeadlineExceeded, PenstockError, Unavailable
 
@@ -325,12 +323,12 @@ async def _require_somebody(client: "Client") -> None:
     except (Unavailable, DeadlineExceeded) as error:
         raise CouldNotRun(describe_error(error)) from error
     except PenstockError:
-        # There is a service; the checks will report what is wrong with it.
+        # The service answers; the checks report what is wrong with it.
         return
 
 
 async def _while_alive(service: OwnService, checks: Coroutine[Any, Any, None]) -> None:
-    """Await the checks, but not those that are left when the service ends by itself."""
+    """Await the checks; stop waiting if the service exits."""
     checking = asyncio.ensure_future(checks)
     gone = asyncio.ensure_future(service.wait_until_gone())
     try:
@@ -344,7 +342,7 @@ async def _while_alive(service: OwnService, checks: Coroutine[Any, Any, None]) -
 
 
 async def _with_heartbeat(start: Any) -> None:
-    """Await the start; report on stderr that it is still starting."""
+    """Await the start; print progress on stderr."""
     task = asyncio.ensure_future(start)
     started_s = time.monotonic()
     try:
@@ -359,7 +357,7 @@ async def _with_heartbeat(start: Any) -> None:
 
 
 def _read_serve_options(arguments: list[str]) -> "Sources":
-    """What `serve` would make of its options. Raises UsageError when it would refuse them."""
+    """The settings that `serve` would read. Raises UsageError if it would reject them."""
     from penstock.server.cli import serve
     from penstock.server.settings.sources import BadSetting
 
@@ -371,11 +369,11 @@ def _read_serve_options(arguments: list[str]) -> "Sources":
     except BadSetting as error:
         raise UsageError(str(error)) from error
     except SystemExit as stop:
-        raise UsageError("the options after -- are not of `penstock serve`") from stop
+        raise UsageError("the options after -- are not valid for `penstock serve`") from stop
 
 
 def stop_timeout_s(settings: "Sources") -> float:
-    """How long a service of these settings has to stop: no less than it gives itself."""
+    """Stop time limit for a service with these settings: at least the service's own limit."""
     from penstock.server.cli import serve
     from penstock.server.settings.sources import BadSetting
 
@@ -389,7 +387,7 @@ def stop_timeout_s(settings: "Sources") -> float:
 
 
 def _model_kind(name_or_path: str) -> str:
-    """How the service's model folder is recognised; "" where there is none."""
+    """The detected kind of the model folder; "" if there is no folder."""
     from penstock.executor.models import ModelNotFound, resolve_model
     from penstock.executor.trtllm.model_kind import recognise
 

@@ -1,4 +1,4 @@
-"""Checks of ends that are not the model's: cancelling, leaving, deadlines, refusals."""
+"""Checks of requests that end early: cancel, disconnect, deadline, rejection."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ _TINY_PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
-# What asks for each feature that a service may lack.
+# For each feature that a service may lack, options that request it.
 ASKING: Mapping[str, GenerationOptions] = {
     "json_schema": {"constraint": JsonSchemaConstraint(schema="{}")},
     "regex": {"constraint": RegexConstraint(pattern="[a-z]+")},
@@ -66,7 +66,7 @@ PROMPTS: Mapping[str, ChatPrompt] = {
 
 
 def _long(subject: Subject) -> GenerationOptions:
-    """As many tokens as there is room for: long enough to be interrupted."""
+    """As many tokens as fit: long enough to be interrupted."""
     return {"temperature": 0.0, "max_tokens": subject.room(_LONG_TOKENS), "ignore_eos": True}
 
 
@@ -80,13 +80,13 @@ async def _cancel(subject: Subject) -> str:
     except RequestNotFound as error:
         raise CheckSkipped("the request was over before it could be cancelled") from error
     except CallCancelled as error:
-        raise CheckFailed("the stream ended with CANCELLED instead of an account") from error
+        raise CheckFailed("the stream ended with CANCELLED instead of `finished`") from error
     reason = transcript.end.finish_reason
     if reason is FinishReason.LENGTH and stood in (None, RequestState.COMPLETED):
         raise CheckSkipped("the request was over before it could be cancelled")
     require(
         stood is RequestState.PROCESSING,
-        f"Cancel reported that it was {stood.name if stood is not None else 'nowhere'}",
+        f"Cancel returned state {stood.name if stood is not None else 'none'}",
     )
     require(reason is FinishReason.CANCELLED, f"ended by {reason.name}")
     await _still_serves(subject)
@@ -100,7 +100,7 @@ async def _leave(subject: Subject) -> str:
             if isinstance(event, Tokens):
                 break
     await _still_serves(subject)
-    return f"left after {transcript.num_tokens} tokens, the next request runs"
+    return f"disconnected after {transcript.num_tokens} tokens, the next request runs"
 
 
 async def _still_serves(subject: Subject) -> None:
@@ -114,7 +114,7 @@ async def _deadline(subject: Subject) -> str:
         await subject.generate(**wanted)
     except DeadlineExceeded as error:
         known = {"phase", "deadline", "estimate_ms"} & error.metadata.keys()
-        require(bool(error.reason and known), f"DEADLINE_EXCEEDED lacks its place: {error}")
+        require(bool(error.reason and known), f"DEADLINE_EXCEEDED lacks the phase: {error}")
         where = error.metadata.get("phase", "admission")
         await _still_serves(subject)
         return f"{error.reason} in {where}, the next request runs"
@@ -131,25 +131,25 @@ async def _unsupported(subject: Subject) -> str:
             wanted: GenerationOptions = {"max_tokens": 4, **options}
             await subject.generate(PROMPTS.get(feature), **wanted)
         except Unimplemented as error:
-            told = error.metadata.get("feature", "")
-            require(told == feature, f"{feature} was refused as {told!r}")
+            named = error.metadata.get("feature", "")
+            require(named == feature, f"{feature} was rejected as {named!r}")
         else:
-            raise CheckFailed(f"{feature} is not offered, and was accepted")
+            raise CheckFailed(f"{feature} is not offered, but was accepted")
     if not asked:
         raise CheckSkipped("the model offers every feature")
-    return f"refused by name: {', '.join(asked)}"
+    return f"rejected by name: {', '.join(asked)}"
 
 
 async def _too_long(subject: Subject) -> str:
     limits = subject.model.limits
     num_ids = min(limits.max_prompt_tokens or 0, limits.max_total_tokens or 0) + 1
     if num_ids > _MAX_PROMPT_IDS:
-        raise CheckSkipped(f"a prompt of {num_ids} tokens is more than a message holds")
+        raise CheckSkipped(f"a prompt of {num_ids} tokens exceeds the message size limit")
     try:
         await subject.generate(subject.token_prompt(num_ids, seed="too long"), max_tokens=1)
     except InvalidArgument as error:
         fields = [violation.field for violation in error.field_violations]
-        require(bool(fields), f"no field is named: {error}")
+        require(bool(fields), f"the error names no field: {error}")
         await _still_serves(subject)
         return f"{num_ids} tokens: {error.reason}, field {fields[0]}"
     raise CheckFailed(f"a prompt of {num_ids} tokens was accepted")

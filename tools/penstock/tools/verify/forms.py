@@ -1,4 +1,4 @@
-"""Checks of constrained output: what comes fits the form, as Python's own means judge."""
+"""Checks of structured output: it must fit the constraint, which Python's own parsers validate."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from penstock.tools.verify.verdict import (
     require,
 )
 
-# Every value is one of a few: as for the grammar below, there is an end to it.
+# Every value is from a short list, so that the output is bounded, as in the grammar below.
 _SIZES = ("small", "medium", "large")
 _GRADES = (1, 2, 3)
 _SCHEMA: dict[str, Any] = {
@@ -33,7 +33,7 @@ _SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 _PATTERN = r"[A-C]{3}-[0-9]{4}"
-# Brackets that match. Not deep, so that also a model without sense comes to an end.
+# Matching brackets of bounded depth, so that output ends even with random weights.
 _GRAMMAR = 'root ::= "(" inner? ")"\ninner ::= "[" leaf? "]"\nleaf ::= "x" | "y"\n'
 _GRAMMAR_AS_PATTERN = r"\((\[[xy]?\])?\)"
 _CHOICES = ("sluice", "turbine", "penstock")
@@ -84,8 +84,8 @@ async def _regex(subject: Subject) -> str:
 
 async def _grammar(subject: Subject) -> str:
     text = await _constrained(subject, GrammarConstraint(ebnf=_GRAMMAR))
-    require(re.fullmatch(_GRAMMAR_AS_PATTERN, text) is not None, f"{text!r} is not of the grammar")
-    return f"{text!r} is of the grammar"
+    require(re.fullmatch(_GRAMMAR_AS_PATTERN, text) is not None, f"{text!r} violates the grammar")
+    return f"{text!r} fits the grammar"
 
 
 async def _choice(subject: Subject) -> str:

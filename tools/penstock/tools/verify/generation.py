@@ -1,4 +1,4 @@
-"""Checks of plain generation: same tokens, books that balance, streaming, and every way to stop."""
+"""Checks of plain generation: repeatability, usage counts, streaming, and every stop condition."""
 
 from penstock.client import FinishReason
 from penstock.tools.verify.check import Check
@@ -18,8 +18,8 @@ async def _greedy(subject: Subject) -> str:
     parts = next(
         (i for i, pair in enumerate(zip(first, second, strict=False)) if len(set(pair)) > 1), None
     )
-    require(first == second, f"two runs part at token {parts}")
-    return f"{len(first)} tokens, twice the same"
+    require(first == second, f"two runs differ from token {parts}")
+    return f"{len(first)} tokens, the same in two runs"
 
 
 async def _accounts(subject: Subject) -> str:
@@ -64,7 +64,7 @@ async def _streaming(subject: Subject) -> str:
 async def _text_of_tokens(subject: Subject) -> str:
     transcript = await subject.greedy(_NUM_TOKENS * 2)
     whole = await subject.client.detokenize(transcript.ids())
-    # The end may be half a character.
+    # The last token may end within a character.
     streamed, whole = transcript.text().strip(_REPLACEMENT + " "), whole.strip(_REPLACEMENT + " ")
     require(streamed == whole, f"streamed {streamed!r}, the tokens are {whole!r}")
     return f"{len(streamed)} characters, equal to the tokens"
@@ -96,7 +96,7 @@ async def _stop_token(subject: Subject) -> str:
 
 
 def _first_new(ids: list[int]) -> int:
-    """The place of the latest token that occurs for the first time, the last one aside."""
+    """The index of the latest token, except the last, that does not occur before."""
     return max(at for at in range(max(1, len(ids) - 1)) if ids[at] not in ids[:at])
 
 
@@ -113,12 +113,12 @@ async def _stop_string(subject: Subject) -> str:
 
 
 def _stop_string_in(text: str) -> str:
-    """Three characters out of the middle: they cross the border of tokens as often as not."""
+    """Three characters from the middle, which often cross a token boundary."""
     for start in range(len(text) // 2, len(text) - 3):
         piece = text[start : start + 3]
         if _REPLACEMENT not in piece and piece.isprintable() and text.index(piece) > 0:
             return piece
-    raise CheckSkipped("the model's text has no place for a stop string")
+    raise CheckSkipped("the model's text has no usable stop string")
 
 
 async def _min_tokens(subject: Subject) -> str:
@@ -126,7 +126,7 @@ async def _min_tokens(subject: Subject) -> str:
     wanted = subject.room(8)
     transcript = await subject.greedy(wanted + 4, stop_token_ids=[first], min_tokens=wanted)
     num_tokens = transcript.end.num_completion_tokens
-    require(num_tokens >= wanted, f"{num_tokens} tokens, at least {wanted} were asked for")
+    require(num_tokens >= wanted, f"{num_tokens} tokens, at least {wanted} were requested")
     require(first not in transcript.ids()[:wanted], "a stop token was drawn too early")
     return f"{num_tokens} tokens, although the first one was a stop token"
 

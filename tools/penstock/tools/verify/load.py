@@ -1,4 +1,4 @@
-"""Checks under load: many streams at once, with figures, and the urgent before the rest."""
+"""Checks under load: many concurrent streams, with figures, and priority in a full queue."""
 
 import asyncio
 import math
@@ -35,7 +35,7 @@ _LOW, _HIGH = -10, 10
 
 async def _concurrency(subject: Subject) -> str:
     num_streams = _fitting(subject, subject.concurrency)
-    # The first stream alone: what one user sees, and what the crowd's figures are held against.
+    # One stream alone: a single user's figures, as the reference for the loaded ones.
     for num in (1, num_streams):
         started_s = time.monotonic()
         transcripts = await asyncio.gather(
@@ -50,7 +50,7 @@ async def _concurrency(subject: Subject) -> str:
                 f"a stream of {num} had {transcript.num_tokens} tokens of {wanted}",
             )
     figures = subject.figures[f"{num_streams} at once"]
-    less = "" if num_streams == subject.concurrency else ", all that may wait"
+    less = "" if num_streams == subject.concurrency else ", the queue's limit"
     return (
         f"{num_streams} streams{less}: {figures['tokens_per_s']:.0f} tokens/s, TTFT p50"
         f" {figures['ttft_p50_ms']:.0f} ms, ITL p50 {figures['itl_p50_ms']:.1f} ms"
@@ -58,7 +58,7 @@ async def _concurrency(subject: Subject) -> str:
 
 
 def _fitting(subject: Subject, wanted: int) -> int:
-    """As many streams as are wanted, or as may wait if those are fewer."""
+    """The requested number of streams, or the queue's limit if that is smaller."""
     max_pending = subject.model.limits.max_pending_requests
     return wanted if max_pending is None else max(1, min(wanted, max_pending))
 
@@ -68,7 +68,7 @@ def _prompt(subject: Subject, num: int, index: int) -> PromptLike:
 
 
 def _figures(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]:
-    """Times as the client saw them. ITL: the gap before a message, shared out to its tokens."""
+    """Client-side times. ITL: the gap before a message divided by its number of tokens."""
     ttfts_s = [one.token_times_s[0][0] for one in transcripts if one.token_times_s]
     gaps_s = [
         (at_s - before_s) / num_tokens
@@ -93,7 +93,7 @@ def _figures(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many per cent do not exceed; 0 of nothing."""
+    """The smallest value that `percent` of all do not exceed; 0 if empty."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -101,30 +101,30 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class _Crowd:
-    """Requests of low priority: which of them run, and which still wait."""
+    """Low-priority requests that fill the queue: some run, the others wait."""
 
     def __init__(self, subject: Subject, num: int) -> None:
         self._subject = subject
         self._accepted: set[int] = set()
         self._admitted: set[int] = set()
         self._num_messages: Counter[int] = Counter()
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self.is_any_done = False
         self.tasks = [asyncio.create_task(self._run(index)) for index in range(num)]
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have not been admitted yet."""
+        """Number of requests that are not admitted yet."""
         return len(self.tasks) - len(self._admitted)
 
     async def settled(self) -> None:
         """Return when all are accepted and running requests advance without any being admitted.
 
-        Steps of the engine are the clock, not seconds: what has room is admitted in the next one.
+        The clock is engine steps, not seconds: a request that fits is admitted in the next step.
         """
-        async with asyncio.timeout(_SETTLE_TIMEOUT_S), self._news:
-            await self._news.wait_for(lambda: len(self._accepted) == len(self.tasks))
-            await self._news.wait_for(lambda: bool(self._num_messages))
+        async with asyncio.timeout(_SETTLE_TIMEOUT_S), self._changed:
+            await self._changed.wait_for(lambda: len(self._accepted) == len(self.tasks))
+            await self._changed.wait_for(lambda: bool(self._num_messages))
             lead = next(iter(self._num_messages))
             while not self.is_any_done:
                 num_waiting = self.num_waiting
@@ -133,19 +133,19 @@ class _Crowd:
                     return
 
     async def _advanced(self, index: int, num_messages: int) -> None:
-        """Return when the request has had so many messages, or one has ended."""
-        await self._news.wait_for(
+        """Return when the request has received `num_messages`, or any request has ended."""
+        await self._changed.wait_for(
             lambda: self._num_messages[index] >= num_messages or self.is_any_done
         )
 
     async def leave(self) -> None:
-        """Cancel what still runs, and wait until it is gone."""
+        """Cancel the remaining requests and wait for their end."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def _run(self, index: int) -> None:
-        # Each is longer than the one before, so that places come free one by one.
+        # Each is longer than the one before, so that slots become free one by one.
         options: GenerationOptions = {
             "max_tokens": self._subject.room(_NUM_TOKENS + 4 * index),
             "temperature": 0.0,
@@ -158,7 +158,7 @@ class _Crowd:
                 await self._note(index, event)
 
     async def _note(self, index: int, event: Event) -> None:
-        async with self._news:
+        async with self._changed:
             if isinstance(event, Accepted):
                 self._accepted.add(index)
             elif isinstance(event, Progress) and event.state is RequestState.PROCESSING:
@@ -168,7 +168,7 @@ class _Crowd:
                 self._num_messages[index] += 1
             elif isinstance(event, Finished):
                 self.is_any_done = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 async def _priority(subject: Subject) -> str:
@@ -184,7 +184,7 @@ async def _overtake(subject: Subject, crowd: _Crowd) -> str:
     try:
         await crowd.settled()
     except TimeoutError as error:
-        raise CheckSkipped("a full queue could not be provoked quickly") from error
+        raise CheckSkipped("the queue could not be filled in time") from error
     num_waiting = crowd.num_waiting
     if num_waiting < _MIN_NUM_WAITING or crowd.is_any_done:
         raise CheckSkipped(f"of {len(crowd.tasks)} requests {num_waiting} waited: no queue")
@@ -198,8 +198,8 @@ async def _overtake(subject: Subject, crowd: _Crowd) -> str:
     await subject.generate(
         priority=_HIGH, max_tokens=1, temperature=0.0, ignore_eos=True, on_event=on_event
     )
-    require(bool(overtaken), f"an urgent request began after all {num_waiting} that waited")
-    return f"an urgent request began before {overtaken} of {num_waiting} that had waited longer"
+    require(bool(overtaken), f"an urgent request began after all {num_waiting} waiting requests")
+    return f"an urgent request began before {overtaken} of {num_waiting} waiting requests"
 
 
 CHECKS = (

@@ -1,7 +1,7 @@
 """The report of `penstock verify`: a table for people, JSON to send back.
 
-Owns its form, and what stays out of it: host names, environment variables, and paths unless they
-are wanted. Does not know how anything is checked.
+Owns the format and redaction: no host names, no environment variables, no paths unless requested.
+Does not run checks.
 """
 
 import json
@@ -17,7 +17,7 @@ from penstock.server.cli.report import printable
 from penstock.tools.verify.verdict import CheckResult, Outcome
 
 FORMAT = 1
-"""Raised when a reader of the JSON has to look for something elsewhere."""
+"""Version of the JSON format; increases when a field moves."""
 
 _PATH = re.compile(r"""(?<![\w/<])(?:~|\.{1,2})?/[^\s"',;:|)\]}]+""")
 _PEER = re.compile(r"\b(?:ipv4|ipv6|dns|unix):[^\s;,]+[^\s;,:.]")
@@ -26,10 +26,10 @@ _MAX_REASON_CHARS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedHere:
-    """What is known of a service that was started for the occasion. Durations are seconds.
+    """A service started by `verify`. Durations are seconds.
 
-    `arguments`: of `penstock serve`. `exit_code` None: it did not start. `model_kind`: how its
-    model folder was recognised, "" if it was not.
+    `arguments`: of `penstock serve`. `exit_code` None: it did not start. `model_kind`: the detected
+    kind of its model folder, "" if none was detected.
     """
 
     arguments: tuple[str, ...]
@@ -41,7 +41,7 @@ class ServedHere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything that was found. `model`: name, limits and features as published."""
+    """All results. `model`: name, limits and features as published."""
 
     time_utc: str
     installation: Installation
@@ -52,13 +52,13 @@ class Report:
 
     @property
     def is_passed(self) -> bool:
-        """Whether something was checked and nothing failed."""
+        """Whether at least one check passed and none failed."""
         outcomes = {result.outcome for result in self.results}
         return Outcome.PASS in outcomes and Outcome.FAIL not in outcomes
 
 
 def report_json(report: Report, *, has_paths: bool, hidden: tuple[str, ...] = ()) -> str:
-    """The whole report as JSON, for programs and to send back. `hidden`: what must not be in it."""
+    """The whole report as JSON. `hidden`: strings that are redacted."""
 
     def shown(text: str) -> str:
         return _without_names(_plain(text) if has_paths else _without_paths(text), hidden)
@@ -99,7 +99,7 @@ def report_json(report: Report, *, has_paths: bool, hidden: tuple[str, ...] = ()
 
 
 def result_line(result: CheckResult, *, has_paths: bool) -> str:
-    """One check as a row of the table, which is written as it grows."""
+    """One check as a row of the table."""
     shown = _plain if has_paths else _without_paths
     reason = shown(result.reason)
     if len(reason) > _MAX_REASON_CHARS:
@@ -108,7 +108,7 @@ def result_line(result: CheckResult, *, has_paths: bool) -> str:
 
 
 def heading_lines(installation: Installation) -> list[str]:
-    """What is installed, above the checks."""
+    """Installed versions, printed above the checks."""
     versions = ", ".join(f"{name} {version}" for name, version in installation.versions.items())
     machine = installation.machine
     gpus = Counter(gpu["name"] for gpu in machine["gpus"])
@@ -119,15 +119,15 @@ def heading_lines(installation: Installation) -> list[str]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """Figures and the sum, below the checks."""
+    """Figures and totals, printed below the checks."""
     lines: list[str] = []
     if report.figures:
         header = ("STREAMS", "TOKENS/s", "TTFT p50/p90/p99 ms", "ITL p50/p90/p99 ms")
         lines += ["", *table_lines([header, *map(_figure_row, report.figures.values())]), ""]
     counts = Counter(result.outcome for result in report.results)
-    told = [f"{counts[outcome]} {word}" for outcome, word in _WORDS if counts[outcome]]
+    outcomes = [f"{counts[outcome]} {word}" for outcome, word in _WORDS if counts[outcome]]
     verdict = "passed" if report.is_passed else "FAILED"
-    return [*lines, f"{verdict}: {', '.join(told) or 'nothing was checked'}"]
+    return [*lines, f"{verdict}: {', '.join(outcomes) or 'nothing was checked'}"]
 
 
 _WORDS = ((Outcome.PASS, "passed"), (Outcome.FAIL, "failed"), (Outcome.SKIP, "skipped"))
@@ -144,7 +144,7 @@ def _figure_row(figures: dict[str, Any]) -> tuple[str, ...]:
 def shown_argument(argument: str, *, has_paths: bool) -> str:
     """An argument of `serve`; what may be a path is "<path>" unless paths are wanted.
 
-    JSON keeps its form. Everything else with a slash in it counts as a path, blanks included.
+    The structure of JSON is kept. Any other argument with a slash counts as a path as a whole.
     """
     if has_paths or "/" not in argument:
         return _plain(argument)
@@ -172,7 +172,7 @@ def _without_paths(text: str) -> str:
 
 
 def hidden_names(address: str) -> tuple[str, ...]:
-    """What names a host: this one, and the one the service was reached at."""
+    """Names of this host and of the service's host."""
     host = address.rpartition(":")[0] or address
     names = {socket.gethostname(), host.strip("[]").rpartition("/")[2]}
     return tuple(sorted(names - {"", "localhost", "127.0.0.1"}, key=len, reverse=True))
@@ -181,5 +181,5 @@ def hidden_names(address: str) -> tuple[str, ...]:
 def _without_names(text: str, names: tuple[str, ...]) -> str:
     for name in names:
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "<host>", text)
-    # How gRPC names its peers in messages.
+    # The format of peers in gRPC's messages.
     return _PEER.sub("<address>", text)

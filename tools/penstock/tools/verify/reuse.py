@@ -1,4 +1,4 @@
-"""Checks of the cache: a long prompt that comes again is found there, however it is to be kept."""
+"""Checks of the prefix cache: a repeated long prompt hits, with every retention option."""
 
 import uuid
 
@@ -11,7 +11,7 @@ from penstock.tools.verify.verdict import (
     require,
 )
 
-# Several blocks at every block size in use.
+# Long enough for several blocks of any common block size.
 _NUM_PROMPT_TOKENS = 512
 _RETENTION, _RETENTION_S = 80, 60.0
 
@@ -31,20 +31,20 @@ async def _sessions(subject: Subject) -> str:
 
 
 async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
-    """That pages outlast others would need a full cache: this is about what can be seen without."""
+    """Check that the options are accepted; retention itself shows only in a full cache."""
     first, second, num_tokens = await _twice(subject, wanted)
     require(
         first.num_tokens == second.num_tokens > 0,
         f"{first.num_tokens} and {second.num_tokens} tokens with {', '.join(wanted)}",
     )
     num_cached = _found_again(first, second, num_tokens)
-    return f"taken; {num_cached} of {num_tokens} prompt tokens found the second time"
+    return f"accepted; {num_cached} of {num_tokens} prompt tokens found the second time"
 
 
 async def _twice(
     subject: Subject, options: GenerationOptions
 ) -> tuple[Transcript, Transcript, int]:
-    """The same new prompt two times, the first with `options`; and its length in tokens."""
+    """Send one new prompt twice, first with `options`; both transcripts and its token count."""
     if subject.is_prefix_reuse_off:
         raise CheckSkipped("prefix caching is off")
     num_tokens = min(_NUM_PROMPT_TOKENS, (subject.model.limits.max_total_tokens or 2) // 2)

@@ -1,6 +1,6 @@
-"""Runs checks one after the other, each within its time, all within theirs.
+"""Runs checks one after the other, with a time limit for each and for all.
 
-Owns what becomes of an exception: an outcome and one line. Does not know what the checks check.
+Owns the mapping of an exception to an outcome and one line. Does not know the checks.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ async def run_checks(
     clock: Callable[[], float] = time.monotonic,
     survival: Survival | None = None,
 ) -> list[CheckResult]:
-    """Run every check; the results in order, each also told to `on_result` when it is known.
+    """Run every check; the results in order. `on_result` receives each result immediately.
 
-    What `timeout_s` leaves no time for has failed: it was not verified. With `survival` an engine
-    that dies fails the check in which it does, and the next one waits for it to be back.
+    Checks not reached within `timeout_s` fail: they were not verified. With `survival`, a crash of
+    the engine fails the current check, and the next check waits for the replacement.
     """
     ends_s = clock() + timeout_s
     results: list[CheckResult] = []
@@ -44,7 +44,7 @@ async def run_checks(
     for check in checks:
         started_s = clock()
         if check.name in left_out:
-            outcome, reason = Outcome.SKIP, "left out by --skip"
+            outcome, reason = Outcome.SKIP, "skipped by --skip"
         elif survival is not None and survival.is_lost:
             outcome, reason = Outcome.FAIL, "not run: the engine that died did not come back"
         else:
@@ -63,7 +63,7 @@ async def run_checks(
 
 async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[Outcome, str]:
     if left_s <= 0:
-        return Outcome.FAIL, "not run: the time of --timeout-s was up"
+        return Outcome.FAIL, "not run: the time limit --timeout-s was reached"
     if check.needs_model and subject.found_model is None:
         return Outcome.SKIP, "the model's limits and features are not known"
     if check.feature is not None and not subject.offers(check.feature):
@@ -86,7 +86,7 @@ async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[Outcome
 
 
 def _complaint(error: Exception, time_s: float) -> str:
-    """What went wrong, in one line."""
+    """The error as one line."""
     if isinstance(error, TimeoutError):
         return f"not done after {time_s:.0f} s"
     if isinstance(error, PenstockError):
@@ -94,6 +94,6 @@ def _complaint(error: Exception, time_s: float) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"the call failed with {error.code().name}: {error.details()}"
     if isinstance(error, ValueError | TypeError):
-        # The client sends nothing that it knows to be wrong; that is a fault of ours.
+        # The client validates requests before sending, so this is a bug in the check.
         return f"{type(error).__name__}: {error}"
     return str(error)

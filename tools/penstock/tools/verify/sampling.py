@@ -1,4 +1,4 @@
-"""Checks of how tokens are drawn: seeds, probabilities, bias, several outputs."""
+"""Checks of sampling: seeds, log-probabilities, bias, several outputs."""
 
 from penstock.client import TokenRecord
 from penstock.tools.verify.check import Check
@@ -11,10 +11,10 @@ from penstock.tools.verify.verdict import (
 
 _NUM_TOKENS = 16
 _SEEDS = (11, 12, 13)
-# Warm enough that seeds part also where the model is sure of itself.
+# High enough that seeds give different tokens even for a peaked distribution.
 _WARM = 1.5
 _NUM_TOP = 2
-# A little above zero, which rounding can reach.
+# Slightly above zero, because of rounding.
 _MAX_LOGPROB = 1e-5
 _CLOSE = 1e-3
 
@@ -25,7 +25,7 @@ async def _seed(subject: Subject) -> str:
 
     texts = [await sampled(seed) for seed in _SEEDS]
     again = await sampled(_SEEDS[0])
-    require(again == texts[0], f"seed {_SEEDS[0]} gave other tokens the second time")
+    require(again == texts[0], f"seed {_SEEDS[0]} gave different tokens the second time")
     require(
         any(text != texts[0] for text in texts),
         f"seeds {_SEEDS} all gave the same {_NUM_TOKENS} tokens",

@@ -1,4 +1,4 @@
-"""Checks of the service as such: health, reflection, the model's description, its tokenizer."""
+"""Checks of the service itself: health, reflection, the model's description, its tokenizer."""
 
 import unicodedata
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ from penstock.tools.verify.verdict import (
 _SERVICES = frozenset(
     {"penstock.v1.GenerationService", "penstock.v1.ModelService", "grpc.health.v1.Health"}
 )
-# Both versions have the same messages; tools in the field ask for either.
+# Both versions have the same messages; clients use either.
 _REFLECTION_METHODS = tuple(
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
     for version in ("v1", "v1alpha")
@@ -98,7 +98,7 @@ async def _tokenizer(subject: Subject) -> str:
         require(bool(ids), f"no tokens for {text!r}")
         require(max(ids) < subject.vocab_size, f"token {max(ids)} is outside the vocabulary")
         back = await subject.client.detokenize(ids)
-        # Some tokenizers put a blank first or normalise the text: the same text all the same.
+        # Some tokenizers add a leading space or normalise the text; both count as equal.
         require(_plain(back) == _plain(text), f"{text!r} came back as {back!r}")
         num_tokens += len(ids)
     return f"{len(_ROUND_TRIPS)} texts, {num_tokens} tokens, multi-byte characters whole"

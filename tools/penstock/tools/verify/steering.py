@@ -1,7 +1,7 @@
-"""Checks of what steers the drawing of tokens: cuts of the distribution, penalties, adapters.
+"""Checks of sampling options: top-k/top-p/min-p, penalties, adapters.
 
-Each is held against what comes without it: an engine that takes an option and ignores it gives the
-same tokens, and nothing else shows it.
+Each is compared with the output without it: an engine that accepts an option and ignores it returns
+the same tokens, which is the only symptom.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,13 +16,13 @@ from penstock.tools.verify.verdict import (
 )
 
 _NUM_TOKENS = 32
-# Warm enough that tokens which are not the likeliest come, also where the model is sure of itself.
+# High enough that unlikely tokens are drawn even from a peaked distribution.
 _HOT = 2.0
 _NUM_HOT_RUNS = 3
 _SEED = 17
 _NUM_ADAPTERS = 4
 _REPETITIVE = "ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha"
-# Each leaves the likeliest token alone.
+# Each keeps only the likeliest token.
 _CUTS: tuple[tuple[str, GenerationOptions], ...] = (
     ("top_k", {"top_k": 1}),
     ("top_p", {"top_p": 1e-6}),
@@ -33,7 +33,7 @@ _PENALTIES: tuple[tuple[str, GenerationOptions], ...] = (
     ("presence_penalty", {"presence_penalty": 2.0}),
     ("frequency_penalty", {"frequency_penalty": 2.0}),
 )
-# A model's own settings may hold penalties; without any is what the others are held against.
+# A model's generation config may contain penalties; the reference run has none.
 _FREE: GenerationOptions = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -42,7 +42,7 @@ _FREE: GenerationOptions = {
 
 
 def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str]]:
-    """The check that this option, at its narrowest, makes hot tokens the greedy ones."""
+    """The check that this option, at its strictest value, makes sampling greedy."""
 
     async def run(subject: Subject) -> str:
         greedy = (await subject.greedy(_NUM_TOKENS)).ids()
@@ -58,8 +58,8 @@ def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str
         parts = next(
             (i for i, pair in enumerate(zip(ids, greedy, strict=False)) if len(set(pair)) > 1), None
         )
-        require(ids == greedy, f"{name} {value} let in more than the likeliest at token {parts}")
-        return f"{name} {value} leaves the likeliest token at temperature {_HOT:g}"
+        require(ids == greedy, f"{name} {value} permitted another token at token {parts}")
+        return f"{name} {value} keeps only the likeliest token at temperature {_HOT:g}"
 
     return run
 
@@ -69,7 +69,7 @@ async def _penalties(subject: Subject) -> str:
     free = [await _drawn(subject, text, way) for text, way in ways]
     repeated = [len(ids) - len(set(ids)) for ids in free]
     if not any(repeated):
-        raise CheckSkipped("the model does not repeat itself, there is nothing to penalise")
+        raise CheckSkipped("the model does not repeat itself; nothing to penalise")
     unchanged = [
         name for name, penalty in _PENALTIES if not await _is_changed(subject, ways, free, penalty)
     ]
@@ -80,7 +80,7 @@ async def _penalties(subject: Subject) -> str:
 
 
 def _ways_to_repeat(subject: Subject) -> list[tuple[str, GenerationOptions]]:
-    """Texts and how to draw: several, for one may be too sure of itself to yield to a penalty."""
+    """Prompts and sampling options: several, because one may be too peaked for a penalty."""
     greedy: GenerationOptions = {"temperature": 0.0}
     drawn: GenerationOptions = {"temperature": 1.0, "seed": _SEED}
     ways = [greedy, drawn] if subject.offers("seed") else [greedy]

@@ -1,6 +1,6 @@
-"""What is being verified: a service, reached through the client, and what it says of itself.
+"""The verified service: a client for it, and its published description.
 
-Owns the ways the checks generate. Judges nothing.
+Owns the helpers with which checks generate. Contains no checks.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ _MAX_TEXT_PROMPT_TOKENS = 32
 class Subject:
     """A service under verification. `is_prefix_reuse_off`: known to be switched off.
 
-    `bare`: a channel to it and the metadata for calls that the client does not make; None for
-    plain text and none.
+    `bare`: makes a channel and metadata for calls that the client does not have; None: plain text
+    without metadata.
     """
 
     client: Client
@@ -50,13 +50,13 @@ class Subject:
 
     @property
     def model(self) -> Model:
-        """What GetModel answered; checks that use it run only if it did."""
+        """The response of GetModel; checks that use it run only if there was one."""
         if self.found_model is None:
             raise CheckSkipped("the model's limits are not known")
         return self.found_model
 
     def offers(self, feature: str) -> bool:
-        """Whether the model is published as having the feature."""
+        """Whether the model publishes the feature."""
         return self.model.supports(feature) is True
 
     @property
@@ -65,27 +65,27 @@ class Subject:
         return self.model.limits.vocab_size or 2
 
     def room(self, num_tokens: int) -> int:
-        """`num_tokens`, or as many as fit behind a short prompt if those are fewer."""
+        """`num_tokens`, or the number that fits after a short prompt if that is smaller."""
         limits = self.model.limits
         room = (limits.max_total_tokens or num_tokens + _PROMPT_ROOM_TOKENS) - _PROMPT_ROOM_TOKENS
         return max(1, min(num_tokens, limits.max_output_tokens or num_tokens, room))
 
     def prompt(self, text: str = PROMPT) -> PromptLike:
-        """The text, or tokens that stand for it where the model has no tokenizer."""
+        """The text, or token ids in its place if the model has no tokenizer."""
         if self.model.supports("text_prompt") is False:
             return self.token_prompt(_MAX_TEXT_PROMPT_TOKENS, seed=text)
         return text
 
     def token_prompt(self, num_tokens: int, *, seed: str) -> list[int]:
-        """Tokens out of the middle of the vocabulary, where few have a special meaning."""
+        """Tokens from the middle of the vocabulary, where few are special tokens."""
         draw = random.Random(seed)
         low, high = self.vocab_size // 4, max(self.vocab_size // 4 + 1, self.vocab_size * 3 // 4)
         return [draw.randrange(low, high) for _ in range(num_tokens)]
 
     def uncached(self) -> GenerationOptions:
-        """Options that keep a request from using what an earlier one left in the cache.
+        """Options that keep a request from using cached prefixes of earlier ones.
 
-        A cached prefix is computed with other kernels, which may decide a near tie otherwise.
+        A cached prefix uses other kernels, which may resolve a near tie differently.
         """
         return {"cache_salt": f"verify-{uuid.uuid4().hex}"} if self.offers("cache_salt") else {}
 
@@ -128,7 +128,7 @@ class Subject:
         transcript: Transcript,
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[AsyncGenerator[Event, None], None]:
-        """The events, noted in the transcript as they come; leaving the block cancels the rest."""
+        """The events, recorded in the transcript; leaving the block cancels the rest."""
         events = self.client.generate(
             self.prompt() if prompt is None else prompt, deadline_s=CALL_DEADLINE_S, **options
         )

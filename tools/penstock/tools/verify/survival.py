@@ -1,7 +1,7 @@
-"""Whether the service that is verified is still the one it was, after each check.
+"""Detects, after each check, whether the engine was replaced.
 
-Owns the question, and the wait for an engine that is on its way back: without it, one death would
-be told as the failure of every check that follows within the second. Judges no check.
+Owns the detection and the wait for a replacement: without it, one crash would fail every check
+that follows within a second. Does not judge checks.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from penstock.tools.verify.subject import Subject
 
 _POLL_S = 0.2
 MAX_RECOVERY_S = 600.0
-"""How long a new engine may take to load its model and serve."""
+"""Time limit for a new engine to load its model and serve."""
 
 
 class Survival:
-    """Tells deaths by the time at which the model became ready, which each engine sets anew."""
+    """Detects crashes by the time at which the model became ready, which each engine sets."""
 
     def __init__(
         self, subject: Subject, clock: Callable[[], float] = time.monotonic, poll_s: float = _POLL_S
@@ -29,13 +29,13 @@ class Survival:
         self.is_lost = False
 
     async def begin(self) -> None:
-        """Take the engine that serves now for the one to be watched, if one does."""
+        """Watch the engine that serves now, if there is one."""
         self._ready_at_s = await self._ready_time()
 
     async def after_check(self, left_s: float) -> str:
-        """What became of the engine meanwhile, once one serves again; "" if nothing did.
+        """Describe what happened to the engine, once one serves again; "" if nothing did.
 
-        Waits `left_s` seconds at most. Thereafter `is_lost` says that none came back.
+        Waits `left_s` seconds at most; `is_lost` is true afterwards if none serves.
         """
         before_s = self._ready_at_s
         now_s = await self._ready_time()
@@ -52,7 +52,7 @@ class Survival:
             self.is_lost = True
             return f"the engine died, and none served again within {waited_s:.0f} s"
         if now_s == before_s:
-            # The same one: it was away, and lost nothing.
+            # The same engine: it was unreachable, and lost no state.
             return f"the service did not serve for {waited_s:.1f} s"
         self._ready_at_s = now_s
         return "the engine (or the process before it) died and was replaced"

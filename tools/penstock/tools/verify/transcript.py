@@ -1,4 +1,4 @@
-"""One generation as the client saw it: every event, when it came, and what it adds up to."""
+"""One generation as the client received it: every event with its time, and their sums."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from penstock.client import (
 
 @dataclass(slots=True)
 class Transcript:
-    """What a stream delivered. Times are seconds after submission."""
+    """Events of a stream. Times are seconds after submission."""
 
     sequences: list[int] = field(default_factory=list[int])
     states: list[RequestState] = field(default_factory=list[RequestState])
@@ -34,7 +34,7 @@ class Transcript:
     _texts: dict[int, list[str]] = field(default_factory=lambda: defaultdict[int, list[str]](list))
 
     def add(self, event: Event, at_s: float) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self.sequences.append(event.sequence)
         if isinstance(event, Accepted):
             self.accepted = event
@@ -53,7 +53,7 @@ class Transcript:
             self.finished = event
 
     def records(self, output_index: int = 0) -> list[TokenRecord]:
-        """The records of one output, as far as they were asked for."""
+        """The records of one output, if they were requested."""
         return self._records[output_index]
 
     def ids(self, output_index: int = 0) -> list[int]:
@@ -66,6 +66,6 @@ class Transcript:
 
     @property
     def end(self) -> OutputEnd:
-        """How the first output ended. The client delivers nothing without an end as whole."""
+        """The end of the first output. A generation that completed always has one."""
         assert self.finished is not None
         return self.finished.outputs[0]

@@ -1,4 +1,4 @@
-"""How a check can end.
+"""Outcomes of a check.
 
 Owns the three outcomes. Does not know any check, nor how they are shown.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Outcome(enum.Enum):
-    """How a check ended."""
+    """Outcome of a check."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -16,16 +16,16 @@ class Outcome(enum.Enum):
 
 
 class CheckFailed(Exception):
-    """The service does not do what it promises; the message has what was observed."""
+    """The service breaks a promise; the message has what was observed."""
 
 
 class CheckSkipped(Exception):
-    """There is nothing to check, or no way to provoke it; the message has the reason."""
+    """There is nothing to check, or the condition could not be produced; see the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """How one check ended, why in one line, and how long it took."""
+    """Outcome of one check, the reason as one line, and the duration."""
 
     name: str
     outcome: Outcome

@@ -1,6 +1,6 @@
-"""Writes a flight recording to a file, of an engine that runs or of one that is no more.
+"""Writes a flight recording of a running or ended engine to a file.
 
-Owns the folder, the names, who may read them and how many are kept.
+Owns the folder, the names, the permissions and the number of kept files.
 """
 
 import contextlib
@@ -15,27 +15,26 @@ from pathlib import Path
 from penstock.server.observe.flight.reader import FlightReader
 
 MAX_NUM_FILES = 8
-"""Of one service and for one reason: what is asked for often takes no dead engine's place."""
+"""Kept files per service and reason, so that frequent dumps do not replace those of crashes."""
 MAX_NUM_ALL_FILES = 64
 _PREFIX, _SUFFIX, _PARTIAL = "penstock-flight-", ".bin", ".part"
 _MAX_WHY_CHARS = 40
 _MAX_PARTIAL_AGE_S = 60.0
-"""A partial file that has not changed for so long is abandoned."""
+"""Age in seconds at which an unchanged partial file counts as abandoned."""
 
 
 def default_folder() -> Path:
-    """A folder of this user's in the system's place for temporary files."""
+    """This user's folder in the system's temporary directory."""
     return Path(tempfile.gettempdir()) / f"penstock-flight-{os.geteuid()}"
 
 
 def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None) -> Path:
     """Write the memory of a descriptor to a new file of `folder`; None: `default_folder`.
 
-    The file is its owner's alone, and there as a whole or not at all. `port` (the service's, since
-    several may share a folder) and `why` become parts of the name: of each pair the newest
-    `MAX_NUM_FILES` are kept, `MAX_NUM_ALL_FILES` of all. Raises FlightError when no engine has
-    written yet, OSError (PermissionError for a default folder that is not ours) when it cannot be
-    written.
+    Only the owner may read the file, and it is written atomically. `port` (of the service, since
+    several may share a folder) and `why` become parts of the name: the newest `MAX_NUM_FILES` of
+    each pair are kept, `MAX_NUM_ALL_FILES` in all. Raises FlightError if no engine has written yet,
+    OSError (PermissionError for a default folder of another user) if it cannot be written.
     """
     reader = FlightReader(memory)
     try:
@@ -52,15 +51,15 @@ def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None)
 
 
 def own_default_folder() -> Path:
-    """The default folder, made where it is missing.
+    """The default folder, created if missing.
 
-    Raises PermissionError when another user has put something there: the place is open to all.
+    Raises PermissionError if the path belongs to another user: the directory is world-writable.
     """
     folder = default_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is not a folder of this user's")
+        raise PermissionError(f"{folder} is not a folder of this user")
     if stat.S_IMODE(found.st_mode) != 0o700:
         folder.chmod(0o700)
     return folder
@@ -104,9 +103,9 @@ def _forget_old(folder: Path) -> None:
 
 
 def _forget_partial(folder: Path) -> None:
-    """What a process left that was killed while writing."""
+    """Remove partial files of processes that were killed while writing."""
     now_s = time.time()
     for path in folder.glob(f".{_PREFIX}*{_SUFFIX}{_PARTIAL}"):
-        with contextlib.suppress(FileNotFoundError):  # others clean up too, or have finished it
+        with contextlib.suppress(FileNotFoundError):  # another process removed or finished it
             if now_s - path.stat().st_mtime > _MAX_PARTIAL_AGE_S:
                 path.unlink()

@@ -1,7 +1,7 @@
-"""What was recorded: the model, the limits, the engine's life, and how to get the time of day.
+"""Metadata of a recording: the model, the limits, the engine, and the clock offset.
 
-Owns the value and its JSON. Times in a recording are on the machine's monotonic clock; two readings
-taken together tie it to the calendar.
+Owns the value and its JSON. Times in a recording are on the machine's monotonic clock; a pair of
+readings converts them to Unix time.
 """
 
 import json
@@ -20,9 +20,9 @@ _MAX_MODEL_CHARS = 200
 class FlightFacts:
     """The engine of a recording. `block_size` in tokens.
 
-    `epoch` grows with every start of an engine. `clock_s` and `unix_s` are the same moment on the
+    `epoch` increases with every start of an engine. `clock_s` and `unix_s` are the same time on the
     monotonic clock and in seconds since 1970. `is_self_paced`: the executor batches by itself, so
-    steps are turns that take in what has arrived and have no price of their own.
+    a step is one iteration that collects what has arrived, without a predicted time.
     """
 
     model: str
@@ -62,12 +62,12 @@ def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig
 
 
 def encode_facts(facts: FlightFacts) -> bytes:
-    """As the header holds them."""
+    """The JSON in the header."""
     return json.dumps(to_json_value(facts)).encode("ascii")
 
 
 def decode_facts(data: bytes) -> FlightFacts:
-    """Raises ValueError for what `encode_facts` does not give."""
+    """The inverse of `encode_facts`. Raises ValueError for anything else."""
     return from_json_value(FlightFacts, parse_json(data.decode("ascii")), "facts")
 
 

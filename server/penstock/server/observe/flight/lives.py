@@ -1,7 +1,7 @@
-"""What became of each request of a recording: its waits, its stays in slots, its end.
+"""Reconstructs the history of each request of a recording: waits, residency in slots, end.
 
-Owns the reconstruction from events. A ring forgets its oldest rows, so a life may lack its
-beginning; a recording ends while requests run, so a life may lack its end. Pure.
+Owns the reconstruction from events. A ring loses its oldest rows, so a history may lack its
+beginning; a recording ends while requests run, so a history may lack its end. Pure.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.server.observe.flight.layout import EventKind
 from penstock.server.observe.flight.reader import Recording
 
-# At one moment of a clock that stands still, in this order.
+# Order of events with equal times.
 _RANK = {
     EventKind.QUEUED: 0,
     EventKind.ADMITTED: 1,
@@ -29,7 +29,7 @@ _RANK = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Who a request was and what it asked for. `trace_id`: hexadecimal, empty for none."""
+    """Names and options of a request. `trace_id`: hexadecimal, empty for none."""
 
     request_id: str
     tenant: str
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Wait:
-    """A stay in the queue. `end_s` infinite: it waits still."""
+    """An interval in the queue. `end_s` infinite: it still waits."""
 
     start_s: float
     end_s: float = inf
@@ -54,7 +54,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Tokens of a prompt that a step computed, launched at `at_s`."""
+    """A prefill chunk computed by a step that was launched at `at_s`."""
 
     step: int
     at_s: float
@@ -63,9 +63,9 @@ class Chunk:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SlotStay:
-    """A stay in the running batch. `end_s` infinite: it runs still.
+    """An interval in the running batch. `end_s` infinite: it still runs.
 
-    `is_cut`: it began before the recording did. `first_token_s` NaN without one held.
+    `is_cut`: it began before the recording. `first_token_s`: NaN if not recorded.
     """
 
     slot: int
@@ -78,7 +78,7 @@ class SlotStay:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Life:
-    """One output of a request. `asked` None where its row was written over.
+    """One output of a request. `asked`: None if its row was overwritten.
 
     `end`: FINISHED or FAILED with `reason` (its FinishReason or FailureReason), None while it
     lives; `end_step` as in `layout.EVENT`. `num_output_tokens`: as of its last event with a count.
@@ -98,19 +98,19 @@ class Life:
 
     @property
     def name(self) -> str:
-        """What to call it: the request's id, numbered where it has several outputs."""
+        """Display name: the request's id, numbered if it has several outputs."""
         if self.asked is None:
             return f"request {self.key}"
         number = f" [{self.asked.output_index}]" if self.asked.output_index else ""
         return f"{self.asked.request_id}{number}"
 
     def waited_s(self, until_s: float) -> float:
-        """Seconds in the queue, up to `until_s` where it waits still."""
+        """Seconds in the queue, up to `until_s` if it still waits."""
         return sum(min(wait.end_s, until_s) - wait.start_s for wait in self.waits)
 
 
 def begin_s(recording: Recording) -> float:
-    """The earliest moment that is recorded, monotonic clock; 0 when nothing is."""
+    """The earliest recorded time, monotonic clock; 0 if nothing is recorded."""
     known: list[float] = []
     if len(recording.steps):
         known.append(float(recording.steps["begun_s"][0]))
@@ -120,7 +120,7 @@ def begin_s(recording: Recording) -> float:
 
 
 def end_s(recording: Recording) -> float:
-    """The latest moment that is known: when the copy was made, or the last thing happened."""
+    """The latest known time: of the copy, or of the last event."""
     steps, events, launch = recording.steps, recording.events, recording.last_launch
     known = [recording.copied_s]
     if len(steps):
@@ -133,7 +133,7 @@ def end_s(recording: Recording) -> float:
 
 
 def lives_of(recording: Recording) -> list[Life]:
-    """Of every request with an event that is held, by its first one."""
+    """The history of every request with a recorded event, ordered by its first event."""
     asked = {int(row["key"]): row for row in recording.requests}
     events = recording.events
     ranks: NDArray[np.int64] = np.zeros(256, dtype=np.int64)
@@ -196,9 +196,9 @@ def _end_wait(life: Life, at_s: float) -> None:
 
 
 def _stay(life: Life, slot: int, at_s: float, start_s: float) -> SlotStay:
-    """The stay that is on; one that is begun now where its admission was not recorded.
+    """The current residency; a new one if its admission was not recorded.
 
-    It was written over, or the engine died in the very step.
+    Its row was overwritten, or the engine died in that step.
     """
     if not life.stays or life.stays[-1].end_s < inf:
         was_waiting = bool(life.waits) and life.waits[-1].end_s == inf

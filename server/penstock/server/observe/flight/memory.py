@@ -1,8 +1,8 @@
-"""The memory of a flight recorder: nameless, shared, there when its writer is not; and its writer.
+"""The memory of a flight recorder, anonymous and shared, which outlives its writer; and the writer.
 
-Owns how it is made and mapped, and the order of writes that lets others read meanwhile: a row
-first, the count that makes it one after it. The holder of the file descriptor has the memory; an
-engine that is killed takes nothing of it along. Does not know what the rows mean.
+Owns its creation and mapping, and the order of writes that permits concurrent readers: first the
+row, then the count that includes it. The memory lives as long as its file descriptor, so a killed
+engine loses none of it. Does not know what the rows mean.
 """
 
 import functools
@@ -40,8 +40,8 @@ from penstock.server.observe.flight.layout import (
 def create_memory(num_steps: int, name: str) -> int:
     """A new memory for the last `num_steps` steps, a power of two; its file descriptor.
 
-    Not inherited unless it is handed on. Raises FlightError for a size that it cannot have, OSError
-    when there is no memory for it.
+    The descriptor is not inheritable by default. Raises FlightError for an invalid size, OSError
+    if the memory cannot be allocated.
     """
     geometry = Geometry.of_steps(num_steps)
     fd = _nameless_file(name)
@@ -57,7 +57,7 @@ def create_memory(num_steps: int, name: str) -> int:
 
 
 def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry]:
-    """The memory of a descriptor, which may be closed then. Raises FlightError, OSError."""
+    """Map the memory of a descriptor, which may then be closed. Raises FlightError, OSError."""
     num_bytes = os.fstat(fd).st_size
     if num_bytes < HEADER_BYTES:
         raise FlightError("is not a flight recording")
@@ -73,7 +73,7 @@ def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry
 def _nameless_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
-    # Not Linux: a file without a name, in memory where the system keeps such files there.
+    # Not Linux: an unlinked temporary file.
     fd, path = tempfile.mkstemp(prefix=f"{name}-")
     Path(path).unlink()
     return fd
@@ -81,14 +81,14 @@ def _nameless_file(name: str) -> int:
 
 STEP_RING, EVENT_RING, REQUEST_RING = range(3)
 _MAX_BATCH = 16
-"""Rows that are packed at once."""
+"""Rows that are packed together."""
 
 
 class RingMemory:
-    """The mapped memory, for the one process that writes; what another left there is gone.
+    """The mapped memory, for the one process that writes; earlier content is discarded.
 
-    `totals`: the counts of `layout.TOTALS`, whole 8-byte words, so that no reader sees half of one;
-    the first three are the rings' own. Raises FlightError, OSError.
+    `totals`: the counts of `layout.TOTALS`, 8-byte words, so that readers see each count whole; the
+    first three belong to the rings. Raises FlightError, OSError.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:
@@ -103,9 +103,9 @@ class RingMemory:
         self._reset(facts)
 
     def appender(self, ring: int) -> Callable[..., None]:
-        """What adds a row to a ring, from its fields in order; as quick as it can be.
+        """A fast function that adds a row to a ring, from its fields in order.
 
-        It raises struct.error for values that the fields cannot hold.
+        It raises struct.error for values that do not fit the fields.
         """
         pack, data, totals = self._structs[ring].pack_into, self._map, self.totals
         offset, mask, size = self._offsets[ring], self._masks[ring], self._structs[ring].size
@@ -118,13 +118,13 @@ class RingMemory:
         return append
 
     def append(self, ring: int, *values: object) -> None:
-        """One more row, for who adds few."""
+        """Add one row; use `appender` for many."""
         self.appender(ring)(*values)
 
     def batch_appender(self, ring: int) -> Callable[[list[object]], None]:
-        """What adds as many rows as a list has fields for, one row's behind the other's.
+        """A function that adds rows from a flat list of their fields.
 
-        Several cost little more than one. Raises as what `appender` gives does.
+        Several rows cost little more than one. Raises as the function of `appender`.
         """
         data, totals, row = self._map, self.totals, self._structs[ring]
         offset, num_places = self._offsets[ring], self._masks[ring] + 1
@@ -149,11 +149,11 @@ class RingMemory:
         return append
 
     def launch_writer(self) -> Callable[..., None]:
-        """What notes the step that was launched last, from the fields of `geometry.LAUNCH`."""
+        """A function that records the last launched step, from the fields of `layout.LAUNCH`."""
         return functools.partial(LAUNCH.pack_into, self._map, LAUNCH_OFFSET)
 
     def close(self) -> None:
-        """Unmap; what was written stays. Idempotent."""
+        """Unmap; the written content stays. Idempotent."""
         for view in (self._generation, self.totals, self._view):
             view.release()
         self._map.close()
@@ -162,7 +162,7 @@ class RingMemory:
         data = encode_facts(facts)
         if len(data) > MAX_FACTS_BYTES:
             raise FlightError(f"the facts have {len(data)} bytes, at most {MAX_FACTS_BYTES} fit")
-        # Odd if the engine before was killed right here.
+        # Odd if the previous engine was killed at this point.
         self._generation[0] |= 1
         for number in range(len(TOTALS)):
             self.totals[number] = 0

@@ -1,7 +1,7 @@
 """Reads a flight recording: the memory while an engine writes to it, a copy of it, or a file.
 
-Owns the rule that keeps a reader from seeing half a row: counts are read before and after the rows
-are copied, and what may have been written over meanwhile is dropped. The writer is never held up.
+Owns the protocol that keeps a reader from seeing partial rows: counts are read before and after the
+rows are copied, and rows that may have been overwritten are dropped. The writer never waits.
 """
 
 import mmap
@@ -41,7 +41,7 @@ _MAX_COUNT = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A step that was launched at `at_s`; counts of its rows, and tokens of its prefill rows."""
+    """A step launched at `at_s`; counts of its rows, and tokens of its prefill rows."""
 
     step: int
     at_s: float
@@ -52,9 +52,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
-    """What was held when it was read: rows of `layout.STEP`, `EVENT` and `REQUEST`, oldest first.
+    """The content at the time of reading: rows of `layout.STEP`, `EVENT`, `REQUEST`, oldest first.
 
-    `last_launch`: None before the first; its step may not be among `steps`, and is under way then.
+    `last_launch`: None before the first; a step that is not among `steps` is in flight.
     `copied_s`: when the copy was made, monotonic clock; 0 if this was not read from a copy.
     """
 
@@ -68,9 +68,9 @@ class Recording:
 
 
 class FlightReader:
-    """Of a memory (its descriptor), a copy, or a file. Raises FlightError, OSError.
+    """Reads a memory (by its descriptor), a copy, or a file. Raises FlightError, OSError.
 
-    One thread uses it. Engines that start over in the same memory are followed.
+    Not thread-safe. It follows new engines that reuse the same memory.
     """
 
     def __init__(self, source: int | bytes | Path) -> None:
@@ -96,7 +96,7 @@ class FlightReader:
 
     @property
     def facts(self) -> FlightFacts | None:
-        """Of the engine whose steps `new_steps` gave last; None before the first one wrote."""
+        """Facts of the engine whose steps `new_steps` returned last; None before the first."""
         if self._facts is None:
             self._follow()
         return self._facts
@@ -107,9 +107,9 @@ class FlightReader:
         return dict(zip(TOTALS, self._totals.tolist(), strict=True))
 
     def new_steps(self) -> tuple[NDArray[Any], int]:
-        """Steps since the last call, a copy of rows of STEP, and how many were lost before them.
+        """Steps since the last call (a copy of STEP rows), and the number lost before them.
 
-        All of one engine: `facts`, asked after, are its own.
+        All of one engine, whose facts are in `facts` afterwards.
         """
         if not self._follow():
             return np.zeros(0, dtype=STEP), 0
@@ -121,7 +121,7 @@ class FlightReader:
         return rows, num_missed
 
     def recording(self) -> Recording:
-        """All that is held now, of one engine. Raises FlightError when none has written yet."""
+        """The current content, of one engine. Raises FlightError if none has written yet."""
         for _ in range(_NUM_TRIES):
             if not self._follow():
                 continue
@@ -143,9 +143,9 @@ class FlightReader:
         raise FlightError("holds no engine's record, or one that just begins")
 
     def copy(self, now: float) -> bytes:
-        """The memory at `now` as files hold it: rows that changed meanwhile do not count in it.
+        """The memory at `now` in the file format; rows that changed meanwhile are marked invalid.
 
-        Raises FlightError when no engine has written yet.
+        Raises FlightError if no engine has written yet.
         """
         for _ in range(_NUM_TRIES):
             if not self._follow():
@@ -169,7 +169,7 @@ class FlightReader:
         raise FlightError("holds no engine's record, or one that just begins")
 
     def close(self) -> None:
-        """Let go of the memory. Idempotent."""
+        """Unmap the memory. Idempotent."""
         self._rings = []
         for view in (self._generations, self._totals, self._firsts, self._view):
             view.release()
@@ -177,7 +177,7 @@ class FlightReader:
             self._map.close()
 
     def _follow(self) -> bool:
-        """Turn to the engine that writes now; whether there is one."""
+        """Switch to the engine that writes now; whether there is one."""
         generation: int = self._generations[0]
         if not generation or generation % 2:
             return False
@@ -197,14 +197,14 @@ class FlightReader:
             raise FlightError(f"has facts that cannot be read: {error}") from error
 
     def _held(self, ring: int, first: int) -> tuple[NDArray[Any], int, int]:
-        """Rows of a ring from `first` on that are there, the first one's number, and the end."""
+        """The available rows of a ring from `first` on, the number of the first, and the end."""
         rows, size = self._rings[ring], self._sizes[ring]
         num = self._totals[ring]
         first = max(first, num - size + 1, self._firsts[ring])
         if max(first, num) > _MAX_COUNT:
             raise FlightError("has impossible counts")
         taken = rows[np.arange(first, num) & (size - 1)]
-        # The oldest may have been written over since; one more is perhaps half written.
+        # The oldest rows may have been overwritten since; one more may be partially overwritten.
         oldest = min(max(first, self._totals[ring] - size + 1), num)
         return taken[oldest - first :], oldest, num
 
@@ -228,7 +228,7 @@ def _checked(source: bytes | Path) -> tuple[bytes, Geometry]:
         return source, Geometry.of_header(source[:HEADER_BYTES], len(source))
     with source.open("rb") as file:
         header = file.read(HEADER_BYTES)
-        # Before a file of any size is read that is none of ours.
+        # Checked before a large file of another format is read.
         geometry = Geometry.of_header(header, os.fstat(file.fileno()).st_size)
         data = header + file.read(geometry.num_bytes - len(header))
     if len(data) != geometry.num_bytes:

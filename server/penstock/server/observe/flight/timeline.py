@@ -1,10 +1,9 @@
-"""A flight recording as a picture that opens in ui.perfetto.dev and chrome://tracing.
+"""Converts a flight recording to a trace for ui.perfetto.dev and chrome://tracing.
 
-Owns what is drawn where. Groups of tracks: the engine (its steps, what it plans and takes in,
-counters of blocks, requests and tokens), the slots (a slice for each stay of a request, prefill
-chunks and decode within it), the queue (a slice for each wait, in as many lanes as were needed at
-once). An arrow follows each request from the queue through its slots to the step that ended it.
-Pure.
+Owns the tracks. Groups of tracks: the engine (steps, planning, result processing, counters of
+blocks, requests and tokens), the slots (a slice for each residency of a request, with prefill
+chunks and decode inside), the queue (a slice for each wait, on as many lanes as overlap). A flow
+connects each request from the queue through its slots to the step that ended it. Pure.
 """
 
 import heapq
@@ -21,16 +20,16 @@ from penstock.server.observe.flight.trace_events import TraceEvents
 
 
 class Lanes:
-    """Grows as it must."""
+    """Lanes for overlapping intervals; their number grows as needed."""
 
     def __init__(self) -> None:
         self.num = 0
         self._busy_until: list[tuple[float, int]] = []
 
     def take(self, start_s: float, end_s: float) -> int:
-        """A lane for this interval, from 0; intervals come in order of their start.
+        """A lane for this interval, from 0; call it in order of start times.
 
-        A nanosecond lies between two on one lane, which is as short as anything is drawn.
+        Intervals of one lane are at least a nanosecond apart, the resolution of the trace.
         """
         until_s = max(end_s, start_s) + 2e-9
         if self._busy_until and self._busy_until[0][0] <= start_s:
@@ -49,7 +48,7 @@ _NANOSECOND_S = 1e-9
 
 
 def timeline_json(recording: Recording, *, num_steps: int | None = None) -> Iterator[bytes]:
-    """The trace file in pieces. `num_steps`: draw the last so many; None: all."""
+    """The trace file in pieces. `num_steps`: only the last N steps; None: all."""
     return _Timeline(recording, num_steps).draw()
 
 
@@ -60,7 +59,7 @@ def waits_for(reason: int) -> str:
 
 
 def end_of(life: Life) -> str:
-    """How a life ended, in words; empty while it goes on."""
+    """How a request ended, as text; empty while it is live."""
     match life.end:
         case EventKind.FINISHED:
             known = {int(each): each.name for each in FinishReason}
@@ -79,7 +78,7 @@ class _Timeline:
         is_part = len(steps) < len(recording.steps) and len(steps) > 0
         self._since_s = float(steps["begun_s"][0]) if is_part else begin_s(recording)
         self._trace = TraceEvents(self._since_s)
-        # Of each step: when the device had its turn at it, and when its result was taken in.
+        # For each step: the device time, and the processing of its result.
         self._spans: dict[int, tuple[float, float, float]] = {}
         self._arrow_ends: dict[int, Point] = {}
 
@@ -107,7 +106,7 @@ class _Timeline:
         names = self._steps.dtype.names or ()
         for values in self._steps.tolist():
             step: dict[str, Any] = dict(zip(names, values, strict=True))
-            # Of two that are in flight the later one begins when the earlier one is done.
+            # The later of two steps in flight begins when the earlier one is done.
             start_s = max(step["begun_s"], last_s)
             last_s = max(step["collected_s"], start_s)
             self._spans[step["step"]] = (start_s, last_s, step["updated_s"])
@@ -117,7 +116,7 @@ class _Timeline:
             end = start + max(round((last_s - start_s) * 1e9) - 1, 0)
             self._arrow_ends[step["step"]] = (STEPS_TRACK, end)
             self._trace.slice(WORK_TRACK, "plan", step["begun_s"], step["launched_s"], {})
-            self._trace.slice(WORK_TRACK, "take in", step["collected_s"], step["updated_s"], {})
+            self._trace.slice(WORK_TRACK, "update", step["collected_s"], step["updated_s"], {})
             self._count(step)
         launch = self._recording.last_launch
         if launch is not None and launch.step not in self._spans and launch.at_s >= self._since_s:
@@ -127,7 +126,7 @@ class _Timeline:
                 "prefill_tokens": launch.num_prefill_tokens,
             }
             start_s = max(launch.at_s, last_s)
-            name = f"step {launch.step} (never came back)"
+            name = f"step {launch.step} (never returned)"
             self._trace.slice(STEPS_TRACK, name, start_s, self._end_s, args)
 
     def _count(self, step: dict[str, Any]) -> None:
@@ -144,15 +143,15 @@ class _Timeline:
         points = {life.key: self._draw_stays(life) for life in lives}
         self._draw_queue(lives, points)
         for number, arrow in enumerate(points.values(), 1):
-            # At one moment: from the queue to a slot, from there to the step.
+            # At one time: from the queue to a slot, from there to the step.
             in_order = sorted(arrow, key=lambda point: (point[1], -point[0][0]))
             self._trace.flow(number, "request", in_order)
 
     def _draw_stays(self, life: Life) -> list[Point]:
-        """In slots; what the arrow goes through, the step that ended it last."""
+        """Draw residency in slots; the points of the flow, with the final step last."""
         points: list[Point] = []
         for number, stay in enumerate(life.stays):
-            # One that ended as the part began would lie over the next one of its slot.
+            # A residency that ended at the start of the window would overlap the next one.
             if stay.end_s - self._since_s > _NANOSECOND_S and stay.slot >= 0:
                 self._trace.name_thread(SLOTS, stay.slot + 1, f"slot {stay.slot}")
                 points.append(self._draw_stay(life, stay, number))
@@ -165,7 +164,7 @@ class _Timeline:
         for life in lives:
             spans = [(wait.start_s, wait.end_s) for wait in life.waits]
             if not life.waits and not life.stays:
-                # Refused at the door, or all that is held of it is its end.
+                # Rejected at admission, or only its end is recorded.
                 spans = [(life.end_s, life.end_s)]
             for number, (start_s, until_s) in enumerate(spans):
                 if until_s >= self._since_s:
@@ -186,7 +185,7 @@ class _Timeline:
         args["again"] = number > 0
         start = self._trace.slice(track, life.name, start_s, until_s, args)
         if life.end is not None and life.end_s <= until_s:
-            # It never got in, or not again.
+            # It was never admitted, or not readmitted.
             self._trace.instant(track, end_of(life), life.end_s, {"request_id": life.name})
         return track, start
 
@@ -218,7 +217,7 @@ class _Timeline:
     ) -> None:
         last_s = start_s
         for chunk in stay.chunks:
-            # Under way when the recording ends, unless its step came back.
+            # In flight when the recording ends, unless its step has returned.
             span = self._spans.get(chunk.step)
             step_end_s = self._end_s if span is None else span[1]
             from_s, to_s = max(chunk.at_s, last_s), min(step_end_s, until_s)
@@ -234,7 +233,7 @@ class _Timeline:
             self._trace.slice(track, "decode", decode_s, until_s, {}, is_inner=True)
 
     def _arrow_to_end(self, life: Life, points: list[Point]) -> None:
-        """The step that ended it, where it was a step that did."""
+        """Add the step that ended the request, if a step did."""
         span, end = self._spans.get(life.end_step), self._arrow_ends.get(life.end_step)
         if life.end is None or span is None or end is None or not points:
             return

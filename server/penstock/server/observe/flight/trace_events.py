@@ -1,19 +1,19 @@
-"""Events of the Chrome trace event format, in an order that every viewer reads alike.
+"""Writes the Chrome trace event format, in an order that every viewer reads alike.
 
-Owns the format: complete slices that nest, counters, instants, flows that are bound to a slice,
-metadata. Does not know what is drawn. Format: "Trace Event Format", Chromium project.
+Owns the format: nested complete slices, counters, instants, flows bound to slices, metadata. Does
+not know what is drawn. Format: "Trace Event Format", Chromium project.
 
-What viewers make of it beyond the format, and what is done about it here:
+Behaviour of viewers beyond the format, and the workarounds:
 
-- A slice that sticks out of the one around it by a nanosecond is dropped. Times are whole
-  nanoseconds, written as microseconds with a quarter of a nanosecond more: a reader that cuts what
-  is behind the nanosecond and one that rounds find the same number.
-- Perfetto knows a thread by its number alone when it is named: numbers differ between processes.
-- A flow holds on to the slice that was begun last on its track; at one time slices come first, then
-  flows, then what lies within those slices. The end of a flow says `"bp": "e"`: else it would hold
-  on to the slice after it.
-- A flow cannot hold on to an async event, and async events of one name share one track: what
-  overlaps is drawn as slices on lanes of its own, so that arrows reach it.
+- A slice that exceeds its parent by a nanosecond is dropped. Times are whole nanoseconds, written
+  as microseconds plus a quarter of a nanosecond, so that truncating and rounding readers agree.
+  - Perfetto identifies a thread by its number alone when it is named, so numbers differ between
+processes.
+- A flow binds to the slice that began last on its track; at equal times slices come first, then
+  flows, then nested slices. The end of a flow has `"bp": "e"`, or it would bind to the slice after
+  it.
+- A flow cannot bind to an async event, and async events of one name share one track: overlapping
+  intervals are slices on separate lanes, so that flows can bind to them.
 """
 
 import json
@@ -31,16 +31,16 @@ class TraceEvents:
     def __init__(self, base_s: float) -> None:
         self._base_s = base_s
         self._metadata: dict[tuple[int, int, str], dict[str, Any]] = {}
-        # With what orders them: nanoseconds, rank, length.
+        # With their sort key: nanoseconds, rank, length.
         self._events: list[tuple[int, int, int, dict[str, Any]]] = []
 
     def name_process(self, pid: int, name: str) -> None:
-        """Name a group of tracks; groups stand in order of `pid`."""
+        """Name a group of tracks; groups are ordered by `pid`."""
         self._meta("process_name", pid, 0, {"name": name})
         self._meta("process_sort_index", pid, 0, {"sort_index": pid})
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
-        """Name a track, once or again; tracks of a group stand in order of `tid`."""
+        """Name a track; idempotent. Tracks of a group are ordered by `tid`."""
         self._meta("thread_name", pid, tid, {"name": name})
         self._meta("thread_sort_index", pid, tid, {"sort_index": tid})
 
@@ -56,7 +56,7 @@ class TraceEvents:
     ) -> int:
         """A slice of at least a nanosecond on track (pid, tid); its start in nanoseconds.
 
-        `is_inner`: it lies within another of the same track, and is left out if it has no length.
+        `is_inner`: nested in another slice of the track; omitted if its length is zero.
         """
         start, end = self._ns(start_s), self._ns(end_s)
         if is_inner and end <= start:
@@ -73,12 +73,12 @@ class TraceEvents:
         self._events.append((at, _MARK, 0, {**self._event("i", track, at, name, args), "s": "t"}))
 
     def counter(self, pid: int, name: str, at_s: float, values: dict[str, float]) -> None:
-        """Values from `at_s` on."""
+        """Counter values from `at_s`."""
         at = self._ns(at_s)
         self._events.append((at, _MARK, 0, self._event("C", (pid, 0), at, name, values)))
 
     def flow(self, number: int, name: str, points: list[tuple[tuple[int, int], int]]) -> None:
-        """An arrow through slices: (track, nanoseconds) within each, in order of time.
+        """A flow through slices: (track, nanoseconds) within each, in order of time.
 
         Fewer than two points draw nothing.
         """
@@ -93,7 +93,7 @@ class TraceEvents:
             self._events.append((at, _FLOW, place, event))
 
     def json(self, other: dict[str, Any]) -> Iterator[bytes]:
-        """The whole file in pieces; `other`: what viewers show as its metadata."""
+        """The whole file in pieces; `other`: metadata shown by viewers."""
         self._events.sort(key=lambda event: event[:3])
         head = json.dumps({"displayTimeUnit": "ms", "otherData": other}, allow_nan=False)
         pieces = bytearray(f'{head[:-1]}, "traceEvents": [\n'.encode())
@@ -135,7 +135,7 @@ class TraceEvents:
 
 
 def _thread(pid: int, tid: int) -> int:
-    """The number of a track in the file, its own in all processes."""
+    """The number of a track in the file, unique over all processes."""
     return pid * _MAX_TRACKS + tid
 
 

@@ -1,8 +1,8 @@
-"""Writes the flight record of an engine, on the engine's thread, at next to no cost.
+"""Writes the flight record of an engine, on the engine's thread, at negligible cost.
 
-Owns what is remembered of live requests between events. Per step it packs one row and copies one
-column of the slot arrays; Python runs per event (admission, chunk, first token, end), never per
-running request. Nothing of what a request says is looked at.
+Owns the state of live requests between events. Per step it packs one row and copies one column of
+the slot arrays; Python code runs per event (admission, chunk, first token, end), never per running
+request. It does not read the content of requests.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ from penstock.server.tenants import own_request_id
 
 
 class TurnGaps:
-    """Of `num_slots` slots."""
+    """Gaps between tokens in `num_slots` slots of a self-paced engine."""
 
     def __init__(self, num_slots: int) -> None:
         self._last_s: NDArray[np.float64] = np.full(num_slots, nan)
         self._begun: list[int] = []
 
     def begin(self, slot: int) -> None:
-        """A new request is in a slot since this turn, or was in it."""
+        """A new request has occupied the slot in this iteration."""
         if slot >= 0:
             self._last_s[slot] = nan
             self._begun.append(slot)
@@ -52,14 +52,14 @@ class TurnGaps:
     def measure(
         self, arrays: SlotArrays | None, known: NDArray[np.int32], now: float
     ) -> tuple[float, int]:
-        """Mean gap of the slots that got tokens in this turn, NaN for none, and how many they are.
+        """Mean gap of the slots that got tokens in this iteration (NaN for none), and their number.
 
-        `known` int32 [S]: tokens of each slot after the turn before.
+        `known` int32 [S]: tokens of each slot after the previous iteration.
         """
         if arrays is None:
             return nan, 0
         has_more = arrays.num_tokens > known
-        # What was known of such a slot was another's; its first token comes in a later turn.
+        # The slot's count belonged to another request; the first token comes in a later iteration.
         has_more[self._begun] = False
         gaps = now - self._last_s[has_more]
         gaps = gaps[~np.isnan(gaps)]
@@ -67,7 +67,7 @@ class TurnGaps:
         return (float(gaps.mean()), len(gaps)) if len(gaps) else (nan, 0)
 
     def end_turn(self) -> None:
-        """What was known after the turn before is known after this one."""
+        """End the iteration."""
         self._begun.clear()
 
 
@@ -75,15 +75,15 @@ _PROMPT, _CACHED, _OUTPUT, _ADMITTED, _PREEMPTED, _FINISHED, _FAILED = range(3, 
 _MAX_U4, _MAX_U2 = 2**32 - 1, 2**16 - 1
 _MAX_PRIORITY = 2**31 - 1
 _NOTHING: Sequence[int] = (0, 0, 0, 0)
-# Plain numbers: an enumeration's members are looked up in many times the time.
+# Plain integers: looking up an enumeration's members is much slower.
 _QUEUED, _ADMIT, _CHUNK, _FIRST_TOKEN, _PREEMPT, _FINISH, _FAIL, _FOUND = map(int, EventKind)
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request that has not ended. `num_output`: as of when it last lost its slot.
+    """A live request. `num_output`: output tokens when it last lost its slot.
 
-    `turn`: when it was last admitted. `has_token`: ever.
+    `turn`: iteration of its last admission. `has_token`: whether it ever had one.
     """
 
     num_prompt: int
@@ -95,7 +95,7 @@ class _Live:
 
 
 class FlightWriter:
-    """Makes the memory of `fd` its own and writes to it. Raises FlightError, OSError at first.
+    """Takes over the memory of `fd` and writes to it. The constructor raises FlightError, OSError.
 
     An `EngineListener` that may raise: see `EngineListeners`.
     """
@@ -105,23 +105,24 @@ class FlightWriter:
         self._totals = memory.totals
         self._append_step = memory.appender(STEP_RING)
         self._append_events = memory.batch_appender(EVENT_RING)
-        # Fields of events that are not in the memory yet, one after the other.
+        # Fields of events that are not in the memory yet, flat.
         self._events: list[object] = []
         self._append_request = memory.appender(REQUEST_RING)
         self._write_launch = memory.launch_writer()
         self._live: dict[int, _Live] = {}
-        # Keys of the outputs of a request, by that of the first, until it is queued or refused.
+        # Keys of the outputs of a request, by the first key, until it is queued or rejected.
         self._outputs: dict[int, tuple[int, ...]] = {}
-        # Slots granted in this turn; who has had no token in its stay; whose chunks are under way.
+        # Slots granted in this iteration; keys without a token since admission, or with chunks in
+        # flight.
         self._granted: dict[int, int] = {}
         self._awaiting: set[int] = set()
         self._prefilling: set[int] = set()
         self._is_self_paced = facts.is_self_paced
-        # Decodes left out of the latest steps, and how long those took.
+        # Decodes skipped in the latest steps, and the duration of those steps.
         self._num_paused, self._paused_s = 0, 0.0
         self._gaps = TurnGaps(facts.max_num_seqs) if facts.is_self_paced else None
         self._arrays: SlotArrays | None = None
-        # Known tokens of each slot after the turn before.
+        # Known tokens of each slot after the previous iteration.
         self._known: NDArray[np.int32] = np.zeros(facts.max_num_seqs, dtype=np.int32)
         self._turn = 0
         self._step = 0
@@ -188,7 +189,7 @@ class FlightWriter:
         self._turn += 1
 
     def close(self) -> None:
-        """Let go of the memory; what was written stays. Idempotent."""
+        """Unmap the memory; the written content stays. Idempotent."""
         self._memory.close()
 
     def _write_events(self) -> None:
@@ -202,7 +203,7 @@ class FlightWriter:
     def _note_chunks(
         self, step: int, chunks: Sequence[Chunk], launched_s: float
     ) -> tuple[int, int]:
-        """The rows of prefill; how many are new, and their tokens."""
+        """The number of new prefill rows, and their tokens."""
         num_new = num_tokens = 0
         for chunk in chunks:
             key, count = chunk.request.spec.key, chunk.count
@@ -264,7 +265,7 @@ class FlightWriter:
         self._totals[_PREEMPTED] += 1
 
     def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
-        """How many had their first token of a stay."""
+        """The number of requests that had their first token since admission."""
         first = self._first_of(events.keys, note)
         if not first:
             return 0
@@ -282,10 +283,10 @@ class FlightWriter:
         return len(first)
 
     def _first_of(self, keys: NDArray[np.int64], note: StepNote | None) -> set[int]:
-        """Who of those that have had none has a token in this turn."""
+        """Keys without a token so far that have one in this iteration."""
         if note is not None and not self._is_self_paced:
-            # Only a prompt that was completed brings a first token, and its row is behind those
-            # that decode; unless some were dropped, or were answered in another order.
+            # Only a completed prompt gives a first token, and its row is after the decode rows,
+            # unless rows were dropped or answered in another order.
             num_completed = len(note.batch.sampled_slots) - note.batch.num_decodes
             if not num_completed:
                 return set()
@@ -311,10 +312,10 @@ class FlightWriter:
             self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
-        """Tokens a request has generated, those of this turn (`keys`) among them.
+        """Tokens that a request has generated, including this iteration's (`keys`).
 
-        The slot arrays forget a request when it gives its slot back: what they held after the turn
-        before and what came in this one add up to it.
+        The slot arrays drop a request when its slot is released, so the count of the previous
+        iteration and the tokens of this one are added.
         """
         if live.slot < 0:
             return live.num_output
@@ -365,10 +366,10 @@ class FlightWriter:
         self._uncounted = _NOTHING
 
     def _mean_gap_s(self, batch: Batch, collected_s: float, num_itl: int) -> float:
-        """Mean time since the decodes of a step had their token before; NaN without any.
+        """Mean time since the previous token of a step's decodes; NaN without any.
 
-        All had it in the step before, but for those that were paused: the first step with them
-        has a mean of two gaps.
+        All had it in the step before, except paused ones: the first step with those gives the mean
+        of two gaps.
         """
         step_s = collected_s - self._collected_s
         gap_s = step_s if num_itl > 0 else nan
@@ -383,7 +384,7 @@ class FlightWriter:
         return gap_s
 
     def _count(self, place: int) -> None:
-        """Count something for the next row."""
+        """Increment a count of the next row."""
         uncounted = list(self._uncounted)
         uncounted[place] = min(uncounted[place] + 1, _MAX_U2)
         self._uncounted = uncounted

@@ -1,8 +1,7 @@
-"""Log lines of a process: one per event, on stderr, few of each kind, no content.
+"""Logging of a process: one line per event on stderr, rate-limited, without content.
 
-Owns how logging is set up and its levels. What a line looks like is in `lines`, what it has of an
-exception in `failures`, which one is left out in `no_fault`, how many pass in `rate`. Never the
-place for prompt or completion text, and no caller puts it here.
+Owns the setup and the levels. `lines` formats a line, `failures` formats exceptions, `limits` drops
+and rate-limits lines. Prompt and completion text must never be logged.
 """
 
 import contextlib
@@ -36,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Says of a line that cannot be written what kind of fault it was, and not what was in it."""
+    """Reports a line that cannot be written by its place and the exception's type only."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """The base class would write the arguments of the line."""
+        """Override: the base class would write the arguments of the line."""
         kind, _, _ = sys.exc_info()
-        name = "a fault" if kind is None else kind.__name__
-        # The reader of stderr may be gone: then there is nowhere to log it.
+        name = "an error" if kind is None else kind.__name__
+        # The reader of stderr may be gone: then the report is dropped too.
         with contextlib.suppress(OSError, ValueError):
             self.stream.write(f"a line of {record.name}:{record.lineno} is lost: {name}\n")
             self.flush()
@@ -53,8 +52,8 @@ def configure_logging(
 ) -> None:
     """Send all log records of this process to stderr, and uncaught exceptions.
 
-    `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether the
-    words of exceptions that are not ours are written, which may quote what clients sent.
+    `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether to write
+    messages of other libraries' exceptions, which may quote data of clients.
     """
     if form == AUTO_FORMAT:
         form = "short" if sys.stderr.isatty() else "text"
@@ -69,13 +68,13 @@ def configure_logging(
 
 
 def leave_out_banner_lines() -> None:
-    """From now on: this process shows a banner."""
+    """Drop log lines that repeat the banner of this process."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: not getattr(record, "is_in_banner", False))
 
 
 def set_log_level(level: str) -> None:
-    """From now on. Raises ValueError for what is no level of ours."""
+    """Set the level of this process. Raises ValueError for an unknown level."""
     if level not in LOG_LEVELS:
         raise ValueError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
     logging.getLogger().setLevel(level.upper())

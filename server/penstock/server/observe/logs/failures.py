@@ -1,14 +1,14 @@
-"""What a log line may have of an exception: its kind and frames always, its words seldom.
+"""Formats exceptions for log lines: always type and frames, the message only if it is safe.
 
-Owns the rule. An exception that rises while requests are handled may quote them in its words
-("invalid literal: '...'"), so words are logged only where their author is known:
+Owns the rule. The message of an exception raised while handling a request may quote the request
+("invalid literal: '...'"), so messages are logged only from these sources:
 
-- our own exceptions, except those of the packages that deal with what clients wrote; behind a colon
-  ours may quote what they were raised from, so that is cut off where there is such a thing;
-- the system's errors, by their number;
-- those of device drivers, which know nothing of requests.
+- our own exceptions, except those of packages that handle client data; the part after a colon may
+  quote the exception's cause, so it is removed if there is one;
+- errors of the operating system, by their number;
+- errors of device drivers, which do not contain request data.
 
-Why a process cannot start is another matter: its one line has the words of whatever was loaded.
+A process that cannot start logs the full message of the error in its one line.
 """
 
 import os
@@ -36,7 +36,7 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One place of a traceback; the module by its name, for paths name home directories."""
+    """One frame of a traceback; the module by its name, because paths contain home directories."""
 
     module: str
     line: int
@@ -45,7 +45,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One exception. `words`: empty where they are not logged. `frames`: outermost first."""
+    """One exception. `words`: its message, empty if not logged. `frames`: outermost first."""
 
     kind: str
     words: str
@@ -53,7 +53,7 @@ class Failure:
 
 
 def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failure, ...]:
-    """The exception, then what it was raised from, and so on: at most `MAX_FAILURES`."""
+    """The exception and its chain of causes: at most `MAX_FAILURES`."""
     return tuple(
         Failure(
             kind=_kind_of(link),
@@ -65,7 +65,7 @@ def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failur
 
 
 def _chain_of(error: BaseException, *, is_whole: bool) -> Iterator[BaseException]:
-    """`is_whole`: with those that `raise ... from None` hides; ours may quote them all the same."""
+    """`is_whole`: include those hidden by `raise ... from None`, which ours may quote anyway."""
     seen: set[int] = set()
     left = [error]
     while left and len(seen) < MAX_FAILURES:
@@ -115,7 +115,7 @@ def _is_a_drivers(error: BaseException) -> bool:
 
 
 def _words_of_system(error: OSError) -> str:
-    """By number: its own words may be anybody's, as those of an SSL library's errors are."""
+    """The message for its number: its own text may come from another library, such as SSL."""
     if not isinstance(error.errno, int) or error.errno <= 0:
         return ""
     return os.strerror(error.errno)
@@ -124,12 +124,12 @@ def _words_of_system(error: OSError) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # foreign code; a log line must not fail over it
+    except Exception:  # third-party code must not break a log line
         return ""
 
 
 def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
-    """The innermost ones, if there are many."""
+    """The frames; only the innermost if there are many."""
     frames: list[Frame] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code

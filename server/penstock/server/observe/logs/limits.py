@@ -1,8 +1,8 @@
-"""Which log lines pass: a burst of a kind, then one a second; and none of gRPC's that is no fault.
+"""Limits log lines: a burst per kind, then one per second; and drops one harmless error of gRPC.
 
-Owns the count per place in the code, and the line that gRPC writes as an error when a client left
-before its answer was sent. Lines of level CRITICAL pass always, as do those that are logged with
-`extra=ALWAYS`: starts and ends of processes, few of which none may be missing.
+Owns the rate limit per place in the code, and the filter for the error that gRPC logs when a client
+disconnects before its response is sent. Lines of level CRITICAL always pass, as do those with
+`extra=ALWAYS`: starts and ends of processes, which are few and must be complete.
 """
 
 import logging
@@ -15,11 +15,11 @@ from typing import Any, Final
 _LOGGER: Final = "grpc._cython.cygrpc"
 _KIND: Final = "ExecuteBatchError"
 _SENDING: Final = frozenset({"_finish_handler_with_unary_response", "_send_message"})
-"""The functions that send a call's one answer."""
+"""The functions that send a call's single response."""
 
 
 class NoFault(logging.Filter):
-    """Holds that line back, and none but that."""
+    """Drops only that line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line may pass."""
@@ -36,9 +36,9 @@ class NoFault(logging.Filter):
 
 
 ALWAYS: Final[dict[str, Any]] = {"is_always_logged": True}
-"""As `extra` of a log call: this line is never left out."""
+"""As `extra` of a log call: this line is never dropped."""
 LEFT_OUT: Final = "num_left_out"
-"""The attribute of a record with the number left out before it."""
+"""Attribute of a record: the number of lines dropped before it."""
 
 BURST = 10
 PER_SECOND = 1.0
@@ -86,7 +86,7 @@ class RateLimit(logging.Filter):
         bucket = self._buckets.get(place)
         if bucket is None:
             if len(self._buckets) >= MAX_PLACES:
-                # Code has fewer places; those made up at run time are not worth memory.
+                # Code has fewer places; places generated at run time must not use memory.
                 self._buckets.clear()
             bucket = self._buckets[place] = _Bucket(tokens=BURST, filled_s=now_s)
         return bucket

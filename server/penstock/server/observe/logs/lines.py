@@ -1,6 +1,6 @@
-"""What a log line looks like: text for people, JSON for collectors; both with the same facts.
+"""Formats log lines: text for people, JSON for collectors, both with the same fields.
 
-Owns the facts, their names and the escaping. A line is one, whatever a client calls its request.
+Owns the fields, their names and the escaping, which keeps an event on one line for any request id.
 """
 
 import json
@@ -13,12 +13,12 @@ from penstock.server.observe.logs.failures import Failure, Frame, failures_of
 from penstock.server.observe.logs.limits import LEFT_OUT
 
 FACTS = ("request_id", "trace_id", "tenant", "front_id", "step")
-"""What a log call may say in `extra`, beside its message. The rest of `extra` is not written."""
+"""Keys of `extra` that are written after the message; others are ignored."""
 FOREIGN_TEXT = "foreign_text"
-"""The key in `extra` of another author's words, written only where words of exceptions are."""
+"""Key of `extra` for text of other libraries, written only if their messages are."""
 _SHORT_NAMES = {"request_id": "request", "trace_id": "trace"}
 _QUOTERS = "asyncio"
-"""A logger that shows the objects it speaks of, with all that they hold."""
+"""A logger whose messages contain the repr of objects, and so their content."""
 
 _CONTROLS = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
@@ -28,7 +28,7 @@ _CONTROLS = {
 
 
 class LineFormatter(logging.Formatter):
-    """What both forms share. `has_foreign_text`: see `configure_logging`."""
+    """Base of all formats. `has_foreign_text`: see `configure_logging`."""
 
     def __init__(self, process: str, *, has_foreign_text: bool = False) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class ShortFormatter(TextFormatter):
 
 
 class JsonFormatter(LineFormatter):
-    """One object a line; a key that has nothing to say is left out."""
+    """One JSON object per line; empty fields are omitted."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -109,7 +109,7 @@ class JsonFormatter(LineFormatter):
         failures = self._failures_of(record)
         if failures:
             entry["exception"] = [_as_object(failure) for failure in failures]
-        # Escapes whatever is not ASCII: no reader breaks a line in two or fails on a surrogate.
+        # Escapes non-ASCII characters, so that no reader splits a line or fails on a surrogate.
         return json.dumps(entry, default=str)
 
 

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus, made in the observer process."""
+"""Prometheus metrics, computed in the observer process."""

@@ -1,6 +1,6 @@
-"""Our metrics under the names of others, for dashboards that exist.
+"""Our metrics under the names of other servers, for existing dashboards.
 
-Owns the tables. An alias has the same numbers; what has no counterpart here is not made up.
+Owns the tables. An alias has the same values; metrics without a counterpart have no alias.
 """
 
 from collections import defaultdict
@@ -21,8 +21,8 @@ Labels = Mapping[str, str]
 class Alias:
     """`name` has the value of `spec`.
 
-    Only series whose labels contain `where`. `keep` names the labels that
-    stay, beside the model, and what they are called there. Series that become one are added up.
+    Only series whose labels contain `where`. `keep`: the labels that are kept besides the model,
+    with their new names. Series that become equal are summed.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The names of another server. `model_labels`: what they put in place of the label `model`."""
+    """The names of another server. `model_labels`: the labels that replace `model`."""
 
     aliases: tuple[Alias, ...]
     model_labels: Callable[[str], Labels]
@@ -71,7 +71,7 @@ TENSORRT_LLM: Final = Dialect(
         Alias(name="trtllm_iteration_latency_seconds", spec=catalogue.STEP_SECONDS),
     ),
 )
-"""Those of `trtllm-serve`. Its cache hit rate is a quotient here: hits by queries, see the page."""
+"""Names of `trtllm-serve`. Its cache hit rate is the quotient of hits and queries, see the page."""
 
 GEN_AI: Final = Dialect(
     model_labels=lambda model: {"gen_ai_request_model": model},
@@ -81,16 +81,16 @@ GEN_AI: Final = Dialect(
         Alias(name="gen_ai_server_time_per_output_token_seconds", spec=catalogue.TPOT),
     ),
 )
-"""The OpenTelemetry conventions for generative AI, as Prometheus writes their names."""
+"""The OpenTelemetry conventions for generative AI, in Prometheus spelling."""
 
 DIALECTS: Final[Mapping[str, Dialect]] = {"trtllm": TENSORRT_LLM, "gen_ai": GEN_AI}
 
 
 def aliased(families: Iterable[Metric], dialect: Dialect) -> Iterator[Metric]:
-    """Our families once more, in another dialect."""
+    """The same metrics under the names of another server."""
     by_name = {family.name: family for family in families}
     for alias in dialect.aliases:
-        # prometheus_client names a counter without its ending.
+        # prometheus_client names a counter without its suffix.
         found = by_name.get(alias.spec.name.removesuffix("_total"))
         if found is not None:
             yield _renamed(found, alias, dialect)

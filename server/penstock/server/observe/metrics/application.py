@@ -1,7 +1,6 @@
-"""What the metrics port answers: metrics, the status page, its JSON, health; and to which callers.
+"""The WSGI application of the metrics port: metrics, status page, its JSON, health; access rules.
 
-Owns the routes, as a WSGI application. Does not know sockets or threads. It reads and never
-changes anything.
+Owns the routes. Does not know sockets or threads. It is read-only.
 """
 
 import gzip
@@ -29,22 +28,22 @@ _log = logging.getLogger(__name__)
 
 
 class MetricsAccess:
-    """Judges Authorization headers. Threads may share one."""
+    """Checks Authorization headers. Thread-safe."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
     def fault(self, authorization: str | None) -> HTTPStatus | None:
-        """What is answered to a caller with this header instead of metrics; None: let it in."""
+        """The error status for a caller with this header; None: permitted."""
         shown = [] if authorization is None else [authorization]
         try:
-            # This port asks for no certificate, so there is none.
+            # This port does not request client certificates.
             caller = self._authenticator.identify(shown, tuple)
         except Unknown as error:
-            _log.info("turned away from the metrics port: %s", error)
+            _log.info("refused at the metrics port: %s", error)
             return HTTPStatus.UNAUTHORIZED
         except NotListed as error:
-            _log.info("turned away from the metrics port: %s", error)
+            _log.info("refused at the metrics port: %s", error)
             return HTTPStatus.FORBIDDEN
         if Right.METRICS not in caller.rights:
             _log.info("tenant %s may not read metrics", caller.tenant)
@@ -53,7 +52,7 @@ class MetricsAccess:
 
 
 Status = Callable[[], bytes]
-"""Makes the JSON of the status page. Raises OperationsError or TimeoutError while it cannot."""
+"""Returns the JSON of the status page. Raises OperationsError or TimeoutError if unavailable."""
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _PAGE: Final[Mapping[str, tuple[str, str]]] = {
@@ -69,7 +68,7 @@ _HEADERS: Final = (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
     ("X-Content-Type-Options", "nosniff"),
-    ("Server", "penstock"),  # and not what it runs on
+    ("Server", "penstock"),  # without versions of the HTTP server and Python
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
@@ -77,10 +76,10 @@ _MIN_GZIP_BYTES: Final = 1024
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
 _OPEN_PATHS: Final = frozenset({METRICS_PATH, HEALTH_PATH})
-"""Answered by whatever name they are asked for: scrapers and probes go by names of their own."""
+"""Paths without a check of the Host header: scrapers and probes use arbitrary names."""
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::[0-9]*)?")
 MAX_STATUS_CALLS: Final = 4
-"""Fewer than there are seats: an engine that is slow to answer does not keep the page out."""
+"""Less than the number of slots, so that a slow engine does not block the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +100,9 @@ class _Call:
 class MetricsApplication:
     """The WSGI application. `is_local`: it is served on a loopback address only.
 
-    Then the page and its status are answered only to who asks for them by a loopback name: a
-    foreign web page that has its own name point here (DNS rebinding) is not let read them.
-    `access`: who may read at all; None for all callers. Probes need no leave.
+    The page and its status then require a loopback name in the Host header, which protects them
+    from other web pages that use DNS rebinding. `access`: permitted
+    callers; None: all. Health probes are always permitted.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class MetricsApplication:
     def __call__(
         self, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        """Answer one call."""
+        """Handle one request."""
         answer = self._answer(environ)
         body = answer.body
         headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]
@@ -150,7 +149,7 @@ class MetricsApplication:
             return _Answer(HTTPStatus.NOT_FOUND, b"not found\n")
         is_guarded = self._is_local and path not in _OPEN_PATHS
         if is_guarded and not _is_loopback(environ.get("HTTP_HOST", "")):
-            says = b"answered here only under the name localhost or a loopback address\n"
+            says = b"the Host header must be localhost or a loopback address\n"
             return _Answer(HTTPStatus.MISDIRECTED_REQUEST, says)
         if self._access is not None and path != HEALTH_PATH:
             fault = self._access.fault(environ.get("HTTP_AUTHORIZATION"))
@@ -159,12 +158,12 @@ class MetricsApplication:
                 return _Answer(fault, says, headers=(("WWW-Authenticate", "Bearer"),))
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             allow = (("Allow", "GET, HEAD"),)
-            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only to be read\n", headers=allow)
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"use GET or HEAD\n", headers=allow)
         parameters = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         known = {"compat"} if path == METRICS_PATH else set[str]()
         for name, values in parameters.items():
             if name not in known:
-                return _Answer(HTTPStatus.BAD_REQUEST, b"there is a parameter of no meaning here\n")
+                return _Answer(HTTPStatus.BAD_REQUEST, b"there is an unknown parameter\n")
             if len(values) > 1:
                 return _Answer(HTTPStatus.BAD_REQUEST, f"{name} is there twice\n".encode())
         return route(_Call(path, environ.get("HTTP_ACCEPT", ""), parameters))
@@ -195,19 +194,19 @@ class MetricsApplication:
         unavailable = HTTPStatus.SERVICE_UNAVAILABLE
         if not self._status_slots.acquire(blocking=False):
             later = (*fresh, ("Retry-After", "1"))
-            return _Answer(unavailable, b"too many are asking\n", headers=later)
+            return _Answer(unavailable, b"too many concurrent requests\n", headers=later)
         try:
             body = self._status()
         except (OperationsError, TimeoutError, CancelledError, RuntimeError) as error:
             _log.debug("the status page has no status to show: %s", type(error).__name__)
-            return _Answer(unavailable, b"the status is not known now\n", headers=fresh)
+            return _Answer(unavailable, b"the status is not available now\n", headers=fresh)
         finally:
             self._status_slots.release()
         return _Answer(HTTPStatus.OK, body, "application/json", fresh)
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
-    """Whether gzip is named there and not refused (`q=0`)."""
+    """Whether gzip is listed and not excluded (`q=0`)."""
     for entry in accept_encoding.split(","):
         name, _, parameters = entry.partition(";")
         if name.strip().lower() == "gzip":
@@ -216,7 +215,7 @@ def _takes_gzip(accept_encoding: str) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a Host header, with or without a port, names this machine to itself."""
+    """Whether a Host header, with or without a port, is a loopback name."""
     match = _HOST.fullmatch(host)
     if match is None:
         return False

@@ -1,7 +1,7 @@
-"""Who is connected to the metrics port: how many, for how long, and who has a seat.
+"""Connections of the metrics port: their number, their time limits, and the slots for requests.
 
-Owns the bounds. A connection takes none of the few seats before all its question is there, so that
-clients that connect and send nothing keep no other out. Does not know what is asked or answered.
+Owns the bounds. A connection takes a slot only when its request is complete, so that idle
+connections do not block others. Does not know requests or responses.
 """
 
 import logging
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Final
 
 MAX_CALLS: Final = 8
-"""Calls that are answered at a time."""
+"""Requests that are handled concurrently."""
 MAX_OTHER_CALLS: Final = 6
-"""Calls at which only scrapes are still let in: the page does not keep a scraper out."""
+"""Number of requests at which only scrapes are accepted, so that the page does not block them."""
 MAX_SILENT: Final = 64
-"""Connections whose question is not there yet; the oldest makes room for one more."""
+"""Connections without a complete request; beyond it the oldest is closed."""
 MAX_ASKING_S: Final = 2.0
-"""How long a question may take to arrive, however slowly it is sent."""
+"""Time limit for a request to arrive, in seconds."""
 MAX_CALL_S: Final = 10.0
-"""How long an answer may take to be made and read, however slowly its client reads."""
+"""Time limit for a response to be made and read, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Callers:
         self._seated_since_s: dict[socket.socket, float] = {}
 
     def come(self, caller: socket.socket) -> None:
-        """It is connected. It must `leave`, whatever becomes of it."""
+        """Register a connection; call `leave` at its end in every case."""
         with self._lock:
             if len(self._silent_since_s) >= MAX_SILENT:
                 oldest = next(iter(self._silent_since_s))
@@ -44,7 +44,7 @@ class Callers:
             self._silent_since_s[caller] = self._clock()
 
     def take_seat(self, caller: socket.socket, *, is_scrape: bool) -> bool:
-        """It has asked. False if no seat is free, or it was hung up on; it is still to leave."""
+        """Take a slot for a complete request. False if none is free or it was disconnected."""
         max_calls = MAX_CALLS if is_scrape else MAX_OTHER_CALLS
         with self._lock:
             if caller not in self._silent_since_s or len(self._seated_since_s) >= max_calls:
@@ -54,24 +54,24 @@ class Callers:
             return True
 
     def leave(self, caller: socket.socket) -> None:
-        """Its thread is done with it."""
+        """Remove a connection whose thread is done."""
         with self._lock:
             self._silent_since_s.pop(caller, None)
             self._seated_since_s.pop(caller, None)
 
     def hang_up_late(self) -> None:
-        """Hang up on who takes too long; their threads then end by themselves."""
+        """Disconnect connections beyond their time limit; their threads then end."""
         now_s = self._clock()
         with self._lock:
             silent = _older(self._silent_since_s, now_s - MAX_ASKING_S)
             for caller in silent:
                 del self._silent_since_s[caller]
-            # Who has a seat keeps it until its thread is done: that is what seats count.
+            # A slot is held until the thread is done: slots count threads.
             for caller in (*silent, *_older(self._seated_since_s, now_s - MAX_CALL_S)):
                 _hang_up(caller)
 
     def hang_up_all(self) -> None:
-        """End every call."""
+        """Close every connection."""
         with self._lock:
             for caller in (*self._silent_since_s, *self._seated_since_s):
                 _hang_up(caller)
@@ -85,4 +85,4 @@ def _hang_up(caller: socket.socket) -> None:
     try:
         caller.shutdown(socket.SHUT_RDWR)
     except OSError:
-        _log.debug("already hung up")
+        _log.debug("already disconnected")

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: which format, under whose names.
+"""Prometheus exposition of the metrics: format and naming scheme.
 
 Owns the choice of the encoding. Does not know HTTP.
 """
@@ -27,7 +27,7 @@ class _WithAliases(Collector):
 
 
 class Exposition:
-    """The text of a collector's metrics, and of this process beside them."""
+    """The text of a collector's metrics and of this process's own."""
 
     def __init__(self, collector: Collector) -> None:
         self._plain = _registry(collector)

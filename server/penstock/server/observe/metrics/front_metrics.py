@@ -1,7 +1,7 @@
-"""What heartbeats of fronts add to the metrics: totals over the lives of all fronts.
+"""Metrics from the heartbeats of fronts: totals over all fronts, past and present.
 
-Owns what each front has reported so far. A front that dies keeps what it counted, and
-what its records add to its last heartbeat is counted too; its gauges go with it.
+Owns what each front has reported so far. The counts of a front that died are kept, including what
+its records add to its last heartbeat; its gauges are removed.
 """
 
 from collections import Counter, OrderedDict
@@ -14,12 +14,12 @@ from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord
 
 _MAX_GONE = 256
-"""Fronts that are remembered: one whose connection broke may come back, with its counts."""
+"""Number of kept fronts: one whose connection broke may reconnect with its counts."""
 Series = tuple[MetricSpec, tuple[str, ...]]
 
 
 class _FrontLedger:
-    """One front: its last heartbeat, what was counted of it, and what its records add."""
+    """One front: its last heartbeat, its counts so far, and what its records add."""
 
     def __init__(self) -> None:
         self.beat: Heartbeat | None = None
@@ -46,7 +46,7 @@ class FrontMetrics:
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Remember how requests ended, should their front die before its next heartbeat."""
+        """Keep outcomes in case the front dies before its next heartbeat."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
@@ -59,7 +59,7 @@ class FrontMetrics:
             front.recorded.update(_ends(end))
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """A front's state."""
+        """Process a front's heartbeat."""
         front = self._front(beat.front_id)
         front.beat = beat
         self._count(front, self._counts(beat))
@@ -67,7 +67,7 @@ class FrontMetrics:
         self._set_gauges()
 
     def front_gone(self, front_id: int) -> None:
-        """It is no more. Idempotent."""
+        """Remove the gauges of a front that has ended. Idempotent."""
         front = self._fronts.pop(front_id, None)
         if front is not None:
             self._count(front, front.recorded)
@@ -84,11 +84,11 @@ class FrontMetrics:
 
     @property
     def epoch(self) -> int:
-        """The newest engine that a living front has met."""
+        """The newest engine epoch known to a live front."""
         return max((beat.epoch for beat in self._beats()), default=0)
 
     def _front(self, front_id: int) -> _FrontLedger:
-        """Ids are never given twice: a front with the id of one that has gone is that one."""
+        """Ids are unique: a front with the id of a removed one is the same front."""
         if front_id not in self._fronts:
             known = front_id in self._gone
             self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()
@@ -99,7 +99,7 @@ class FrontMetrics:
 
     def _count(self, front: _FrontLedger, counts: "Counter[Series]") -> None:
         for (spec, names), num in counts.items():
-            # A count that went back was wrong: what is counted stays.
+            # Counters must not decrease.
             if (more := num - front.counted[spec, names]) > 0:
                 self._tables.counter(spec).add(more, *names)
                 front.counted[spec, names] = num
@@ -130,7 +130,7 @@ class FrontMetrics:
         beats = self._beats()
         gauge = self._tables.gauge
         gauge(catalogue.FRONTS).set(len(beats))
-        # One alone is only being replaced.
+        # A single draining front is only being replaced.
         is_draining = bool(beats) and all(beat.is_draining for beat in beats)
         gauge(catalogue.DRAINING).set(float(is_draining))
         gauge(catalogue.STREAMS).set(sum(beat.num_streams for beat in beats))
@@ -139,7 +139,7 @@ class FrontMetrics:
 
 
 def _ends(end: OutcomeCount) -> "Counter[Series]":
-    """What one way to end counts for."""
+    """The series that one outcome increments."""
     reason = labels.known(end.reason, labels.REASONS)
     names = (
         labels.known(end.method, labels.METHODS | labels.FOREIGN_METHODS),

@@ -1,7 +1,7 @@
-"""The metrics port: HTTP/1.0 on threads of its own, beside the observer's event loop.
+"""The metrics port: an HTTP/1.0 server on its own threads, next to the observer's event loop.
 
-Owns the socket and its threads, none of which outlives the process. Does not know what is answered,
-nor who is let in.
+Owns the socket and its threads, none of which outlives the process. Does not know routes or access
+rules.
 """
 
 import logging
@@ -37,18 +37,18 @@ class _Handler(WSGIRequestHandler):
     timeout = MAX_CALL_S
 
     def version_string(self) -> str:
-        """Not what it runs on."""
+        """Without the versions of Python and its HTTP server."""
         return "penstock"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name there)
-        """Calls are not logged: a scraper comes every few seconds."""
+        """Requests are not logged: a scraper sends one every few seconds."""
 
     def parse_request(self) -> bool:
-        """As ever; with the question there, also whether there is a seat for it."""
+        """As the base class; then take a slot for the complete request."""
         if not super().parse_request():
             return False
         path = self.path.partition("?")[0]
-        # Whether it lives is not a question of seats: who asks restarts what says no.
+        # Health needs no slot: a failed probe would restart a busy service.
         if path == HEALTH_PATH:
             return True
         assert isinstance(self.server, _BoundedServer)
@@ -58,7 +58,7 @@ class _Handler(WSGIRequestHandler):
         return False
 
     def _turn_away(self) -> None:
-        body = b"too many are asking\n"
+        body = b"too many concurrent requests\n"
         self.send_response(HTTPStatus.SERVICE_UNAVAILABLE)
         self.send_header("Retry-After", str(_RETRY_AFTER_S))
         self.send_header("Content-Type", "text/plain; charset=utf-8")
@@ -73,8 +73,8 @@ class _Handler(WSGIRequestHandler):
         try:
             super().handle()
         except (OSError, ValueError):
-            # It left, or was hung up on; then its files are closed.
-            _log.debug("a call on the metrics port broke off", exc_info=True)
+            # The client disconnected or was disconnected; then its files are closed.
+            _log.debug("a request on the metrics port was interrupted", exc_info=True)
 
 
 class _BoundedServer(ThreadingMixIn, WSGIServer):
@@ -98,7 +98,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """As WSGIServer's, without asking the DNS for a name that is never read."""
+        """As WSGIServer's, without a DNS lookup for a name that is never used."""
         # The socket that reserves the port is bound to it too, and shares it.
         option = socket.SO_REUSEPORT if self._is_reserved else socket.SO_REUSEADDR
         self.socket.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -108,43 +108,43 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next caller. Its handshake is made on its own thread: it may take its time."""
+        """The next connection. The TLS handshake is done later, on the connection's thread."""
         accepted, address = super().get_request()
         return (accepted if self._https is None else self._https.wrap(accepted)), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread."""
+        """Handle the request on a thread."""
         self.callers.come(request)
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread is to be had
+        except RuntimeError:  # no thread could be started
             self.callers.leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """On its thread."""
+        """Handle the request; called on its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self.callers.leave(request)
 
     def service_actions(self) -> None:
-        """Between two looks at the socket."""
+        """Called between two polls of the socket."""
         self.callers.hang_up_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A fault of ours; the caller has had its 500, or is gone."""
+        """Log an internal error; the client has received status 500 or is gone."""
         del request, client_address
         _log.error("a call on the metrics port failed", exc_info=True)
 
 
 class MetricsServer:
-    """Serves metrics and the status page. Port 0 takes any free one; see `port`.
+    """Serves metrics and the status page. Port 0: any free one; see `port`.
 
-    Bound when it is made, so that a port in use is an OSError there. `status`: see
+    The constructor binds, and raises OSError if the port is in use. `status`: see
     `application.Status`; it is called on threads of this server. `is_reserved`: this service holds
-    the port already, by a socket with SO_REUSEPORT that does not listen. `security`: with TLS, this
-    port has it too; with credentials, one is wanted here unless only this machine can ask.
+    the port already, by a socket with SO_REUSEPORT that does not listen. `security`: TLS applies to
+    this port too; credentials are required unless the port is on a loopback address.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class MetricsServer:
         self._server = _BoundedServer(
             (host, port), family, clock, is_reserved=is_reserved, https=https
         )
-        # What it is bound to, not the setting: that may be a name.
+        # The bound address, not the setting, which may be a name.
         is_local = is_loopback(self._server.server_name)
         authenticator = None if security is None or is_local else security.authenticator
         access = None if authenticator is None else MetricsAccess(authenticator)
@@ -176,11 +176,11 @@ class MetricsServer:
         )
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more. Returns at once, or as soon as the thread has seen it. Idempotent."""
+        """Stop serving; may wait for the server's thread. Idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()

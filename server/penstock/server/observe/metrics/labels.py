@@ -1,7 +1,7 @@
-"""The values of labels: closed vocabularies, so that no caller can make a new series.
+"""The values of labels: closed sets, so that no caller can create series.
 
-Owns the words. Whatever is not among them is `other`, and what is absent as `none`: an
-empty label would be no label to Prometheus.
+Owns the sets. Unknown values become `other`, absent ones `none`: Prometheus treats an empty label
+as missing.
 """
 
 from collections.abc import Collection
@@ -37,7 +37,7 @@ METHODS: Final = frozenset(
     )
 )
 FOREIGN_METHODS: Final = frozenset(("vllm.grpc.engine.VllmEngine/Generate",))
-"""Those of facades that bring requests."""
+"""Methods of gateway protocols that carry requests."""
 REASONS: Final = frozenset(reason.value for reason in ErrorReason)
 FINISH_REASONS: Final = frozenset(reason.name for reason in FinishReason)
 REJECTIONS: Final = frozenset(
@@ -53,23 +53,23 @@ REJECTIONS: Final = frozenset(
         ErrorReason.EXECUTOR_REFUSED,
     )
 )
-"""Reasons to turn a sound request away that lie in the state of the service, not in the request."""
+"""Reasons to reject a valid request because of the service's state."""
 ENGINE_LOST: Final = "engine_lost"
 WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
-"""`other`: nothing was lacking, the next step had not been planned. `engine_lost`: the engine was
-gone, and no other there yet."""
+"""`other`: nothing was lacking, the next step was not planned yet. `engine_lost`: the engine was
+gone and not replaced yet."""
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
-"""What is there from the start; what else a front counts keeps its name, within bounds."""
+"""Series that exist from the start; other counts of fronts keep their names, within bounds."""
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
-"""Why traces are lost; there from the start."""
+"""Reasons for lost traces; these series exist from the start."""
 TRACE_OUTCOMES: Final = ("kept", "sampled_out", "dropped")
 SPAN_OUTCOMES: Final = ("exported", "dropped")
 
 
 def known(word: str, words: Collection[str]) -> str:
-    """`word` if it is one of `words`, `none` if there is none, else `other`."""
+    """`word` if it is one of `words`, `none` if it is empty, else `other`."""
     if not word:
         return NONE
     return word if word in words else OTHER
@@ -81,7 +81,7 @@ def code_name(code: int) -> str:
 
 
 def outcome(code: int, finish_reason: str) -> str:
-    """One of OUTCOMES: a request that its client gave up is no error of ours."""
+    """One of OUTCOMES: a request cancelled by its client is not an error of the service."""
     cancelled = FinishReason.CANCELLED.name
     if STATUS_NAMES.index(cancelled) == code or (code == 0 and finish_reason == cancelled):
         return "cancelled"

@@ -1,7 +1,7 @@
-"""The JSON of the status page: a snapshot and the live requests, asked for from any thread.
+"""The JSON of the status page: a snapshot and the live requests, callable from any thread.
 
-Owns the keys of `/status.json`, which are those of `Snapshot`, and how old an answer may be:
-however many people look, the service is asked twice a second.
+Owns the keys of `/status.json`, which are those of `Snapshot`, and the age limit of a cached
+response: for any number of viewers, the service is queried twice a second.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from penstock.server.observe.operations.operations import Operations, Operations
 from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 MAX_REQUESTS: Final = 500
-"""Requests that are listed: the oldest. Their full number stands next to them."""
+"""Most listed requests: the oldest. The total is listed too."""
 
 
 def status_json(
     snapshot: Snapshot, requests: tuple[RequestView, ...], requests_problem: str = ""
 ) -> bytes:
-    """UTF-8; what is not finite is null. `requests_problem`: why live requests are not known."""
+    """UTF-8; non-finite numbers are null. `requests_problem`: why live requests are unknown."""
     status = {
         **msgspec.to_builtins(snapshot),
         "requests": requests[:MAX_REQUESTS],
         "num_requests": len(requests),
         "requests_problem": requests_problem,
     }
-    # Inside a page, `</script>` would end a script element; escaped, the text is safe there too.
+    # Inside a page, `</script>` would end a script element, so it is escaped.
     return msgspec.json.encode(status).replace(b"<", b"\\u003c")
 
 
@@ -38,7 +38,7 @@ TIMEOUT_S: Final = 5.0
 
 
 class LiveStatus:
-    """Callable from any thread but that of `loop`."""
+    """Callable from any thread except that of `loop`."""
 
     def __init__(
         self,

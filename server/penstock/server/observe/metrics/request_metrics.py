@@ -1,6 +1,6 @@
-"""What records of ended requests add to the metrics.
+"""Metrics from the records of ended requests.
 
-Owns the reading of a record. Counts of requests are no business of it: records may be lost.
+Owns the reading of a record. It does not count requests, because records may be lost.
 """
 
 import math
@@ -24,7 +24,7 @@ _Values = defaultdict[tuple[MetricSpec, tuple[str, ...]], list[float]]
 
 
 class RequestMetrics:
-    """Takes records into the tables. `tenants`: those with series of their own, the rest as one."""
+    """Adds records to the tables. `tenants`: those with separate series; the others share one."""
 
     def __init__(self, tables: MetricTables, tenants: Collection[str]) -> None:
         self._tables = tables
@@ -44,7 +44,7 @@ class RequestMetrics:
                 tables.counter(spec).begin(tenant)
 
     def take(self, records: Sequence[RequestRecord]) -> None:
-        """Take ended requests in, each histogram once for all of them."""
+        """Add ended requests, with one update of each histogram for all of them."""
         values: _Values = defaultdict(list)
         for record in records:
             self._read(record, values)
@@ -76,7 +76,7 @@ class RequestMetrics:
         counter = self._tables.counter
         counter(catalogue.STALLS).add(record.num_stalls)
         counter(catalogue.REPLAYS).add(record.num_replays)
-        # What never got in was never looked up in the cache.
+        # Requests that were never admitted were never looked up in the cache.
         if SegmentKind.PREFILL in phases or SegmentKind.DECODE in phases:
             counter(catalogue.PROMPT_TOKENS).add(record.num_prompt_tokens)
             counter(catalogue.PREFIX_QUERIES).add(record.num_prompt_tokens)
@@ -116,7 +116,7 @@ def time_per_output_token_s(record: RequestRecord) -> float:
 
 
 def _phase_seconds(record: RequestRecord) -> dict[SegmentKind, float]:
-    """How long each phase took in all; one that it never entered is not there."""
+    """Total time in each phase; phases that were not entered are absent."""
     seconds: dict[SegmentKind, float] = {}
     for segment in record.segments:
         spent = segment.end_s - segment.start_s

@@ -1,6 +1,6 @@
-"""All metrics of a service, made of what the observer process receives.
+"""All metrics of a service, computed from what the observer process receives.
 
-Owns the tables and their lock: records and steps come on the event loop, scrapes on threads. CPU
+Owns the tables and their lock: records and steps arrive on the event loop, scrapes on threads. CPU
 time and memory of the processes are read when metrics are collected.
 """
 
@@ -29,24 +29,24 @@ from penstock.server.observe.request_record import RequestRecord
 from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
 
 Processes = Callable[[], Mapping[str, int]]
-"""Names such as `engine`, `front` or `supervisor` and their process ids, now."""
+"""Returns current process ids by names such as `engine`, `front` or `supervisor`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU time used so far, and memory held."""
+    """CPU time used so far, and resident memory."""
 
     cpu_s: float
     resident_bytes: int
 
 
 def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
-    """What a process uses; None if that is not known."""
+    """Usage of a process; None if unknown."""
     try:
         stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name of the program stands in parentheses and may hold anything; see proc_pid_stat(5).
+    # The program's name is in parentheses and may contain any character; see proc_pid_stat(5).
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 22:
         return None
@@ -58,7 +58,7 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
 
 
 class ProcessUsage:
-    """Sets the usage of the service's processes, whenever metrics are collected."""
+    """Sets the usage of the service's processes when metrics are collected."""
 
     def __init__(self, tables: MetricTables, processes: Processes) -> None:
         self._tables = tables
@@ -66,7 +66,7 @@ class ProcessUsage:
         self._counted: dict[tuple[str, int], float] = {}
 
     def update(self) -> None:
-        """Read anew. CPU time of a name goes on counting over the processes that bore it."""
+        """Read again. CPU time of a name accumulates over successive processes of that name."""
         memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
         counted: dict[tuple[str, int], float] = {}
@@ -81,12 +81,11 @@ class ProcessUsage:
 
 
 TraceCounts = Callable[[], Mapping[str, int]]
-"""What became of traces and spans since the start: numbers by names such as `traces_kept` or
-`spans_dropped_export`, what follows `_dropped_` being the reason. Asked on any thread."""
+"""Returns outcomes of traces and spans since the start, by names such as `traces_kept` or
+`spans_dropped_export`; the part after `_dropped_` is the reason. Called on any thread."""
 
 Load = Callable[[], LoadState | None]
-"""How busy the engine is at this moment, as it says itself; None: it says nothing. Asked on any
-thread."""
+"""Returns the load that the engine reports now; None: not reported. Called on any thread."""
 
 
 def _no_counts() -> Mapping[str, int]:
@@ -104,9 +103,9 @@ def _no_load() -> None:
 class ServiceMetrics(ServiceListener, Collector):
     """A `ServiceListener` that Prometheus can collect.
 
-    `model`: the one name that series bear; names that clients send are not used. `tenants`: those
-    that get series of their own. `trace_counts`, `processes` and `load` are asked when metrics
-    are collected; without `load`, the load of the engine is that of its last step.
+    `model`: the label of all series; names sent by clients are not used. `tenants`: those with
+    separate series. `trace_counts`, `processes` and `load` are called when metrics are
+    collected; without `load`, the load of the engine is that of its last step.
     """
 
     def __init__(
@@ -136,19 +135,19 @@ class ServiceMetrics(ServiceListener, Collector):
             self._tables.counter(catalogue.SPANS).begin(outcome)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Requests that have ended."""
+        """Add requests that have ended."""
         with self._lock:
             self._requests.take(records)
             self._fronts.take_records(records)
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """A front's state."""
+        """Add a front's heartbeat."""
         with self._lock:
             self._fronts.take_heartbeat(beat)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def take_engine(self, hello: EngineHello) -> None:
-        """An engine is up, with its size. Optional: steps have the number of blocks."""
+        """Record a new engine with its size. Optional: steps have the number of blocks."""
         with self._lock:
             self._steps.take_engine(hello)
 
@@ -159,20 +158,20 @@ class ServiceMetrics(ServiceListener, Collector):
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """New steps of the engine of `epoch`. Without `totals` the steps that were read count."""
+        """Add steps of the engine of `epoch`. Without `totals` the steps that were read count."""
         with self._lock:
             self._steps.take_steps(epoch, rows, num_missed)
             if totals:
                 self._steps.take_totals(epoch, totals)
 
     def front_gone(self, front_id: int) -> None:
-        """A front is no more: its gauges go, its counts stay."""
+        """Remove the gauges of a front that has ended; its counts stay."""
         with self._lock:
             self._fronts.front_gone(front_id)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as of now. On any thread."""
+        """All current metrics. Thread-safe."""
         with self._lock:
             self._steps.set_gauges(self._load())
             self._usage.update()

@@ -1,8 +1,8 @@
-"""What the engine's steps add to the metrics: arrays of rows, never one row at a time.
+"""Metrics from the engine's steps, processed as arrays of rows.
 
 Owns the reading of `flight.layout.STEP` rows and of the flight recorder's totals, and the gauges of
-the batch, the queue and the cache. An engine whose requests have all left takes no
-step: its load comes from the engine board where there is one.
+the batch, the queue and the cache. An idle engine makes no steps, so its load comes from the engine
+board if there is one.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _TOTALS: Final[Mapping[str, MetricSpec]] = {
     "num_admitted": catalogue.ADMISSIONS,
     "num_preempted": catalogue.PREEMPTIONS,
 }
-"""Totals of the recording that metrics are made of, by name in `flight.layout.TOTALS`."""
+"""Totals of the recording that feed metrics, by name in `flight.layout.TOTALS`."""
 _IN_ROWS: Final[Mapping[str, str]] = {
     "num_output_tokens": "num_tokens",
     "num_admitted": "num_admitted",
@@ -41,14 +41,14 @@ _NO_LOAD: Final = LoadState(
 
 
 class StepMetrics:
-    """Takes steps into the tables."""
+    """Adds steps to the tables."""
 
     def __init__(self, tables: MetricTables) -> None:
         self._tables = tables
         self._epoch = 0
         self._last: NDArray[Any] | None = None  # of the newest engine
         self._is_up = False
-        # Of each count: by this epoch's rows, by its recording's totals.
+        # For each count: from this epoch's rows, from its recording's totals.
         self._from_rows: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._from_totals: dict[str, int] = {}
         self._cuts = (0, 0)
@@ -57,7 +57,7 @@ class StepMetrics:
         self.set_gauges()
 
     def take_engine(self, hello: EngineHello) -> None:
-        """An engine is up; before its first step it holds nothing."""
+        """Record a new engine, which is empty before its first step."""
         self._enter(hello.epoch)
         info = hello.executor
         gauge = self._tables.gauge
@@ -66,13 +66,13 @@ class StepMetrics:
         gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
 
     def take_up(self, epoch: int, is_up: bool) -> None:
-        """Whether fronts have an engine, and the newest they know of. A dead one runs nothing."""
+        """Record whether fronts have an engine, and its epoch. A dead engine has no load."""
         self._enter(epoch)
         self._is_up = is_up
         self._tables.gauge(catalogue.ENGINE_UP).set(float(is_up))
 
     def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """Rows of STEP [n], oldest first; may come after the end of their engine."""
+        """Add rows of STEP [n], oldest first; they may arrive after the end of their engine."""
         self._enter(epoch)
         counter = self._tables.counter
         counter(catalogue.MISSED_STEPS).add(num_missed)
@@ -86,7 +86,7 @@ class StepMetrics:
         self._observe(rows)
 
     def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
-        """The recording's own counts, which miss no step. From now on they count, not the rows."""
+        """Set the recording's own counts, which miss no step and replace the counts of rows."""
         self._enter(epoch)
         if epoch != self._epoch:
             return
@@ -100,7 +100,7 @@ class StepMetrics:
     def set_gauges(self, load: LoadState | None = None) -> None:
         """Set the gauges of the batch, the queue and the cache: zero while there is no engine.
 
-        `load`: the engine's own word of now; None: as its last step left it.
+        `load`: the load that the engine reports now; None: the load after its last step.
         """
         row = self._last[0] if self._last is not None and self._is_up else None
         if load is None and row is not None:
@@ -108,7 +108,7 @@ class StepMetrics:
         if load is None or not self._is_up or load.epoch < self._epoch:
             load = _NO_LOAD
         if load.epoch != self._epoch:
-            row = None  # it is of an engine before
+            row = None  # it belongs to an earlier engine
         gauge = self._tables.gauge
         gauge(catalogue.RUNNING).set(load.num_running)
         gauge(catalogue.WAITING).set(load.num_waiting)
@@ -127,9 +127,9 @@ class StepMetrics:
         self._tables.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - counted[1])
 
     def _set_blocks(self, used: int, row: Any) -> None:
-        """`used`: of as many blocks as there were. `row`: the last step's, None without one.
+        """`used`: number of used blocks. `row`: the last step, None if there is none.
 
-        What was in use then and is not now counts as kept for reuse, until the next step.
+        Blocks that were released since that step count as cached until the next step.
         """
         gauge, held = self._tables.gauge, used
         if row is not None:
@@ -143,7 +143,7 @@ class StepMetrics:
         gauge(catalogue.KV_USAGE).set(used / total if total else 0)
 
     def _enter(self, epoch: int) -> None:
-        """A newer engine begins: what is counted starts from nothing there."""
+        """Start counting for a newer engine."""
         if epoch <= self._epoch:
             return
         self._tables.counter(catalogue.ENGINE_RESTARTS).add(epoch - max(1, self._epoch))
@@ -178,7 +178,7 @@ class StepMetrics:
 
 
 def _load_after(row: Any, epoch: int) -> LoadState:
-    """How busy the engine of `epoch` was after a step, but for its tokens."""
+    """The load of the engine of `epoch` after a step, without its tokens."""
     return LoadState(
         epoch=epoch,
         num_running=int(row["num_running"]),

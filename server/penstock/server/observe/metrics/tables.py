@@ -1,6 +1,6 @@
-"""The numbers behind metrics: counters, gauges and histograms by label values.
+"""The values of metrics: counters, gauges and histograms by label values.
 
-Owns their arithmetic and their form as `prometheus_client` metrics. prometheus_client's own
+Owns their arithmetic and their conversion to `prometheus_client` metrics. prometheus_client's own
 histogram takes one value at a time; these take arrays with weights. Not thread-safe.
 """
 
@@ -22,7 +22,7 @@ Labels = tuple[str, ...]
 
 
 class CounterTable:
-    """One counter. Series appear when they are first counted, or `begin`."""
+    """One counter. A series appears when it is first incremented, or by `begin`."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.COUNTER)
@@ -35,14 +35,14 @@ class CounterTable:
         self._values.setdefault(_checked(self._spec, labels), 0)
 
     def add(self, amount: float, *labels: str) -> None:
-        """Count. Raises ValueError if that would go down."""
+        """Increment. Raises ValueError for a negative amount."""
         if not amount >= 0:
-            raise ValueError(f"{self._spec.name} cannot go down, by {amount}")
+            raise ValueError(f"{self._spec.name} cannot decrease, by {amount}")
         _checked(self._spec, labels)
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def value(self, *labels: str) -> float:
-        """What was counted so far."""
+        """The current count."""
         return self._values.get(labels, 0)
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
@@ -55,7 +55,7 @@ class CounterTable:
 
 
 class GaugeTable:
-    """One gauge. Without labels it is there from the start, with 0."""
+    """One gauge. Without labels it exists from the start, with 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.GAUGE)
@@ -64,15 +64,15 @@ class GaugeTable:
             self.set(0)
 
     def set(self, value: float, *labels: str) -> None:
-        """It is this now."""
+        """Set the value."""
         self._values[_checked(self._spec, labels)] = value
 
     def value(self, *labels: str) -> float:
-        """What was set last, 0 if nothing was."""
+        """The last value; 0 if there was none."""
         return self._values.get(labels, 0)
 
     def clear(self) -> None:
-        """Forget all series."""
+        """Remove all series."""
         self._values.clear()
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
@@ -112,7 +112,7 @@ class HistogramTable:
         return found
 
     def observe(self, values: ArrayLike, *labels: str, weights: ArrayLike | None = None) -> None:
-        """Take values [n] in, each `weights` [n] times; those that are not finite are no values."""
+        """Add values [n], each `weights` [n] times; non-finite values are ignored."""
         array = np.asarray(values, dtype=np.float64)
         times = np.ones(len(array), np.int64) if weights is None else np.asarray(weights, np.int64)
         real = np.isfinite(array) & (times > 0)

@@ -1,1 +1,1 @@
-"""What operators look at: a snapshot of the service, its live requests, its levers."""
+"""Operators' view of the service: a snapshot, live requests, and commands."""

@@ -1,7 +1,7 @@
-"""What the steps of an engine say of it: how full it is, how fast, how long tokens take.
+"""Figures from the engine's steps: load, throughput, inter-token latency.
 
-Owns the figures that come from rows of the flight recorder. Times are seconds on the machine's
-monotonic clock. Lives as long as the observer: engines come and go under it.
+Owns the figures that are computed from rows of the flight recorder. Times are seconds on the
+machine's monotonic clock. Lives as long as the observer, over several engines.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _PREFILL, _DECODE, _STEPS, _STEP_S = range(4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Over the last ten seconds. `mean_step_s` None: there was no step."""
+    """Rates over the last ten seconds. `mean_step_s` None: there was no step."""
 
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
@@ -28,10 +28,10 @@ class Rates:
 
 
 class EngineSteps:
-    """Takes rows of `flight.layout.STEP`; what is asked for most is an attribute.
+    """Takes rows of `flight.layout.STEP`; frequently read figures are attributes.
 
     The numbers of steps, tokens and preemptions are totals over all engines. Steps that were
-    overwritten unread count as steps and for nothing else. `updated_s`: when the newest step was.
+    overwritten unread count as steps only. `updated_s`: time of the newest step.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class EngineSteps:
         self._itl = DurationWindow()
 
     def take(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """New steps of the engine of `epoch`, oldest first; those of an engine before are old."""
+        """Add steps of the engine of `epoch`, oldest first; steps of older engines are ignored."""
         if epoch < self.epoch:
             return
         if epoch > self.epoch:
@@ -62,7 +62,7 @@ class EngineSteps:
         self.num_tokens += int(rows["num_tokens"].sum(dtype=np.int64))
         self.num_preempted += int(rows["num_preempted"].sum(dtype=np.int64))
         updated_s = rows["updated_s"]
-        # Of two steps in flight the later one waits for the other: no moment counts twice.
+        # The later of two steps in flight waits for the other, so no time counts twice.
         ended_s = np.concatenate(([self.updated_s], updated_s[:-1]))
         step_s = updated_s - np.maximum(rows["begun_s"], ended_s)
         self._take_last(rows[-1])
@@ -80,7 +80,7 @@ class EngineSteps:
         self._itl.add(float(updated_s[-1]), rows["itl_s"], rows["num_itl"])
 
     def engine_gone(self) -> None:
-        """The engine is down: nothing runs, and its blocks are gone."""
+        """The engine is down: it runs no requests and has no blocks."""
         self._forget_engine()
 
     def rates(self, now_s: float) -> Rates:
@@ -94,13 +94,13 @@ class EngineSteps:
         )
 
     def itl(self, now_s: float) -> Percentiles:
-        """Of the time between two tokens of a request, over the last minute."""
+        """Percentiles of the inter-token latency over the last minute."""
         return self._itl.percentiles(now_s)
 
     def no_live_requests(self) -> None:
-        """No request is alive although the last step, which may be old, knew of some.
+        """Record that no request is live, although the last step, which may be old, had some.
 
-        What they held is counted as kept for reuse, until the next step.
+        Their blocks count as cached until the next step.
         """
         self.num_running = self.num_waiting = 0
         self.waits_for = ""
@@ -123,7 +123,7 @@ class EngineSteps:
 
 
 def wait_reason_name(value: int) -> str:
-    """The name of a WaitReason; empty for none, and for one that is not known here."""
+    """The name of a WaitReason; empty for none and for unknown ones."""
     if value == NO_REASON:
         return ""
     try:

@@ -1,7 +1,7 @@
-"""Live requests as operators see them: what the engine knows and what the fronts know, together.
+"""Merges the engine's and the fronts' views of live requests.
 
-Owns the merging. The engine knows outputs (state, blocks, place in line), a front knows requests
-(phase, history, backlog); a request that only one of them knows is shown with what that one knows.
+Owns the merging. The engine has outputs (state, blocks, queue position), a front has requests
+(phase, history, backlog); a request that only one of them has is shown with that one's fields.
 """
 
 import math
@@ -43,7 +43,7 @@ def merge(
 
 
 def arrival_order(view: RequestView) -> tuple[float, str, str]:
-    """What live requests are sorted by."""
+    """Sort key of live requests."""
     return view.arrival_s, view.tenant, view.request_id
 
 
@@ -72,7 +72,7 @@ def _view_of(
         age_s=max(0.0, now_s - front.arrival_s),
         num_prompt_tokens=front.num_prompt_tokens,
         num_cached_tokens=front.num_cached_tokens,
-        # The engine is ahead of the front by what is on its way.
+        # The engine is ahead of the front by the events in transit.
         num_output_tokens=max(
             front.num_output_tokens, sum(view.num_output_tokens for view in outputs)
         ),
@@ -89,7 +89,7 @@ def _view_of(
 
 
 def _front_of(outputs: Sequence[LiveView]) -> FrontView:
-    """What a front would know of a request whose front has not answered, or is gone."""
+    """A front's view of a request whose front has not answered or is gone."""
     first = outputs[0]
     if _state_of(outputs) == _PENDING:
         phase = SegmentKind.QUEUE
@@ -128,7 +128,7 @@ def _state_of(outputs: Sequence[LiveView]) -> str:
 
 
 def _wait_of(outputs: Sequence[LiveView]) -> tuple[str, int | None]:
-    """What the output that is first in line lacks, and its place, where they are known."""
+    """Wait reason and queue position of the request's foremost output, if known."""
     if not outputs:
         return "", None
     first = min(

@@ -1,6 +1,6 @@
-"""What the operators' doors (gRPC, the web page) may ask for; the observer process implements it.
+"""The interface behind the operator ports (gRPC, status page), implemented by the observer process.
 
-Owns the protocol alone, so that neither door knows how the answers are found.
+Owns the protocol alone, so that the ports do not depend on the implementation.
 """
 
 from collections.abc import AsyncIterator
@@ -11,38 +11,38 @@ from penstock.server.observe.operations.snapshot import RequestView, Snapshot
 
 
 class OperationsError(Exception):
-    """What was asked for cannot be had now; the message is for the operator."""
+    """The operation is not possible now; the message is for the operator."""
 
 
 class Operations(Protocol):
-    """Asked on the observer's event loop."""
+    """Called on the observer's event loop."""
 
     def snapshot(self) -> Snapshot:
-        """The service now; costs no other process anything."""
+        """The current state of the service; sends no query to other processes."""
         ...
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """All that have not ended, by arrival. Asks engine and fronts; raises OperationsError."""
+        """All live requests, by arrival. Queries engine and fronts; raises OperationsError."""
         ...
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Begin to drain; requests that live now."""
+        """Begin to drain; returns the number of live requests."""
         ...
 
     async def flight_record(self) -> bytes:
-        """The flight recorder's memory, copied, as its files hold it. Raises OperationsError."""
+        """A copy of the flight recorder's memory in the file format. Raises OperationsError."""
         ...
 
     async def dump_flight_record(self, why: str) -> Path:
-        """Write it to a file of the flight folder. Raises OperationsError."""
+        """Write it to a file in the flight folder. Raises OperationsError."""
         ...
 
     async def set_log_level(self, level: str) -> None:
-        """Of every process, until it is set again."""
+        """Set the log level of every process."""
         ...
 
     def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """Sample `engine`, `front N` or `observer` for so long; the profile, as a speedscope file.
+        """Sample `engine`, `front N` or `observer`; yields the profile as a speedscope file.
 
         Raises OperationsError.
         """

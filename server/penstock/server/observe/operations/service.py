@@ -1,7 +1,7 @@
-"""What operators may ask of the service, answered from the observer's place in the middle of it.
+"""Implements the operators' interface in the observer process.
 
-Owns who is asked for what, and for how long. Every question to another process is bounded: a hung
-engine or front leaves its part of the answer out, and says so where it is all of it.
+Owns the queries to other processes and their time limits. A hung engine or front is omitted from
+the response; if no process answers, the response is an error.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ MAX_PROFILE_S = 60.0
 _LOOK_S = 1.0
 _ORDER_S = 2.0
 _AFTER_PROFILE_S = 5.0
-"""What a sampled process has to put its samples together."""
+"""Time limit for a sampled process to aggregate its samples, in seconds."""
 _FRESH_S = 0.25
-"""How long an answer is as good as a new one: however many people look, processes are asked
-this often."""
+"""How long a response is cached, in seconds: the rate of queries does not depend on the number of
+viewers."""
 _CHUNK_BYTES = 64 * 1024
 
 _T = TypeVar("_T")
@@ -40,9 +40,9 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 class ServiceOperations:
     """The operations of a service. Lives on the observer's event loop.
 
-    `tell_supervisor` sends it what concerns the service as a whole; `carry_out` does what is
-    ordered in this process; `merge` puts the views of engine and fronts together. `flight`: None
-    where there is no flight recorder.
+    `tell_supervisor` sends it messages for the whole service; `carry_out` executes commands in this
+    process; `merge` merges the views of engine and fronts. `flight`: None without a flight
+    recorder.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class ServiceOperations:
         if self._looking is None or (self._looking.done() and is_old):
             self._looked_s = loop.time()
             self._looking = loop.create_task(self._look())
-        # One who loses interest takes nothing away from the others.
+        # A cancelled caller must not cancel the shared query.
         return await asyncio.shield(self._looking)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """See `Operations`. Raises OperationsError for a timeout that is none."""
+        """See `Operations`. Raises OperationsError for an invalid timeout."""
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
             raise OperationsError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
         num_live = self._fronts.num_live
@@ -102,16 +102,16 @@ class ServiceOperations:
         """See `Operations`."""
         recorder = self._recorder()
         try:
-            # A disk may be slow: no other question waits for it.
+            # A slow disk must not delay other calls.
             return await self._off_the_loop(lambda: recorder.dumped(why))
         except (OSError, ValueError) as error:
             raise OperationsError(f"the flight record cannot be written: {error}") from error
 
     async def set_log_level(self, level: str) -> None:
-        """See `Operations`. Raises OperationsError for no level, and naming those that failed."""
+        """See `Operations`. Raises OperationsError naming an invalid level or failed processes."""
         if level not in LOG_LEVELS:
             raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
-        # It keeps the level for processes that start later.
+        # The supervisor keeps the level for processes that start later.
         self._tell_supervisor(LogLevel(level=level))
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
         answers = await asyncio.gather(
@@ -146,7 +146,7 @@ class ServiceOperations:
         return self._flight
 
     async def _off_the_loop(self, work: Callable[[], _T]) -> _T:
-        """What the recorder makes on a thread: one at a time, also when the caller is gone."""
+        """Run the recorder's work on a thread, one at a time, even if the caller is cancelled."""
         await self._reading_flight.acquire()
         working = asyncio.ensure_future(asyncio.to_thread(work))
         working.add_done_callback(lambda _: self._reading_flight.release())
@@ -162,7 +162,7 @@ class ServiceOperations:
         if isinstance(engine, EngineUnavailable):
             if not views and not is_whole:
                 raise OperationsError(f"no process answers: {engine}")
-            engine = ()  # what the fronts know is shown
+            engine = ()  # the fronts' views are shown
         if isinstance(engine, BaseException):
             raise engine
         return self._merge(engine, views)
@@ -170,7 +170,7 @@ class ServiceOperations:
     async def _order_of(
         self, process: str, kind: CommandKind, argument: str, limit_s: float
     ) -> CommandResult:
-        """What a process of that name answers. Raises OperationsError for none of ours."""
+        """Send a command to a process by name. Raises OperationsError for an unknown name."""
         if process == "engine":
             return await self._engine.order(kind, argument, limit_s)
         if process == "observer":
@@ -199,7 +199,7 @@ class ServiceOperations:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
-            raise OperationsError("the observer does not answer itself") from None
+            raise OperationsError("the observer did not answer in time") from None
 
 
 def _problem_of(answer: CommandResult | BaseException) -> str:

@@ -1,7 +1,7 @@
-"""A snapshot of the service, as an operator wants to see it.
+"""A snapshot of the service for operators.
 
-Owns the values, which mirror `penstock.v1.Stats` and know nothing of protobuf. Durations are
-seconds; None: not known.
+Owns the values, which mirror `penstock.v1.ServerStats` without protobuf. Durations are seconds;
+None: unknown.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Of a duration, seconds, over the last minute. None without a single value."""
+    """Percentiles of a duration in seconds over the last minute; None without values."""
 
     p50_s: float | None = None
     p90_s: float | None = None
@@ -60,7 +60,7 @@ class ModelSnapshot:
     queue: Percentiles = Percentiles()
     e2e: Percentiles = Percentiles()
     waits_for: str = ""
-    """What the next in line lacks, in the words of `WaitReason`; empty when none waits."""
+    """What the queue's head lacks, a name of `WaitReason`; empty if the queue is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChange:
-    """A request's history: what it began to do, and when, seconds since 1970."""
+    """An entry of a request's history: the phase and its start, seconds since 1970."""
 
     phase: str
     since_s: float

@@ -1,8 +1,8 @@
 """Makes the snapshot of a service from what the observer receives.
 
-Owns how records, heartbeats and steps become the operators' figures, and the last heartbeat of each
-life of a front: a front that dies keeps its counts and loses its gauges. Asks no other process.
-Times come and go as seconds on the machine's monotonic clock, except for the snapshot's own.
+Owns the conversion of records, heartbeats and steps to figures, and the last heartbeat of each
+front process: the counts of an ended front are kept, its gauges removed. Queries no other process.
+Times are seconds on the machine's monotonic clock, except the snapshot's own.
 """
 
 import math
@@ -29,14 +29,14 @@ from penstock.server.observe.request_record import RequestRecord, SegmentKind
 from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
 
 MAX_LIVES = 256
-"""Ended lives that are kept apart; the counts of older ones are added up."""
+"""Number of ended fronts with separate counts; the counts of older ones are summed."""
 
 _OK, _CANCELLED = 0, 1
 _CANCELLED_NAME = "CANCELLED"
 
 
 class FrontLives:
-    """Takes beats. `counts` holds accepted, refused, completed, cancelled and failed requests."""
+    """Counts over front processes: accepted, refused, completed, cancelled and failed requests."""
 
     def __init__(self) -> None:
         self._beats: dict[tuple[int, int], Heartbeat] = {}
@@ -44,33 +44,33 @@ class FrontLives:
         self._past: Counter[str] = Counter()
 
     def take(self, beat: Heartbeat) -> None:
-        """A front lives."""
+        """Add a front's heartbeat."""
         life = (beat.front_id, beat.pid)
-        # The newest last, so that the oldest lives are forgotten first.
+        # The newest last, so that the oldest fronts are dropped first.
         self._beats.pop(life, None)
         self._beats[life] = beat
         self._pid_of[beat.front_id] = beat.pid
         self._forget_old()
 
     def gone(self, front_id: int) -> None:
-        """A front does not live any more."""
+        """A front has ended."""
         self._pid_of.pop(front_id, None)
 
     @property
     def living(self) -> tuple[Heartbeat, ...]:
-        """The last beat of each front that lives, by its id."""
+        """The last heartbeat of each live front, by id."""
         return tuple(self._beats[life] for life in sorted(self._pid_of.items()))
 
     @property
     def counts(self) -> Counter[str]:
-        """Over all fronts that there were."""
+        """Sums over all fronts, past and present."""
         total = Counter(self._past)
         for beat in self._beats.values():
             total.update(_counts_of(beat))
         return total
 
     def views(self) -> tuple[FrontSnapshot, ...]:
-        """Each front that lives."""
+        """Each live front."""
         return tuple(
             FrontSnapshot(
                 index=beat.front_id,
@@ -97,7 +97,7 @@ def _counts_of(beat: Heartbeat) -> Counter[str]:
 
 
 def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
-    """Cancelled requests are completed ones too."""
+    """Kinds of an outcome; cancelled requests count as completed too."""
     for outcome in outcomes:
         is_cancelled = outcome.code == _CANCELLED or outcome.finish_reason == _CANCELLED_NAME
         if is_cancelled:
@@ -111,11 +111,11 @@ def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
 
 
 MAX_ESTIMATE_AGE_S = 10.0
-"""How long a predicted wait is reported."""
+"""Age limit of a predicted wait, in seconds."""
 
 
 class SnapshotMaker(ServiceListener):
-    """Listens, and makes a snapshot of the service on demand.
+    """Receives events, and makes a snapshot of the service on demand.
 
     `model`: the one model's name. `max_num_batched_tokens`: of its steps. `started_s`: when the
     service started, on `clock`; None for now.
@@ -145,7 +145,7 @@ class SnapshotMaker(ServiceListener):
         self._is_draining = False
 
     def begin_drain(self) -> None:
-        """The service was ordered to drain; heartbeats follow later."""
+        """The service begins to drain; heartbeats confirm it later."""
         self._is_draining = True
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
@@ -157,7 +157,7 @@ class SnapshotMaker(ServiceListener):
         self._num_prompt_tokens += sum(record.num_prompt_tokens for record in admitted)
         self._num_cached_tokens += sum(record.num_cached_tokens for record in admitted)
         queued = [record for record in records if record.num_ahead >= 0]
-        # All that is NaN is left out: who has had no token has no time to it.
+        # NaN is ignored: a request without a token has no TTFT.
         self._ttft.add(now_s, [record.ttft_s for record in records])
         self._queue.add(now_s, [_queue_s(record) for record in queued])
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
@@ -191,9 +191,9 @@ class SnapshotMaker(ServiceListener):
         self._fronts.gone(front_id)
 
     def snapshot(self) -> Snapshot:
-        """How the service is now."""
+        """The current state of the service."""
         living = self._fronts.living
-        # One front that drains while others serve is being replaced: the service goes on.
+        # A single draining front is being replaced: the service continues.
         is_draining = bool(living) and all(beat.is_draining for beat in living)
         return Snapshot(
             time_s=self._unix_clock(),
@@ -231,7 +231,7 @@ class SnapshotMaker(ServiceListener):
             decode_tokens_per_s=rates.decode_tokens_per_s,
             mean_step_s=rates.mean_step_s,
             estimated_queue_s=self._estimate(now_s, living),
-            # The supervisor counts its engines from 1.
+            # The supervisor numbers its engines from 1.
             num_engine_restarts=max(0, epoch - 1),
             ttft=self._ttft.percentiles(now_s),
             itl=steps.itl(now_s),
@@ -241,7 +241,7 @@ class SnapshotMaker(ServiceListener):
         )
 
     def _cache(self) -> CacheSnapshot:
-        """Before its first step an engine's blocks are all free."""
+        """The cache; before its first step, all blocks of an engine are free."""
         steps, info = self._steps, self._info
         block_size, num_blocks = (0, 0) if info is None else (info.block_size, info.num_blocks)
         num_seen = steps.num_used_blocks + steps.num_cached_blocks + steps.num_free_blocks
@@ -254,10 +254,10 @@ class SnapshotMaker(ServiceListener):
         )
 
     def _estimate(self, now_s: float, living: Sequence[Heartbeat]) -> float | None:
-        """The wait of a request that came now, None where that is not known.
+        """The predicted wait of a request that arrives now; None if unknown.
 
-        Behind others that is the predicted wait of the newest of them, less the time since. If it
-        has run out and there still is a queue, it was wrong: None then, never 0.
+        With a queue, it is the predicted wait of the newest queued request minus the time since.
+        If that has passed and there is still a queue, the prediction was wrong: None, not 0.
         """
         up = [beat for beat in living if beat.is_engine_up]
         steps = self._steps
@@ -274,7 +274,7 @@ class SnapshotMaker(ServiceListener):
         return left_s if left_s > 0.0 else None
 
     def _is_settled(self) -> bool:
-        """Whether the beats are younger than the last step by enough to know better."""
+        """Whether the heartbeats are newer than the last step by enough to replace its figures."""
         return self._clock() - self._steps.updated_s > 1.0
 
 
@@ -283,7 +283,7 @@ def _was_admitted(record: RequestRecord) -> bool:
 
 
 def _queue_s(record: RequestRecord) -> float:
-    """All its visits to the queue together."""
+    """Total time in the queue."""
     return math.fsum(
         segment.end_s - segment.start_s
         for segment in record.segments

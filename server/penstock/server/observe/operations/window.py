@@ -1,8 +1,7 @@
-"""What happened lately: sums over ten seconds and the spread of durations over a minute.
+"""Sliding windows: sums over ten seconds, and distributions of durations over a minute.
 
-Owns rings of time slots, of fixed size; what is older than their span is forgotten slot by slot.
-Knows neither steps nor requests, and has no clock: every call says what time it is, in seconds on
-one clock of the caller's.
+Owns rings of time slots of fixed size; older slots are dropped. Has no clock: every call has the
+time as an argument, in seconds on the caller's clock.
 """
 
 import math
@@ -21,7 +20,7 @@ _LEVELS = (0.5, 0.9, 0.99)
 
 
 class _Slots:
-    """Which stretch of time each slot of a ring holds: number n covers [n, n + 1) * slot_s."""
+    """The time interval of each slot of a ring: number n covers [n, n + 1) * slot_s."""
 
     def __init__(self, num_slots: int, slot_s: float) -> None:
         self.slot_s = slot_s
@@ -29,11 +28,11 @@ class _Slots:
         self._numbers = np.full(num_slots, -1, dtype=np.int64)
 
     def number_at(self, at_s: float) -> int:
-        """The slot that holds this moment."""
+        """The slot number of a time."""
         return math.floor(at_s / self.slot_s)
 
     def claim(self, number: int) -> tuple[int, bool]:
-        """Where slot `number` lies, and whether it is new there; -1 when it is long past."""
+        """The index of slot `number`, and whether it is new there; -1 if it is too old."""
         index = number % self.num_slots
         held = int(self._numbers[index])
         if held > number:
@@ -42,13 +41,13 @@ class _Slots:
         return index, held != number
 
     def live(self, now_s: float) -> NDArray[np.bool_]:
-        """Which of the ring's places hold something of the last `num_slots` slots."""
+        """Mask of the ring's entries within the last `num_slots` slots."""
         newest = self.number_at(now_s)
         return (self._numbers > newest - self.num_slots) & (self._numbers <= newest)
 
 
 class DurationWindow:
-    """How durations were spread over the last `num_slots * slot_s` seconds.
+    """Distribution of durations over the last `num_slots * slot_s` seconds.
 
     Counts in buckets whose bounds grow by 2 %, so that a percentile is within 1 % of the true one,
     whatever its size, in fixed memory (Masson, Rim and Lee, "DDSketch", VLDB 2019).
@@ -59,9 +58,9 @@ class DurationWindow:
         self._counts = np.zeros((num_slots, _NUM_BUCKETS), dtype=np.int64)
 
     def add(self, at_s: float, durations_s: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Durations that were known at `at_s`, each counted `weights` times (once without).
+        """Add durations at time `at_s`, each counted `weights` times (default: once).
 
-        NaN and weights of 0 are left out.
+        NaN and weights of 0 are ignored.
         """
         values = np.atleast_1d(np.asarray(durations_s, dtype=np.float64))
         counts = np.ones(len(values)) if weights is None else np.atleast_1d(np.asarray(weights))
@@ -78,7 +77,7 @@ class DurationWindow:
         np.add.at(self._counts[index], buckets, counts[is_known].astype(np.int64))
 
     def percentiles(self, now_s: float) -> Percentiles:
-        """Half, nine tenths and 99 hundredths of what was counted, seconds."""
+        """p50, p90 and p99 in seconds."""
         counts = self._counts[self._slots.live(now_s)].sum(axis=0)
         cumulative = np.cumsum(counts)
         num = int(cumulative[-1])
@@ -100,7 +99,7 @@ class SumWindow:
         self._begun_s = math.inf
 
     def add(self, times_s: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-        """`values` [n, num_sums] that fell at `times_s` [n]."""
+        """Add `values` [n, num_sums] at `times_s` [n]."""
         if not len(times_s):
             return
         self._begun_s = min(self._begun_s, float(times_s[0]))
@@ -119,14 +118,14 @@ class SumWindow:
         return total
 
     def covered_s(self, now_s: float) -> float:
-        """How much time they stand for: less than the whole span at the beginning."""
+        """The time that the sums cover: less than the whole window at the beginning."""
         slot_s = self._slots.slot_s
         oldest_s = (self._slots.number_at(now_s) - self._slots.num_slots + 1) * slot_s
         return max(now_s - max(oldest_s, self._begun_s), slot_s)
 
 
 def _bucket_s(index: int) -> float:
-    """What a value of this bucket is reported as: in the middle, as far off either bound."""
+    """The reported value of a bucket: the middle, with equal relative error to both bounds."""
     if not index:
         return MIN_DURATION_S
     upper_s = MIN_DURATION_S * math.exp(index * _LOG_GROWTH)

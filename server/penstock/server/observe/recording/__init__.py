@@ -1,1 +1,1 @@
-"""What a service writes down of its own work: how long steps took, and what was asked of it."""
+"""Recording of a service's workload: step times and requests."""

@@ -1,9 +1,8 @@
 """Records the requests and the step times of a serving engine in files, without delaying it.
 
-Owns the way from the engine's thread to the files: the engine appends to a list, in a microsecond,
-and a separate thread writes lines about once a second. A failure there is logged once and ends the
-recording, never the service. Files hold whole lines, only their owner may read them, and their size
-is bounded.
+Owns the path from the engine's thread to the files: the engine appends to a list, in a microsecond,
+and a separate thread writes lines about once a second. A failure is logged once and ends the
+recording, not the service. Files have whole lines, mode 0600 and bounded size.
 """
 
 import json
@@ -32,10 +31,10 @@ _MAX_NUM_PAIRS = 100_000
 
 
 class RecordFile:
-    """A new file of `path`, mode 0600. Raises OSError (FileExistsError) when it cannot be made."""
+    """A new file at `path`, mode 0600. Raises OSError (FileExistsError) if it cannot be created."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        # O_EXCL: never the file of another, nor what a link of that name points to.
+        # O_EXCL: never an existing file, nor the target of a symbolic link.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
         self.path = path
@@ -44,9 +43,9 @@ class RecordFile:
         self.is_full = False
 
     def write(self, lines: Sequence[str]) -> None:
-        """Append these lines; from the first on that does not fit, `is_full` and nothing more.
+        """Append lines; at the first one that does not fit, `is_full` is set and writing ends.
 
-        Raises OSError when the disk does not take them; then too the file ends with a whole line.
+        Raises OSError if the disk rejects them; the file still ends with a whole line.
         """
         taken: list[bytes] = []
         room = self._max_bytes - self._num_bytes
@@ -84,7 +83,7 @@ def open_pair(
 ) -> tuple[RecordFile, RecordFile]:
     """New files `<name>.jsonl`, or `<name>-2.jsonl` and so on: both of the first free number.
 
-    `folder` is made, for its owner only, where it is missing. Raises OSError.
+    `folder` is created, for its owner only, if it is missing. Raises OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(1, _MAX_NUM_PAIRS):
@@ -99,7 +98,7 @@ def open_pair(
             first.close()
             paths[0].unlink()
             raise
-    raise FileExistsError(f"{folder} holds {_MAX_NUM_PAIRS} records already")
+    raise FileExistsError(f"{folder} contains {_MAX_NUM_PAIRS} recordings already")
 
 
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
@@ -114,7 +113,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Turn:
-    """One turn of an engine: keys of new tokens (int64 [m]), ended requests, the timed step."""
+    """One engine iteration: keys of new tokens (int64 [m]), ended requests, the timed step."""
 
     keys: NDArray[np.int64]
     ends: tuple[Finished | Failed, ...]
@@ -127,7 +126,7 @@ class Recorder:
     An `EngineListener`. `max_bytes` bounds each file. What the engine times is launch to
     collection; what a service does between two steps (results, frames to and from the fronts)
     delays the next one just as much, so a step here lasts from the end of the one before to its
-    own. Steps of a self-paced executor have no time of their own: they are left out. Raises OSError
+    own. Steps of a self-paced executor have no duration: they are left out. Raises OSError
     when the files cannot be made.
     """
 
@@ -157,7 +156,7 @@ class Recorder:
         return self._is_recording
 
     def start(self) -> None:
-        """Write from now on, on a thread of its own."""
+        """Write from now on, on a separate thread."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
         log.info("recording to %s and %s", self._steps.path, self._requests.path)
@@ -174,19 +173,19 @@ class Recorder:
         self._put(_Turn(keys=events.keys, ends=events.ends, measure=self._measure(note)))
 
     def close(self) -> None:
-        """Write what is left and finish the files; a disk that hangs is not waited for."""
+        """Write what is left and close the files; with a time limit, in case the disk hangs."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
             if self._thread.is_alive():
                 self._is_recording = False
-                log.warning("the record is cut off: %s does not answer", self._steps.path.parent)
+                log.warning("recording truncated: no response from %s", self._steps.path.parent)
                 return
         if self._is_recording:
             self.drain()
             self._is_recording = False
             log.info(
-                "recorded; %d requests left out that have no output, %d that had not ended",
+                "recorded; omitted: %d requests without output, %d that had not ended",
                 self._log.num_left_out,
                 self._log.num_live,
             )
@@ -194,7 +193,7 @@ class Recorder:
         self._requests.close()
 
     def drain(self) -> None:
-        """Make lines of all that was noted so far."""
+        """Convert everything noted so far to lines."""
         try:
             self._write(*self._lines())
         except OSError as error:
@@ -206,7 +205,7 @@ class Recorder:
         if note is None or self._is_self_paced:
             return None
         self._ended_s = note.updated_s
-        # With two steps in flight a step begins before the one before it ends.
+        # With two steps in flight, a step begins before the previous one ends.
         begun_s = ended_s if was_busy else max(ended_s, note.begun_s)
         return StepMeasure(
             num_prefill_tokens=note.num_prefill_tokens,
@@ -224,7 +223,7 @@ class Recorder:
         self._inbox.append(item)
 
     def _stop(self, reason: str) -> None:
-        # What was noted stays where it is: the other thread may be looking at it.
+        # The notes are kept: the other thread may be reading them.
         self._is_recording = False
         log.warning("recording stopped: %s", reason)
 
@@ -233,7 +232,7 @@ class Recorder:
             while not self._ended.wait(_INTERVAL_S) and self._is_recording:
                 self.drain()
         except Exception:
-            # A bug here must not look like one of the engine's.
+            # A bug here must not look like a bug of the engine.
             log.exception("recording failed")
             self._stop("see above")
 
@@ -262,7 +261,7 @@ class Recorder:
 
 
 def step_line(measure: StepMeasure) -> str:
-    """A step as `penstock simulate --calibrate-from` reads it. No newline."""
+    """A step in the format of `penstock simulate --calibrate-from`. No newline."""
     return json.dumps(
         {
             "n_prefill": measure.num_prefill_tokens,

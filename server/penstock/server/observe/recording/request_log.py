@@ -1,8 +1,7 @@
-"""From submissions and events of an engine to a trace: lengths, times, whose, what is shared.
+"""Converts submissions and events of an engine to a trace: lengths, times, tenants, prefixes.
 
-Owns the translation, its order and what it hides: no text, no token ids, no names of tenants and no
-block hashes, of which a reader who guesses a prompt could see that the guess is right. Pure: does
-not know files or threads.
+Owns the conversion, its order and the redaction: no text, no token ids, no tenant names and no
+block hashes, by which a reader could verify a guessed prompt. Pure: does not know files or threads.
 """
 
 from collections import Counter, deque
@@ -18,7 +17,7 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.server.observe.recording.trace import TraceRequest
 
 MAX_NUM_HELD = 100_000
-"""Ended requests that wait for one that came before them; then that one is left out."""
+"""Most ended requests that wait for an earlier live one; beyond it that one is omitted."""
 _ID_BYTES = 6
 _FIRST_PRIVATE_ID = 1 << (8 * _ID_BYTES)
 OF_LOAD = frozenset(
@@ -31,27 +30,27 @@ OF_LOAD = frozenset(
         FailureReason.DEADLINE_UNREACHABLE,
     )
 )
-"""Ends of requests that a larger machine would have served."""
+"""Failure reasons that are caused by lack of capacity."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Entry:
-    """A request that was submitted. `num_output_tokens` None: it lives, 0: it is left out."""
+    """A submitted request. `num_output_tokens` None: it is live, 0: it is omitted."""
 
     spec: RequestSpec
     num_output_tokens: int | None = None
 
 
 class RequestLog:
-    """Takes in submissions, tokens and ends in order; gives back requests in order of arrival.
+    """Takes submissions, tokens and ends in order; returns requests in order of arrival.
 
-    `secret` (up to 64 bytes): what prefix ids are derived with; equal secrets give equal ids.
+    `secret` (up to 64 bytes): key for deriving prefix ids; equal secrets give equal ids.
 
-    The output of a request is what it generated. What was refused or dropped for want of capacity
-    was load all the same; its output is not known, so it gets the mean of those
-    that were completed before it, or its `max_tokens` if that is less or there were none. Left out
-    are requests that were refused for what they asked, and those that ended in another way before
-    their first token. Replayed tokens count as prompt: that is what the engine had to compute.
+    The output of a request is what it generated. Requests rejected or dropped for lack of capacity
+    are load too; their output is unknown, so it is set to the mean of the requests completed
+    before, or to `max_tokens` if that is less or there were none. Requests that were rejected as
+    invalid, and those that ended otherwise before their first token, are omitted. Replayed tokens
+    count as prompt: the engine had to compute them.
     """
 
     def __init__(self, *, block_size: int, secret: bytes, max_num_held: int = MAX_NUM_HELD) -> None:
@@ -71,22 +70,22 @@ class RequestLog:
 
     @property
     def num_live(self) -> int:
-        """Requests that have not ended."""
+        """Number of live requests."""
         return len(self._live)
 
     def submit(self, specs: Iterable[RequestSpec]) -> None:
-        """These came, in this order."""
+        """Add submitted requests, in order."""
         for spec in specs:
             entry = _Entry(spec=spec)
             self._live[spec.key] = entry
             self._order.append(entry)
 
     def tokens(self, keys: NDArray[np.int64]) -> None:
-        """Each of these generated a token; int64 [m], a key may stand several times."""
+        """Add a generated token for each key; int64 [m], keys may repeat."""
         self._num_tokens.update(keys.tolist())
 
     def end(self, end: Finished | Failed) -> None:
-        """This one is over; called after its tokens."""
+        """End a request; called after its tokens."""
         entry = self._live.pop(end.key, None)
         num_tokens = self._num_tokens.pop(end.key, 0)
         if entry is None:
@@ -99,7 +98,7 @@ class RequestLog:
         entry.num_output_tokens = num_tokens
 
     def take(self) -> list[TraceRequest]:
-        """The requests that nothing earlier holds up any more, in order of arrival."""
+        """The ended requests that wait for no earlier one, in order of arrival."""
         ready: list[TraceRequest] = []
         order = self._order
         while order and (order[0].num_output_tokens is not None or len(order) > self._max_num_held):
@@ -121,8 +120,8 @@ class RequestLog:
     def _request(self, spec: RequestSpec, num_output_tokens: int) -> TraceRequest:
         if self._start_s is None:
             self._start_s = spec.arrival_s
-        # Fronts stamp the arrival, engines order: a request that took longer on its way counts as
-        # having come with those it was queued with.
+        # Fronts set the arrival time, the engine the order: a delayed request gets the arrival time
+        # of those it was queued with.
         self._latest_s = max(self._latest_s, spec.arrival_s - self._start_s)
         return TraceRequest(
             arrival_s=round(self._latest_s, 6),
@@ -149,7 +148,7 @@ class RequestLog:
             for digest in spec.block_hashes
         ]
         if len(ids) * self._block_size < spec.num_prompt_tokens:
-            # A block that is begun is not shared.
+            # A partial block is not shared.
             ids.append(_FIRST_PRIVATE_ID + self._num_private_ids)
             self._num_private_ids += 1
         return tuple(ids)

@@ -1,6 +1,6 @@
-"""A request of a trace: when it came, how long it was, whose it was. No text, no token ids.
+"""A request of a trace: arrival, lengths, tenant. No text, no token ids.
 
-Owns the value, which is what a recording has of a request, and its line in a file.
+Owns the value and its line in a file.
 """
 
 import json
@@ -10,20 +10,20 @@ from typing import Any
 
 MAX_PREFIX_ID = 2**62
 MAX_REQUEST_TOKENS = 2**24
-"""Of a prompt or an output: some hundred times the longest context that models have."""
+"""The longest prompt or output: about a hundred times the longest context that models have."""
 MAX_ARRIVAL_S = 1e10
-"""Beyond three centuries floats cannot hold the microseconds of a step."""
+"""Beyond three centuries floats cannot represent microseconds."""
 MAX_PRIORITY = 2**31 - 1
 DEFAULT_PREFIX_BLOCK_TOKENS = 512
 """Tokens that one prefix id stands for, as in the Mooncake traces."""
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message says where and why."""
+    """A trace cannot be read; the message has the place and the reason."""
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise ValueError naming the field for what no file and no terminal can be given."""
+    """Raise ValueError naming the field for text that cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -32,9 +32,9 @@ def check_text(name: str, text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """One request. Raises ValueError naming the field that is off.
+    """One request. Raises ValueError naming the invalid field.
 
-    `arrival_s`: since the start of the trace. `num_output_tokens`: what it really generated.
+    `arrival_s`: since the start of the trace. `num_output_tokens`: the number it generated.
     `ttft_deadline_s`, `deadline_s`: seconds after the arrival, infinite for none. Higher `priority`
     is more urgent.
 
@@ -89,7 +89,7 @@ class TraceRequest:
 
 
 def recorded_line(request: TraceRequest) -> str:
-    """A request as `RecordedParser` reads it, without what is at its default. No newline."""
+    """A request in the format of `RecordedParser`, without default values. No newline."""
     values: dict[str, Any] = {
         "arrival_s": request.arrival_s,
         "prompt_tokens": request.num_prompt_tokens,

@@ -1,5 +1,5 @@
-"""What spans say: the root of the call, what was asked for and what came of it, children of why a
-request waited and what the batch was like.
+"""Attributes of spans: the root of the call with options and outcome, and its children with the
+reasons of waits and the state of the batch.
 
 The root has two parts: `start_attributes` is known when a request arrives and is shown to the
 sampler, `end_attributes` is added to traces that are kept. What did not happen has no attribute.

@@ -60,14 +60,14 @@ class OncePerMinute(logging.Filter):
 
 
 class WithoutHeaders(logging.Filter):
-    """Says which variable has a malformed header, in place of the SDK's line that quotes it."""
+    """Names the variable with a malformed header, in place of the SDK's line that quotes it."""
 
     def __init__(self, variable: str) -> None:
         super().__init__()
         self._variable = variable
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Always passes, reworded: whatever that logger says may hold the header."""
+        """Always passes, reworded: messages of that logger may contain the header."""
         record.msg = "%s: what is not name=value in it is left out"
         record.args = (self._variable,)
         record.exc_info = record.exc_text = record.stack_info = None
@@ -109,8 +109,8 @@ class SteadyResource(Resource):
 
 
 def our_resource(package_version: str) -> Resource:
-    """The service's name and version, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` say
-    otherwise. The SDK adds itself and a random instance id."""
+    """The service's name and version, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES`
+    override them. The SDK adds itself and a random instance id."""
     ours = {"service.name": SERVICE_NAME, "service.version": package_version}
     return SteadyResource(Resource.create(ours).merge(OTELResourceDetector().detect()))
 
@@ -124,7 +124,7 @@ def package_version() -> str:
 
 
 DEFAULT_TIMEOUT_S = 2.0
-"""Of one export with all its retries, unless a variable says otherwise. The SDK's 10 seconds would
+"""Of one export with all its retries, unless a variable overrides it. The SDK's 10 seconds would
 hold up the end of the process and keep stale spans alive."""
 
 _TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
@@ -226,7 +226,7 @@ class Tracing(ServiceListener):
 def start_tracing(
     config: TracingConfig, *, model: str, environment: Mapping[str, str] | None = None
 ) -> Tracing:
-    """Start tracing as the `OTEL_*` variables say. `model`: the one that is served.
+    """Start tracing as configured by the `OTEL_*` variables. `model`: the one that is served.
 
     `environment`: where variables are read that are not read by the SDK itself; this process's if
     None. Raises ValueError naming a variable that makes no sense.

@@ -1,6 +1,6 @@
-"""The one table of attribute keys: what a span may say of a request, and on which span it says it.
+"""The table of attribute keys: the attributes of a request, and the span of each.
 
-Owns names only. Whoever needs a key takes it from here, so that a new release of the conventions is
+Owns names only. All keys are imported from here, so that a new release of the conventions is
 an edit of this file; the page docs/tracing.md is checked against it.
 
 RPC keys are those of the OpenTelemetry semantic conventions 1.44, `rpc.status_code` is what follows
@@ -29,7 +29,7 @@ class Place(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One attribute: its name, its span, what it says."""
+    """One attribute: its name, its span, its meaning."""
 
     name: str
     place: Place

@@ -64,7 +64,7 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 
 class KeepSampler(Sampler):
-    """Keeps a root that says why it must be kept; leaves all others to `inner`.
+    """Keeps a root that has a reason to be kept; leaves all others to `inner`.
 
     Children follow their root: `inner` is asked once a trace.
     """

@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 class TraceWorker:
-    """Runs `write` for each record, in order, on a thread of its own."""
+    """Runs `write` for each record, in order, on a separate thread."""
 
     def __init__(
         self,

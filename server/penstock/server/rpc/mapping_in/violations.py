@@ -44,12 +44,12 @@ class Violations:
         return len(self._violations) >= _MAX_KEPT
 
     def add(self, path: str, description: str) -> None:
-        """The value at `path` is invalid: `description` says what it must be."""
+        """The value at `path` is invalid: `description` has the permitted values."""
         if not self.is_full:
             self._violations.append(FieldViolation(path=path, description=description))
 
     def prompt_too_long(self, refusal: Refusal) -> None:
-        """The prompt is too long: a reason of its own unless there are other violations."""
+        """The prompt is too long: a separate reason unless there are other violations."""
         for violation in refusal.violations:
             self.add(violation.path, violation.description)
         self._reason = refusal.reason

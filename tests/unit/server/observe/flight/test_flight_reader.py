@@ -221,8 +221,8 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     cases = {
         b"": "is not a flight recording",
         b"x" * 10_000: "is not a flight recording",
-        data[:-1]: "cut off",
-        data + b"x": "cut off",
+        data[:-1]: "truncated",
+        data + b"x": "truncated",
         data[:16] + b"\x09" + data[17:]: "layout 9",
         data[:24] + b"\x03" + data[25:]: "power of two",
     }

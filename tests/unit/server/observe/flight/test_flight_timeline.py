@@ -126,11 +126,11 @@ def test_a_step_that_never_came_back_is_drawn_with_who_was_in_it() -> None:
 
     check_trace(document)
     last = [e for e in of_track(document, ENGINE) if e["tid"] == STEPS][-1]
-    assert "never came back" in last["name"]
+    assert "never returned" in last["name"]
     assert last["args"]["prefill_tokens"] == 70
     poisoned = [e for e in of_track(document, SLOTS) if e["name"] == "request-9"]
     assert len(poisoned) == 1
-    assert "under way" in "\n".join(summary_lines(recording))
+    assert "in flight" in "\n".join(summary_lines(recording))
 
 
 def dying() -> Flown:
