@@ -1,6 +1,6 @@
 """OperationsService: the handlers, over an `Operations`.
 
-Owns what is checked of a request and how an answer is cut into messages. How answers are found is
+Owns the checks of a request and how an answer is cut into messages. How answers are found is
 its; what they look like is `mapping_operations`' and `mapping_flight`'s.
 """
 
@@ -204,7 +204,7 @@ class OperationsMethods:
     async def _flight_responses(
         self, file_format: pb.FlightRecordFormat.ValueType, max_steps: int | None
     ) -> Iterator[pb.GetFlightRecordResponse]:
-        """The recorder's memory in messages. Made off the loop: thousands of steps take a while."""
+        """The recorder's memory in messages. Made on another thread: many steps take long."""
         with _told():
             recording = await self._operations.flight_record()
         if file_format == pb.FLIGHT_RECORD_FORMAT_RAW:
