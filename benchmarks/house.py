@@ -2,7 +2,7 @@
 
 Lines and files of each part, generated code left out; then one request of 16 tokens through a front
 (a real gRPC server), the engine and the simulated executor in one process, connected as in tests.
-The engine steps when the client has read the last token, so the path is nearly the same in every run.
+The engine steps when the client has read the last token: the path is nearly the same in every run.
 Counted: functions called (a coroutine that continues counts as called again), and crossings, the
 calls from a function of one file to a function of another.
 
@@ -168,8 +168,9 @@ async def _generate(stub: Any, memory: Any, server: FrontServer) -> None:
         memory.pump()
     if num_tokens != _NUM_TOKENS:
         raise RuntimeError(f"{num_tokens} tokens came instead of {_NUM_TOKENS}")
-    while server.num_active_calls:  # its last lines run after the client has its status
-        await asyncio.sleep(0)  # noqa: ASYNC110
+    # Its last lines run after the client has its status.
+    while server.num_active_calls:  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 def checks(parts: dict[str, Part], path: RequestPath) -> list[Check]:
