@@ -156,7 +156,12 @@ def run(
     return asyncio.run(play(service, asked, dying, turns_between=turns_between))
 
 
+# Each runs whole services to their end.
+fewer = settings(max_examples=settings().max_examples // 2)
+
+
 @given(houses, st.lists(generations, min_size=1, max_size=6), deaths, st.integers(0, 4))
+@fewer
 @example(
     House(pipeline_depth=2),
     [
@@ -186,7 +191,7 @@ def test_deaths_change_nothing_that_clients_are_told(
 
 
 @given(st.lists(generations, min_size=1, max_size=4), st.integers(0, 2), deaths)
-@settings(max_examples=30)
+@fewer
 def test_beyond_the_budget_streams_end_after_a_prefix(
     text: ModelText, asked: list[Generation], max_replays: int, dying: list[Death]
 ) -> None:
