@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -24,20 +24,13 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import make_engine, make_info, make_spec
-from support.fronts import PATIENCE_S, ServedFront, make_text, serving
+from support.fronts import PATIENCE_S, ServedFront, serving
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 LONG = 400
 MOST_STEPS = 2
 """From the engine's hearing of a cancel to the last page that is free."""
 NUM_RACES = 10_000
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

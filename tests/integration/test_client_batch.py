@@ -179,7 +179,7 @@ async def test_a_source_may_end_the_batch_as_it_likes(
 
     # Not wait_for: its task would let SystemExit out of the event loop.
     with pytest.raises(end):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await face.all_of(requests(), max_concurrency=2)
 
     for call in server.seen:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +22,6 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.text.model_text import ModelText
-from support.fronts import make_text
 from support.mortal_engines import Death, MortalService, Told, play
 
 MAX_SEQ_LEN = 64
@@ -111,13 +108,6 @@ generations = st.builds(
     st.sampled_from((False, False, True)),
 )
 deaths = st.lists(st.builds(Death, st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=6)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def run(
