@@ -21,7 +21,7 @@ from support.request_draws import requests
 
 C = grpc.StatusCode
 GENERATE = "/penstock.v1.GenerationService/Generate"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 EXPECTED = {
     C.OK,
     C.INVALID_ARGUMENT,

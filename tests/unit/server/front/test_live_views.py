@@ -42,7 +42,7 @@ async def test_a_view_follows_its_request(text: ModelText) -> None:
     assert view.history == (("prepare", 100.0),)
 
     await front.start(request, call)
-    specs = await asyncio.wait_for(port.next_submission(), 5)
+    specs = await asyncio.wait_for(port.next_submission(), 60)
     (view,) = front.live_views()
     assert view.phase == "queue"
     assert view.keys == tuple(spec.key for spec in specs)
