@@ -47,8 +47,10 @@ CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
 	cache_frames.py frames.py link*.py operator_frames.py memory_link.py orphan*.py wire*.py))
-# Workers that share what only computes; "0" runs it in one process, for a debugger.
+# Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one
+# process, for a debugger.
 WORKERS ?= auto
+SERVED_WORKERS ?= 2
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc
@@ -109,7 +111,7 @@ test: $(READY) $(PROTOS_READY)
 
 # A code of 5 means that PYTEST_ARGS left it without tests.
 test-served: $(READY)
-	$(BIN)/python -m pytest $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest --numprocesses $(SERVED_WORKERS) --dist loadfile $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
 
 test-pure: FOLDERS = $(PURE) --numprocesses $(WORKERS)
 test-chaos: FOLDERS = $(CHAOS)
