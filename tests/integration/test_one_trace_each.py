@@ -36,7 +36,7 @@ COST = {"step_s": 0.01, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_t
 OPTIONS = (
     *simulated(cost=COST),
     *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "4"),
-    *("--max-backlog-tokens", "64", "--max-reader-stall-s", "0.3", "--drain-grace-s", "3"),
+    *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "3"),
     *("--max-replays", "0"),
 )
 # A stream window as small as the protocol's default, and no growing of it.
