@@ -83,7 +83,7 @@ async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
         _, fronts = await pids_of(service, 2)
         # Connections spread over the fronts by their port numbers: with sixteen, each has some.
         channels = [service.channel() for _ in range(16)]
-        running = [stream(channel, 200) for channel in channels]
+        running = [stream(channel, 400) for channel in channels]
         await asyncio.gather(*(one.until_running() for one in running))
         os.kill(fronts[0], signal.SIGKILL)
         outcomes = await asyncio.gather(*(one.outcome() for one in running))
