@@ -70,6 +70,11 @@ async def test_live_requests_are_seen_from_both_sides() -> None:
         await running.until_running()
         waiting = stream(channel, 900, 9)
         await waiting.until_accepted()
+        # It may be accepted before its engine has heard of it.
+        await until_stats(
+            operations,
+            lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),
+        )
         first, second = await operations.list_requests()
         assert (first.state, second.state) == (RequestState.PROCESSING, RequestState.PENDING)
         assert first.num_blocks > 0, "known to the engine alone"
