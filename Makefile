@@ -129,11 +129,12 @@ unit: $(READY)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/unit tests/property $(PYTEST_ARGS)
 
 nightly: $(READY)
-	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 \
+	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 PENSTOCK_NUM_RACES=10000 \
 		PENSTOCK_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
 		--timeout 3600 -m "not gpu" tests/property tests/unit tests/contract \
 		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py \
-		tests/integration/test_demo.py $(PYTEST_ARGS)
+		tests/integration/test_demo.py tests/integration/test_case_01_05_cancels.py \
+		tests/integration/test_metrics_prometheus.py $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory sanitize
 
 sanitize: $(READY)
