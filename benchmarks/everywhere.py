@@ -15,8 +15,8 @@ from collections.abc import Callable
 import everywhere_conformance
 import everywhere_gateway
 import everywhere_ray
-from report import Check, arguments, print_checks, write_json
-from simulated_service import RunFailed
+from report import Check, arguments, print_checks, progress, write_json
+from service import RunFailed
 
 SECTIONS: dict[str, Callable[[bool], list[Check]]] = {
     "conformance": lambda _: everywhere_conformance.run(),
@@ -27,7 +27,7 @@ SECTIONS: dict[str, Callable[[bool], list[Check]]] = {
 
 def main() -> int:
     """Run what was asked for; 1 if a part could not run."""
-    parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
+    parser = arguments(__doc__)
     parser.add_argument("--sections", default=",".join(SECTIONS), metavar="NAME,...")
     args = parser.parse_args()
     names = args.sections.split(",")
@@ -36,7 +36,7 @@ def main() -> int:
     checks: list[Check] = []
     not_run: dict[str, str] = {}
     for name in names:
-        print(f"section {name}", file=sys.stderr)
+        progress(f"section {name}")
         try:
             checks += SECTIONS[name](args.full)
         except RunFailed as error:

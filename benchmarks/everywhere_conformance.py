@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from report import Check, print_table
+from report import Check, at_least, print_table
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "conformance" / "table.py"
 LIMIT_S = 3600.0
@@ -35,12 +35,11 @@ def run() -> list[Check]:
     rows = [(each["language"], each["num_passed"], each["not_run"]) for each in languages]
     print_table("Conformance", ("language", "passed", "not run"), rows)
     return [
-        Check(
-            name=f"conformance, {each['language']}",
-            value=float(each["num_passed"]),
-            goal=float(num_scenarios),
-            unit=f"of {num_scenarios} scenarios",
-            sense="at least",
+        at_least(
+            f"conformance, {each['language']}",
+            float(each["num_passed"]),
+            float(num_scenarios),
+            f"of {num_scenarios} scenarios",
         )
         for each in languages
         if each["results"] or not each["is_well"]

@@ -19,7 +19,7 @@ import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,13 +33,13 @@ with needing("torch"):
     from gpu_models import SHAPES, model_folder
     from gpu_timeline import timeline
 
-from live_service import LiveService, live_service
 from penstock.executor.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from penstock.executor.device_defaults import device_defaults
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
 from report import Check, arguments, print_checks, print_table, write_json
 from served_model import Load, Wave, curve, served
+from service import Service, service
 
 SECTIONS = (
     "first",
@@ -236,9 +236,9 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 }
 
 
-def _service(folder: Path, budget: int) -> AbstractAsyncContextManager[LiveService]:
+def _service(folder: Path, budget: int) -> AbstractContextManager[Service]:
     """Requests share no prefix; all else is as the service has it on a GPU."""
-    return live_service(
+    return service(
         *("--model", str(folder), "--device", "cuda"),
         *("--prefix-caching", "off", "--max-seq-len", "8192"),
         *("--max-num-batched-tokens", str(budget)),
@@ -252,8 +252,8 @@ def measure_served(
     """The service as a whole; the best wave, as a first one warms up clients too."""
 
     async def run() -> tuple[list[Wave], list[float]]:
-        async with _service(folder, budget) as service:
-            return await served(service, LOAD, 256, num_waves=num_waves)
+        with _service(folder, budget) as serving:
+            return await served(serving, LOAD, 256, num_waves=num_waves)
 
     waves, singles = asyncio.run(run())
     first, *later = singles
@@ -276,8 +276,8 @@ def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) ->
     """What each of so many streams gets."""
 
     async def run() -> dict[int, Wave]:
-        async with _service(folder, budget) as service:
-            return await curve(service, LOAD, STREAMS)
+        with _service(folder, budget) as serving:
+            return await curve(serving, LOAD, STREAMS)
 
     found = asyncio.run(run())
     for count, wave in found.items():
@@ -308,7 +308,7 @@ def _label(shape: str, quantization: str, kv_cache_dtype: str) -> str:
 
 def main() -> None:
     """Measure and tell."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
     parser.add_argument("--shapes", default="1B,8B", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--models", type=Path, help="folder to keep the models in")

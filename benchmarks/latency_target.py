@@ -225,7 +225,7 @@ def write_page(folder: Path, rows: list[Row], runs: list[tuple[Plant, Run]]) -> 
 
 def parser() -> ArgumentParser:
     """The command line."""
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     names = [plant.name for plant in PLANTS]
     options.add_argument(
         "--plant", action="append", choices=names, help="only this one; may repeat"

@@ -33,7 +33,7 @@ from pathlib import Path
 import psutil
 
 from penstock.executor.models import resolve_model
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
 from trtllm_load import ANSWER, Load, Seen
 
 CONCURRENCIES = (1, 64, 256)
@@ -220,11 +220,10 @@ async def measure(size: Size) -> list[Run]:
 
 def _show_progress(run: Run, num_rounds: int) -> None:
     load_average = os.getloadavg()[0]
-    print(
+    progress(
         f"round {run.round + 1}/{num_rounds}  {run.concurrency:>3} in flight  {run.side:<11}"
         f"  {run.seen.tokens_per_s:>7,.0f} tokens/s  TTFT {run.seen.ttft_p50:.1f} ms"
-        f"  ITL {run.seen.itl_mean:.2f} ms  load {load_average:.1f}",
-        file=sys.stderr,
+        f"  ITL {run.seen.itl_mean:.2f} ms  load {load_average:.1f}"
     )
 
 
@@ -285,12 +284,11 @@ def report(runs: list[Run], size: Size) -> list[Check]:
     )
     most = max(size.concurrencies)
     return [
-        Check(
-            name=f"{side}: added {metric.replace('_', ' ')}, {most} in flight",
-            value=added(runs, side, most, metric)[1],
-            goal=GOAL_PERCENT,
-            unit="%",
-            sense="at most",
+        at_most(
+            f"{side}: added {metric.replace('_', ' ')}, {most} in flight",
+            added(runs, side, most, metric)[1],
+            GOAL_PERCENT,
+            "%",
         )
         for side in sides[1:]
         for metric in ("burst_mean", "ttft_p50", "ttft_mean", "itl_p50", "itl_mean")
@@ -313,8 +311,7 @@ def size_of(options: argparse.Namespace) -> Size:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds (default: 3, full 7)")
     parser.add_argument("--waves", type=int, metavar="N", help="requests / in flight (2, full 4)")
     parser.add_argument("--prompt-tokens", type=int, metavar="N", default=512)

@@ -29,7 +29,7 @@ def test_every_picture_of_the_folder_is_on_the_page_with_words_for_it() -> None:
         if path.name.startswith(CASES)
     }
     assert {path for _, path in PICTURES} == there
-    assert len(there) >= 15
+    assert len(there) >= 9
     assert all(len(told.split()) > 2 for told, _ in PICTURES)
 
 
@@ -37,9 +37,6 @@ def test_every_picture_of_the_folder_is_on_the_page_with_words_for_it() -> None:
 def test_a_picture_is_whole_small_and_needs_nothing_from_elsewhere(path: str) -> None:
     data = (DOCS / path).read_bytes()
     assert len(data) < MAX_BYTES
-    if path.endswith(".png"):
-        assert data.startswith(b"\x89PNG")
-        return
     assert ET.fromstring(data).tag == "{http://www.w3.org/2000/svg}svg"
     links = set(re.findall(rb"https?://[^\"' )]+", data)) - {b"http://www.w3.org/2000/svg"}
     assert links == set()
@@ -96,7 +93,7 @@ def test_links_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_has_its_figures_and_tells_its_own_queries(name: str) -> None:
-    page = importlib.import_module("slow_page")
+    page = importlib.import_module("slow_site")
     (case,) = (each for each in importlib.import_module("slow_cases").cases() if each.name == name)
     assert page.with_told(PAGE, name, "") != PAGE
     told = PAGE.partition(page.MARK.format(name))[2].partition(page.MARK_END)[0]
