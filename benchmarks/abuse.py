@@ -26,7 +26,7 @@ import psutil
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
-from service import MEASURED, capacity, request, service, simulated
+from services import MEASURED, capacity, request, service, simulated
 
 ATTACKS = (
     *("rapid_reset", "open_and_hang", "settings_flood", "ping_flood", "empty_data"),

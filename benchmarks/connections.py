@@ -33,7 +33,7 @@ import psutil
 
 from connections_sides import MODES, MULTIPLEXED, NEW, NUM_TOKENS, POOLED, Seen
 from report import Check, arguments, at_least, at_most, conclude, print_table, progress
-from service import (
+from services import (
     MEASURED,
     capacity,
     cpu_s,

@@ -30,7 +30,7 @@ with needing("torch"):
 from penstock.executor.config import ExecutorConfig
 from report import arguments, at_least, conclude, print_table
 from served_model import Load, Wave, served
-from service import service
+from services import service
 from word_tokenizer import write_tokenizer
 
 LOAD = Load(num_prompt=288, num_new=128, vocab_size=VOCAB_SIZE)

@@ -60,7 +60,7 @@ from delivery_results import (
 )
 from report import arguments, print_checks, print_table, progress, write_json
 from report_page import Table, write_page
-from service import RunFailed
+from services import RunFailed
 
 NUM_ATTEMPTS = 3
 _QUICK: dict[Load, tuple[str, ...]] = {

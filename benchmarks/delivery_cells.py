@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import native_build
-from service import (
+from services import (
     ALL_CORES,
     MEASURED,
     PATIENCE_S,

@@ -16,7 +16,7 @@ import everywhere_conformance
 import everywhere_gateway
 import everywhere_ray
 from report import Check, arguments, print_checks, progress, write_json
-from service import RunFailed
+from services import RunFailed
 
 SECTIONS: dict[str, Callable[[bool], list[Check]]] = {
     "conformance": lambda _: everywhere_conformance.run(),

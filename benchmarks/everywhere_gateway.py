@@ -28,7 +28,7 @@ from gateway_process import GatewayProcess, gateway_process
 from load import Ask, closed_loop, read
 from penstock.client import ChatMessage, Client
 from report import Check, arguments, at_least, at_most, conclude, print_table
-from service import Service, service, simulated
+from services import Service, service, simulated
 
 MODEL = "demo"
 NUM_STREAMS = 32

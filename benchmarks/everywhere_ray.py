@@ -31,7 +31,7 @@ import grpc.aio
 
 from penstock.v1 import generation_service_pb2 as pb
 from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
-from service import MEASURED, RunFailed, capacity, free_port, request, service, simulated
+from services import MEASURED, RunFailed, capacity, free_port, request, service, simulated
 
 NATIVE, RAY = "native", "Ray Serve"
 NUM_STREAMS = 32

@@ -36,7 +36,7 @@ from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter
 from report import arguments, at_most, cell, conclude, print_table, progress
-from service import expect_ready
+from services import expect_ready
 
 BLOCK_SIZE = 16
 MAX_SHARE = 0.03

@@ -39,7 +39,7 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
 from report import Check, arguments, print_checks, print_table, write_json
 from served_model import Load, Wave, curve, served
-from service import Service, service
+from services import Service, service
 
 SECTIONS = (
     "first",

@@ -19,7 +19,7 @@ from load import Ask, Seen, arrivals_s, open_loop, sending
 from penstock.client import NO_RETRY, Client, HealthStatus
 from penstock.tools.simulation.chart import Chart, Series, svg
 from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
-from service import MEASURED, service, simulated
+from services import MEASURED, service, simulated
 
 STEP_S = 0.02
 NUM_SLOTS = 16
@@ -141,7 +141,7 @@ def measure(duration_s: float, num_fronts: int) -> list[Level]:
     )
     levels: list[Level] = []
     with service(*options, num_fronts=num_fronts) as found:
-        asyncio.run(offered(found.address, 0.5 * PEAK_PER_S, 1.0))  # everything is warm then
+        asyncio.run(offered(found.address, 0.5 * PEAK_PER_S, 1.5))  # everything is warm then
         for load in LOADS:
             levels.append(asyncio.run(offered(found.address, load * PEAK_PER_S, duration_s)))
     return levels

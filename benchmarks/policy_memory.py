@@ -13,7 +13,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.sweep import Trial, TrialResult
-from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
+from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
+from report_page import Table
 
 EVICTIONS = (EvictionPolicy.HIT_DENSITY, EvictionPolicy.LRU)
 CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)

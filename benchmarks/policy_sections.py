@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock.tools.simulation.settings import Targets
 from penstock.tools.simulation.sweep import Trial, TrialResult
-from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender, Row, Table
+from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender, Row
+from report_page import Table
 
 DEADLINE_KINDS = ("first token", "whole")
 LOADS = (0.3, 0.6, 0.8, 1.0, 1.2, 1.5)

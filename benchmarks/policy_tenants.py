@@ -13,7 +13,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.summary import Summary
 from penstock.tools.simulation.sweep import Trial, TrialResult
 from penstock.tools.simulation.transform import merged
-from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
+from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
+from report_page import Table
 
 NUM_FLOODS = 10
 CROWD_WINDOW_S = 600.0

@@ -19,7 +19,7 @@ import numpy as np
 
 from load import Ask, open_loop, sending
 from penstock.client import Client
-from service import Service
+from services import Service
 from usage import tell_usage
 
 _NUM_CLIENTS = 8

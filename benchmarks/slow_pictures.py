@@ -30,7 +30,7 @@ import picture_timeline
 from load import Ask, Seen, open_loop, sending
 from penstock.client import NO_RETRY, ChannelConfig, Client, PenstockError, SyncOperationsClient
 from penstock.server.cli.top_board import Board
-from service import Service, service
+from services import Service, service
 from slow_cases import Case, cases
 from slow_site import Prometheus, Told, block, with_told
 from usage import needing

@@ -21,7 +21,7 @@ from typing import Any
 
 from load import Seen
 from picture_svg import seconds
-from service import PATIENCE_S, RunFailed, free_port
+from services import PATIENCE_S, RunFailed, free_port
 from slow_cases import Case
 
 MARK, MARK_END = "<!-- run: {} -->", "<!-- end of run -->"

@@ -24,7 +24,7 @@ import psutil
 
 import native_build
 from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
-from service import (
+from services import (
     MEASURED,
     RunFailed,
     capacity,

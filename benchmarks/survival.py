@@ -27,7 +27,7 @@ from typing import Any
 import survival_kills
 import survival_load
 from report import Check, arguments, print_checks, progress, write_json
-from service import RunFailed
+from services import RunFailed
 
 _HERE = Path(__file__).resolve().parent
 _SIBLING_S = 1800.0

@@ -18,7 +18,7 @@ import numpy as np
 from cancel_steps import STEP_S, cancels_counted
 from penstock.client import OperationsClient
 from report import Check, at_most, print_table, progress
-from service import MEASURED, Ready, Service, capacity, service, simulated
+from services import MEASURED, Ready, Service, capacity, service, simulated
 from stream_memory import churn, resident_bytes
 from survival_streams import Crowd, connections, request
 

@@ -41,7 +41,7 @@ from penstock.v1.generation_service_pb2 import (
 from penstock.v1.options_pb2 import OutputOptions
 from penstock.v1.prompt_pb2 import ContentPart
 from report import Check, arguments, at_most, conclude, print_table, progress
-from service import Service, service, simulated
+from services import Service, service, simulated
 
 GOAL_STOP_MS = 15.0
 GOAL_RATIO = 2.0

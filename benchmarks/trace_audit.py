@@ -39,7 +39,7 @@ from report import (
     progress,
     write_json,
 )
-from service import RunFailed, Service, service, simulated
+from services import RunFailed, Service, service, simulated
 from span_audit import Audit, AuditedSpan, audit
 from trace_audit_load import Answers, drive, make_asks
 from tracing_peers import EXPORT_SERVICE

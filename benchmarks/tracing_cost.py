@@ -42,7 +42,7 @@ from report import (
     progress,
     write_json,
 )
-from service import RunFailed
+from services import RunFailed
 from tracing_record_path import RecordPath, measure_record_path
 from tracing_sides import (
     CONTRIB,

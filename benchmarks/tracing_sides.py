@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from loop_ticks import FOLDER_VARIABLE, TickReader
 from report import progress
-from service import (
+from services import (
     ALL_CORES,
     MEASURED,
     RunFailed,
