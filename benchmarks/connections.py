@@ -29,8 +29,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from connections_sides import MODES, MULTIPLEXED, NEW, NUM_TOKENS, POOLED, Seen
 from report import Check, arguments, at_least, at_most, conclude, print_table, progress
 from services import (
@@ -40,6 +38,7 @@ from services import (
     expect_ready,
     free_port,
     line_of,
+    machine_s,
     process,
     service,
     simulated,
@@ -113,9 +112,9 @@ def measured(
 ) -> Run:
     """One client's run, and what it cost front and engine (`pids`) meanwhile."""
     before = [cpu_s(pid) for pid in pids]
-    busy_ms, began_s = _machine_ms(), time.monotonic()
+    busy_s, began_s = machine_s(), time.monotonic()
     seen = client(*arguments)
-    elapsed_s, busy_ms = time.monotonic() - began_s, _machine_ms() - busy_ms
+    elapsed_s, busy_s = time.monotonic() - began_s, machine_s() - busy_s
     front_ms, engine_ms = (
         1e3 * (cpu_s(pid) - was) / max(1, seen.num_all)
         for pid, was in zip(pids, before, strict=True)
@@ -128,7 +127,7 @@ def measured(
         seen=seen,
         front_ms=front_ms,
         engine_ms=engine_ms,
-        foreign_cores=max(0.0, busy_ms - own_ms) / 1e3 / elapsed_s,
+        foreign_cores=max(0.0, busy_s - own_ms / 1e3) / elapsed_s,
     )
     progress(
         f"{route.name:<18} {concurrency:>5} in flight  {side:<12} {seen.per_s:>8,.0f} requests/s"
@@ -136,12 +135,6 @@ def measured(
         f"  others {run.foreign_cores:.1f} cores"
     )
     return run
-
-
-def _machine_ms() -> float:
-    """Processor time that anybody has spent."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + times.irq + times.softirq) * 1e3
 
 
 def penstock_runs(

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from usage import needing
 
@@ -31,13 +31,12 @@ with needing("torch"):
 
     import gpu_engine as engine
     from gpu_models import SHAPES, model_folder
-    from gpu_timeline import timeline
 
 from penstock.executor.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from penstock.executor.device_defaults import device_defaults
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
 from served_model import Load, Wave, curve, served
 from services import Service, service
 
@@ -135,13 +134,7 @@ class Results:
     def checks(self) -> list[Check]:
         """Every figure that has a goal."""
         return [
-            Check(
-                name=found.name,
-                value=found.value,
-                goal=goal,
-                unit=found.unit,
-                sense=_sense(found.unit, found.name),
-            )
+            _judge_of(found)(found.name, found.value, goal, found.unit)
             for found in self.figures
             if (goal := MARKS.get(found.name, Mark()).goal) is not None
         ]
@@ -157,8 +150,9 @@ class Results:
         print_table("One GPU", header, rows)
 
 
-def _sense(unit: str, name: str) -> Literal["at most", "at least"]:
-    return "at least" if unit == "tokens/s" or name.endswith("over offline") else "at most"
+def _judge_of(found: Figure) -> Callable[[str, float, float, str], Check]:
+    is_rate = found.unit == "tokens/s" or found.name.endswith("over offline")
+    return at_least if is_rate else at_most
 
 
 def _rows(shape: str) -> tuple[int, ...]:
@@ -221,7 +215,7 @@ def measure_offline(results: Results, executor: Executor, shape: str) -> None:
 
 def measure_timeline(results: Results, executor: Executor, shape: str) -> None:
     """Where the time of two turns goes; a profiler that cannot count leaves no figure."""
-    results.timelines[shape] = timeline(executor, ROWS[shape.split()[0]][-1])
+    results.timelines[shape] = engine.timeline(executor, ROWS[shape.split()[0]][-1])
 
 
 IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {

@@ -7,11 +7,11 @@ benchmark.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,17 @@ class Table:
         cells = [[cell(value) for value in row] for row in self.rows]
         note = f"<p>{self.note}</p>" if self.note else ""
         return f"<h2>{self.title}</h2>{note}{html_table(self.header, cells)}"
+
+
+def table_of(
+    title: str,
+    note: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
+) -> Table:
+    """A table whose columns are made from each of `rows`."""
+    cells = [[column(row) for column in columns.values()] for row in rows]
+    return Table(title=title, header=tuple(columns), rows=cells, note=note)
 
 
 def write_page(

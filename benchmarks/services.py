@@ -168,19 +168,21 @@ class Service:
 @contextlib.contextmanager
 def service(
     *options: str,
-    num_fronts: int = 1,
+    num_fronts: int | None = 1,
     has_operations: bool = False,
     has_metrics: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Generator[Service]:
-    """One that serves, on all cores, with these options. Raises RunFailed when it does not."""
+    """One that serves, on all cores, with these options. `num_fronts` None: its default. Raises
+    RunFailed when it does not come up."""
     os.sched_setaffinity(0, ALL_CORES)
     started = subprocess.Popen(
         (
             *(sys.executable, "-m", "penstock.tools", "serve", "--port", "0"),
             *("--operations-port", "0" if has_operations else "off"),
             *("--metrics-port", "0" if has_metrics else "off"),
-            *("--fronts", str(num_fronts), *options),
+            *(() if num_fronts is None else ("--fronts", str(num_fronts))),
+            *options,
         ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -293,6 +295,12 @@ def cpu_s(pid: int) -> float:
     """Processor time that a process has used."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+def machine_s() -> float:
+    """Processor time that anybody on the machine has used."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
 def pin(pids: list[int], cores: set[int]) -> None:

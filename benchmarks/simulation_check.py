@@ -41,6 +41,7 @@ from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.trace_files import read_trace
 from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from services import machine_s
 
 Counts: TypeAlias = NDArray[np.float64]
 Seconds: TypeAlias = NDArray[np.float64]
@@ -307,21 +308,14 @@ class MachineTime:
     """What is done on the machine from now on, and how much of it is not ours."""
 
     def __init__(self) -> None:
-        self._start = (time.monotonic(), _busy_s(), _own_s())
+        self._start = (time.monotonic(), machine_s(), _own_s())
 
     def others_share(self) -> float:
         """Of all cores' time, what went to processes that are neither we nor our ended children."""
         start_s, start_busy_s, start_own_s = self._start
-        busy_s, own_s = _busy_s() - start_busy_s, _own_s() - start_own_s
+        busy_s, own_s = machine_s() - start_busy_s, _own_s() - start_own_s
         all_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)
         return max(0.0, busy_s - own_s) / all_s
-
-
-def _busy_s() -> float:
-    user, nice, system, _, _, *interrupts = map(
-        int, Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
-    )
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:
