@@ -4,6 +4,7 @@
 #   make test      install, check, run the tests
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      all tests that only compute
+#   make tools     the tests of tools/ and benchmarks/; make gateways: those of gateways/ but for Ray
 #   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with checks of every access: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
@@ -47,6 +48,8 @@ CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
 	cache_frames.py frames.py link*.py operator_frames.py memory_link.py orphan*.py wire*.py))
+TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
+	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one
 # process, for a debugger.
 WORKERS ?= auto
@@ -63,7 +66,7 @@ DEMO_READY := $(READY:$(VENV)/.ready-%=$(VENV)/.ready-demo-%)
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit nightly sanitize soak cases architectures conformance ray docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit tools gateways nightly sanitize soak cases architectures conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-words check-protos check-docker
 
 help:
@@ -127,6 +130,12 @@ quick: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/unit tests/property $(PYTEST_ARGS)
+
+tools: $(READY)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(TOOLS) $(PYTEST_ARGS)
+
+gateways: $(READY)
+	$(BIN)/python -m pytest tests/unit/gateways tests/gateway $(PYTEST_ARGS)
 
 nightly: $(READY)
 	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 PENSTOCK_NUM_RACES=10000 \
