@@ -104,7 +104,7 @@ class Connections:
             return index, self._channels[index]
 
     def release(self, index: int, *, is_unavailable: bool = False) -> None:
-        """The attempt is over."""
+        """End the attempt."""
         with self._lock:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 

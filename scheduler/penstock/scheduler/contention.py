@@ -94,7 +94,7 @@ class Contention:
     def _before(
         self, load: Load, request: Request, want: Want, ahead: Ahead, shares: Shares | None
     ) -> Load:
-        """Of `load` what is before a request; `shares` of one whose tenant is light in them.
+        """The part of `load` before a request; `shares`: if its tenant is light in them.
 
         Prompts under way share the budget with it, each as long as both last. Those whose first
         token is due no later may need all of it (urgency.py), and count whole.

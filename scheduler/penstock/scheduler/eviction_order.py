@@ -69,7 +69,7 @@ class EvictionOrder(Protocol):
         ...
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """The content of blocks that are not here is gone."""
+        """Blocks that are not cached lost their content."""
         ...
 
     def faults(self) -> Faults:

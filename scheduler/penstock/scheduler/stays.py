@@ -98,7 +98,7 @@ class Stays:
         self._accounts[slot] = _Account(self.num_steps)
 
     def start_decoding(self, slot: int) -> None:
-        """From the next step on it has one token in each."""
+        """From the next step on it has one token per step."""
         self._accounts[slot].decoding_since = self.num_steps
 
     def prefill_again(self, slot: int) -> None:

@@ -39,7 +39,7 @@ class Order(Protocol):
         ...
 
     def eldest_beside(self, request: Request) -> Request | None:
-        """Of the requests that wait in its class for its tenant, itself included, the eldest.
+        """The eldest waiting request of its class and tenant, itself included.
 
         None when no other tenant waits there, or tenants have no turns.
         """

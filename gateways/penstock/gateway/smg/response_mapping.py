@@ -49,7 +49,7 @@ class _Head:
                 pass
 
     def prompt_logprobs(self) -> vllm.InputLogProbs | None:
-        """Of the whole prompt; None if not requested."""
+        """Logprobs of the whole prompt; None if not requested."""
         return _input_logprobs(self.prompt_records) if self.prompt_records else None
 
 

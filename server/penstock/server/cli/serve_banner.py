@@ -64,7 +64,7 @@ def banner_lines(ready: "ServiceReady") -> list[str]:
 
 
 def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
-    """What to type in another terminal; with TLS it takes files that are not known here."""
+    """Commands to try in another terminal; with TLS, whose files are unknown, only a hint."""
     if ready.has_tls:
         return [(True, "penstock generate --help  (connection: --tls)")]
     commands = [(True, f'penstock generate "{_PROMPT}"')]

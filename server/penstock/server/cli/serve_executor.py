@@ -34,7 +34,7 @@ _KEYS = {
 }
 """Settings of the other executors, and the key that replaces each."""
 _OWN_PACE = "the engine plans its own steps"
-_OWN_CACHE = "the engine evicts its own blocks, and knows retention but no sessions"
+_OWN_CACHE = "the engine evicts its own blocks, and supports retention but no sessions"
 _MEANINGLESS = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
     "threads": "it does not use the CPU",
@@ -52,7 +52,7 @@ _MEANINGLESS = {
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Of executors with our own batching. Raises ValueError naming a setting."""
+    """Settings of executors that our scheduler batches for. Raises ValueError naming a setting."""
     kind, device = sources.get("executor", ExecutorKind.TORCH), sources.get("device", "cpu")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
@@ -80,7 +80,7 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Of the section of TensorRT-LLM, checked against the flags and the model. Raises ValueError.
+    """Settings of TensorRT-LLM, checked against the flags and the model. Raises ValueError.
 
     Our scheduler must predict the engine's admissions: both use one policy, the one set there.
     """

@@ -72,7 +72,7 @@ class RequestAccount:
         self.shared_stalls = writer.stalls(self.arrival_s)
 
     def seal(self, outcome: Outcome, now_s: float) -> None:
-        """The request is over for its caller."""
+        """Seal the account: the call has ended."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:

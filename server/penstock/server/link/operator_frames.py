@@ -21,7 +21,7 @@ class CommandKind(enum.IntEnum):
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Query of the live requests. `ticket` (32 bits) comes back in the answer."""
+    """Query of the live requests. The answer has the same `ticket` (32 bits)."""
 
     ticket: int
 
@@ -34,7 +34,7 @@ class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Command(TaggedFrame, frozen=True, kw_only=True):
-    """`ticket` (32 bits) comes back in the answer."""
+    """The answer has the same `ticket` (32 bits)."""
 
     ticket: int
     kind: CommandKind

@@ -33,7 +33,7 @@ class PendingCalls(Generic[T]):
             call.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """No answer will arrive."""
+        """Fail the call: no answer will arrive."""
         for call in list(self._calls.values()):
             if not call.done():
                 call.set_exception(error)

@@ -60,9 +60,7 @@ class AttachFailure(enum.IntEnum):
 
 
 class Attach(TaggedFrame, frozen=True, kw_only=True):
-    """A front takes over the stream of this request. `ticket` (32 bits) comes back in the
-    answer.
-    """
+    """A front takes over the stream of this request. The answer has the same `ticket` (32 bits)."""
 
     ticket: int
     name: str
@@ -82,7 +80,7 @@ class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
 
 
 class Detach(TaggedFrame, frozen=True, kw_only=True):
-    """Of these requests, by the engine's names: see the module.
+    """Detach these requests, by the engine's names: see the module.
 
     `keys`: from the engine, of the outputs of the one request, since its name may be in use again.
     """

@@ -1,7 +1,7 @@
 """`penstock simulate`: a trace through the production scheduler, in virtual time.
 
-Owns the flags, the progress line and where the report goes. What is simulated and measured is the
-simulation package's.
+Owns the flags, the progress line and where the report goes. The simulation package simulates and
+measures.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """A router's estimate of the content of a replica's prefix cache.
 
 Owns an approximation from the outside: the prefixes of the prompts that were sent there, of which
-the least recently used are forgotten first. Replicas are not asked, so it may be wrong both ways.
+the least recently used are forgotten first. Replicas are not queried, so it
+may hold too much or too little.
 """
 
 from collections import OrderedDict

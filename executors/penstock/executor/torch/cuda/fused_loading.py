@@ -86,7 +86,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             loss, _ = _try(config, model, parts, queue, expected)
             if not math.isfinite(loss):
                 raise ModelLoadError("quantization or kv_cache_dtype: logits are not finite")
-            _log.info("in 8 bits its logits are within %.1e of its modules'", loss)
+            _log.info("in 8 bits its logits differ from the modules' by at most %.1e", loss)
         sampler = DeviceSampler(
             max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
         )
@@ -98,7 +98,10 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             free_bytes=queue.free_bytes(),
         )
         built, _ = _build(config, model, parts, queue, num_blocks + NUM_PROBE_BLOCKS, max_seq_len)
-    _log.info("the fused path serves this model: its logits are within %.1e of its modules'", error)
+    _log.info(
+        "the fused path serves this model: its logits differ from the modules' by at most %.1e",
+        error,
+    )
     info = serving_info(
         config, model, num_blocks=num_blocks, pipeline_depth=config.pipeline_depth or 2
     )
