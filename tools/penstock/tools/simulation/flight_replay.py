@@ -33,7 +33,7 @@ def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
 
 
 def calibrate_from_flight(path: Path) -> "Calibration":
-    """Prices fitted to the steps of a recording. Raises UsageError."""
+    """The cost model fitted to the steps of a recording. Raises UsageError."""
     from penstock.tools.simulation.calibration import fit_cost
     from penstock.tools.simulation.flight_trace import flight_steps
 
