@@ -16,13 +16,13 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import StepMeasure, measure_of
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.flight import Chunk
-from penstock.scheduler.pace import Pace
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_measure import StepMeasure, measure_of
-from penstock.scheduler.step_note import StepNote
+from penstock.scheduler.step_sizing import StepSizing
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
@@ -207,7 +207,7 @@ def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
     measures = steps.measures
     engine = Engine(PlantExecutor(plant, clock, duration_s), config, clock, steps)
     traffic = _Traffic(plant, engine)
-    pace: Pace = engine.scheduler.life.outlook.pace
+    pace: StepSizing = engine.scheduler.life.outlook.pace
     at_s: list[float] = []
     limits: list[tuple[int, int, bool]] = []
     itl_s: list[float] = []

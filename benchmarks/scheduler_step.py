@@ -20,11 +20,10 @@ import numpy as np
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig, SchedulingOrder
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import CostModel, measure_of
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.step_measure import measure_of
 from report import Check, arguments, print_checks, print_table, write_json
 
 BLOCK_SIZE = 16

@@ -16,24 +16,23 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler import outlook, planner
-from penstock.scheduler.admissions import Admissions
+from penstock.scheduler import planner
+from penstock.scheduler.admission_control import AdmissionControl
+from penstock.scheduler.batch_admission import BatchAdmission
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.door import Door
+from penstock.scheduler.deadline_predictor import DeadlinePredictor
 from penstock.scheduler.events import Queued
 from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.later_sums import LaterSums
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.live_prefixes import LivePrefixes
-from penstock.scheduler.outlook import Outlook
-from penstock.scheduler.pace import Pace
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.request import NO_TIME, Request
-from penstock.scheduler.stays import Stays
+from penstock.scheduler.running import Residencies
+from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.wait_clock import WaitClock
+from penstock.scheduler.wait_clock import LaterSums, WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 from support.game_replay import NUM_TURNS
 from support.game_runs import play_some
@@ -131,7 +130,7 @@ def always(value: Any) -> Callable[[Any], Any]:
 def pessimistic(original: Any) -> Any:
     """Thinks that a step takes far longer than it does."""
 
-    def machine(judge: Outlook) -> Any:
+    def machine(judge: DeadlinePredictor) -> Any:
         true = original(judge)
         return replace(true, prices=CostModel(step_s=5.0 * true.prices.step_s))
 
@@ -191,29 +190,39 @@ SABOTAGES = [
     Sabotage("prefixes are counted", "live prefixes", LivePrefixes, "remove", without),
     Sabotage("tenants are counted", "miscounted", Tenants, "stop", always(False)),
     Sabotage("tenants run no more than they may", "", Tenants, "is_at_limit", always(False)),
-    Sabotage("the queue is bounded", "_check_bounds", Door, "_displaced", always(())),
+    Sabotage("the queue is bounded", "_check_bounds", AdmissionControl, "_displaced", always(())),
     # What clients are told.
     Sabotage("one end each", "take", Lifecycle, "_end_in_error", twice_ended),
     Sabotage("no token after the end", "", Lifecycle, "_drop_from_flights", forgetting_flights),
     Sabotage("output is the reference", "", Lifecycle, "preempt", losing_a_token),
     Sabotage("queued once", "check_queued", Lifecycle, "submit", queued_twice),
     Sabotage("queued at all", "check_history", Lifecycle, "submit", never_queued),
-    Sabotage("a refusal is told what is likely", "_check_unreachable", Outlook, "_late", untold),
+    Sabotage(
+        "a refusal is told what is likely", "_check_unreachable", DeadlinePredictor, "_late", untold
+    ),
     # Time.
     Sabotage("who is late ends", "turn", WaitingQueue, "due", always([])),
     Sabotage("nobody is overslept", "_check_wakeup", Lifecycle, "next_expiry_s", always(NO_TIME)),
-    Sabotage("in time alone, not refused", "alone it is in time", Outlook, "_machine", pessimistic),
-    Sabotage("never is never", "check_never", outlook, "retry_after_s", always(NO_TIME)),
+    Sabotage(
+        "in time alone, not refused",
+        "alone it is in time",
+        DeadlinePredictor,
+        "_machine",
+        pessimistic,
+    ),
+    Sabotage("never is never", "check_never", deadline_predictor, "retry_after_s", always(NO_TIME)),
     # Explanations.
     Sabotage("who passed is counted", "check_waits", LaterSums, "note", without),
     Sabotage("the reasons add up to the wait", "_check_wait", WaitClock, "join", too_early),
-    Sabotage("steps are counted", "_check_stay", Stays, "start_decoding", without),
+    Sabotage("steps are counted", "_check_stay", Residencies, "start_decoding", without),
     # Order.
-    Sabotage("the budget holds", "launch", Pace, "budget", three_more),
+    Sabotage("the budget holds", "launch", StepSizing, "budget", three_more),
     Sabotage("lowest class is thrown out", "_check_victims", planner, "choose_victim", highest),
     Sabotage("nobody new after a preemption", "_check_yields", Planner, "_preempt", unowned),
-    Sabotage("who is in stays in", "check_order", Admissions, "_reserve_tokens", stingy),
-    Sabotage("passing is bounded", "note_admission", Admissions, "_may_be_passed", always(True)),
+    Sabotage("who is in stays in", "check_order", BatchAdmission, "_reserve_tokens", stingy),
+    Sabotage(
+        "passing is bounded", "note_admission", BatchAdmission, "_may_be_passed", always(True)
+    ),
     Sabotage("the thrown out come first", "_check_lines", FairOrder, "push", as_fresh),
 ]
 

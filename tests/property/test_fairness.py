@@ -9,7 +9,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
-from penstock.scheduler.yielders import MAX_YIELDERS, MAX_YIELDS
+from penstock.scheduler.victims import MAX_YIELDERS, MAX_YIELDS
 from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle, service_of
 
 MAX_PROMPT = 12

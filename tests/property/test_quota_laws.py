@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import Failed
-from penstock.scheduler.quota_accounts import QuotaAccounts
-from penstock.scheduler.quotas import NO_QUOTA, QuotaKind, TenantQuota
+from penstock.scheduler.quotas import NO_QUOTA, QuotaAccounts, QuotaKind, TenantQuota
 from penstock.scheduler.request import FailureReason
 from support.core import FakeClock, make_engine, make_info, make_spec, num_live_of, run_until_idle
 

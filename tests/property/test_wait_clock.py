@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from penstock.scheduler import wait_clock
 from penstock.scheduler.events import Wait, WaitReason
-from penstock.scheduler.later_sums import LaterSums
 from penstock.scheduler.request import Request, RequestSpec
-from penstock.scheduler.wait_clock import WaitClock
+from penstock.scheduler.wait_clock import LaterSums, WaitClock
 
 NUM_TURNS = 120
 

@@ -11,7 +11,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.quota_accounts import QuotaAccounts
+from penstock.scheduler.quotas import QuotaAccounts
 from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
 from penstock.scheduler.sessions import SessionKey, Sessions
 from penstock.scheduler.tenants import Tenants

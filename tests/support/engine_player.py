@@ -28,12 +28,14 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import (
     NO_TIME,
+    CacheRetention,
+    Constraint,
+    ConstraintKind,
     FailureReason,
     FinishReason,
     RequestSpec,
     SamplingParams,
 )
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
 from support.account_laws import check_accounts
 from support.end_laws import check_failure, check_finish, check_history, check_queued
 from support.foresight_laws import check_never, check_refused_alone

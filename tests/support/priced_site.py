@@ -12,9 +12,9 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.deadline_predictor import DeadlinePredictor
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Finished, Queued, StepEvents
-from penstock.scheduler.outlook import Outlook
 from penstock.scheduler.request import Request, RequestSpec
 from support.core import make_spec
 
@@ -68,7 +68,7 @@ class PricedSite:
         self.engine.check_integrity()
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> DeadlinePredictor:
         return self.engine.scheduler.life.outlook
 
     def spec(self, key: int, num_prompt: int, **options: Any) -> RequestSpec:

@@ -2,11 +2,11 @@
 
 Owns both as the sums that forecast.py takes. Does not judge.
 
-A request of a light tenant (shares.py) goes before the others of its class. Before it are higher
-classes, its own tenant's requests and the prompts of light tenants under way; where running
-requests yield (yielders.py), it lacks neither a slot nor blocks. It counts as light if its tenant
-still is with all that goes before it. Forecast like any other it would be refused for the length
-of a queue in which it does not stand.
+A request of a light tenant (fair_share.py) goes before the others of its class. Before it are
+higher classes, its own tenant's requests and the prompts of light tenants under way; where running
+requests yield (victims.py), it lacks neither a slot nor blocks. It counts as light if its tenant
+still is with all that goes before it. Forecast like any other it would be refused for the length of
+a queue in which it does not stand.
 """
 
 import math
@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadlines import deadlines_of
-from penstock.scheduler.forecast import Ahead, Load, Want
+from penstock.scheduler.fair_share import FairShare
+from penstock.scheduler.forecast import Demand, Load, QueuedAhead
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.output_lengths import OutputLengths
-from penstock.scheduler.pace import Pace
 from penstock.scheduler.request import NO_TIME, Request
-from penstock.scheduler.running import Running
-from penstock.scheduler.shares import Shares
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
 
@@ -32,12 +32,12 @@ class Contention:
     def __init__(
         self,
         config: SchedulerConfig,
-        pace: Pace,
+        pace: StepSizing,
         lengths: OutputLengths,
         *,
         arrays: SlotArrays,
         cache: KVCache,
-        running: Running,
+        running: RunningSet,
         queue: WaitingQueue,
         tenants: Tenants,
     ) -> None:
@@ -76,7 +76,7 @@ class Contention:
             ),
         )
 
-    def of_arrival(self, request: Request, want: Want) -> tuple[Load, Ahead]:
+    def of_arrival(self, request: Request, want: Demand) -> tuple[Load, QueuedAhead]:
         """What runs and waits before a request that is about to join the queue."""
         queue = self._queue
         ahead = queue.ahead_of(request, want.num_prefill_tokens, is_light=True)
@@ -86,18 +86,23 @@ class Contention:
             ahead = queue.ahead_of(request, want.num_prefill_tokens)
         return load, ahead
 
-    def of_admission(self, request: Request, want: Want) -> Load:
+    def of_admission(self, request: Request, want: Demand) -> Load:
         """What runs together with a request that is about to get a slot."""
-        shares = self._light_beside(request, want, Ahead())
-        return self._before(self.load(has_place=True), request, want, Ahead(), shares)
+        shares = self._light_beside(request, want, QueuedAhead())
+        return self._before(self.load(has_place=True), request, want, QueuedAhead(), shares)
 
     def _before(
-        self, load: Load, request: Request, want: Want, ahead: Ahead, shares: Shares | None
+        self,
+        load: Load,
+        request: Request,
+        want: Demand,
+        ahead: QueuedAhead,
+        shares: FairShare | None,
     ) -> Load:
         """Of `load` what is before a request; `shares` of one whose tenant is light in them.
 
         Prompts under way share the budget with it, each as long as both last. Those whose first
-        token is due no later may need all of it (urgency.py), and count whole.
+        token is due no later may need all of it (deadlines.py), and count whole.
         """
         under_way = self._running.prefilling()
         if shares is not None:
@@ -110,12 +115,12 @@ class Contention:
         )
         return replace(load, num_prefill_tokens=num_before)
 
-    def _light_beside(self, request: Request, want: Want, ahead: Ahead) -> Shares | None:
+    def _light_beside(self, request: Request, want: Demand, ahead: QueuedAhead) -> FairShare | None:
         """The shares in which the request's tenant is light, None if it is not."""
         tenants, name = self._tenants, request.spec.tenant
         if not (self._serves_light and tenants.has_others(name)):
             return None
-        shares = Shares(self._arrays, self._cache, self._running, tenants, self._yield_ratio)
+        shares = FairShare(self._arrays, self._cache, self._running, tenants, self._yield_ratio)
         num_slots = ahead.num_requests + 1
         num_blocks = ahead.num_blocks + want.num_blocks
         index = tenants.index_of(name)
@@ -126,7 +131,7 @@ class Contention:
             is_light = shares.is_light(index, num_slots=num_slots, num_blocks=num_blocks)
         return shares if is_light else None
 
-    def _with_place(self, load: Load, want: Want, ahead: Ahead) -> Load:
+    def _with_place(self, load: Load, want: Demand, ahead: QueuedAhead) -> Load:
         """The load once others have yielded what all these lack, where they may."""
         if not self._has_yielders:
             return load

@@ -1,4 +1,5 @@
-"""The cost model of a step: a linear function of its content.
+"""The cost model of a step, a linear function of its content, and the measured step it is learned
+from.
 
 Owns the formula. Does not know where the coefficients come from nor how the time is spent.
 """
@@ -6,6 +7,7 @@ Owns the formula. Does not know where the coefficients come from nor how the tim
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.setting import check, setting
 
 MAX_PRICE_S = 3600.0
@@ -72,3 +74,27 @@ class CostModel:
             + self.decode_slot_s * num_decodes
             + self.context_token_s * num_context_tokens
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasure:
+    """One step: counts as in `CostModel`, and the seconds from its start to the next one's.
+
+    A step that was launched behind others counts from the end of the one before.
+    """
+
+    num_prefill_tokens: int
+    num_decodes: int
+    num_context_tokens: int
+    seconds: float
+
+
+def measure_of(batch: Batch, seconds: float) -> StepMeasure:
+    """The content of a batch, with its duration."""
+    num_prefill_tokens = int(batch.num_tokens[batch.num_decodes :].sum())
+    return StepMeasure(
+        num_prefill_tokens=num_prefill_tokens,
+        num_decodes=batch.num_decodes,
+        num_context_tokens=int(batch.starts.sum()) + batch.num_decodes + num_prefill_tokens,
+        seconds=seconds,
+    )

@@ -1,12 +1,24 @@
-"""The deadlines of a request that are still open.
+"""The open deadlines of a request, and which prompts are late unless they get whole steps.
 
-Owns which deadlines are open and whether a forecast meets them. Does not forecast.
+Owns which deadlines are open, whether a forecast meets them, and which prompts under way need the
+whole budget of each step from now on: several long prompts that share each step are all late where
+one after the other some are in time. Does not forecast.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.scheduler.forecast import Forecast, can_meet
+from penstock.scheduler.forecast import (
+    Demand,
+    Forecast,
+    Load,
+    Machine,
+    QueuedAhead,
+    can_meet,
+    forecast,
+)
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
+from penstock.scheduler.slot_arrays import SlotArrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +56,22 @@ def deadlines_of(request: Request) -> Deadlines:
     return Deadlines(
         ttft_s=spec.ttft_deadline_s if is_first_due else NO_TIME, total_s=spec.deadline_s
     )
+
+
+_SPARE_STEPS = 2
+"""Full steps that others may have before a prompt is in time no longer; less, and it is urgent."""
+
+
+def urgent_of(
+    due: Mapping[int, float], *, machine: Machine, load: Load, arrays: SlotArrays, now: float
+) -> dict[int, float]:
+    """Of `due`, slots and when their first tokens are due, those that are urgent."""
+    num_spare = _SPARE_STEPS * load.prefill_budget_tokens
+    urgent: dict[int, float] = {}
+    for slot, due_s in due.items():
+        num_done = int(arrays.num_computed[slot])
+        num_left = int(arrays.num_tokens[slot]) - num_done
+        want = Demand(num_prefill_tokens=num_left + num_spare, num_cached_tokens=num_done)
+        if now + forecast(machine, want, load, QueuedAhead()).prefill_s > due_s:
+            urgent[slot] = due_s
+    return urgent

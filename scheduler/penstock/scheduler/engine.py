@@ -9,19 +9,17 @@ from collections.abc import Callable, Mapping
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.cache_book import CacheBook
-from penstock.scheduler.census import census
 from penstock.scheduler.config import SchedulerConfig, check_weights
-from penstock.scheduler.engine_listener import EngineListener
+from penstock.scheduler.cost_model import measure_of
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.integrity import IntegrityCheck, check_integrity
-from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.listener import EngineListener, StepWatch
+from penstock.scheduler.live_view import LiveView, live_views
 from penstock.scheduler.quotas import TenantQuota
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.state import RequestState
-from penstock.scheduler.step_measure import measure_of
-from penstock.scheduler.step_watch import StepWatch
 
 
 class Engine:
@@ -198,7 +196,7 @@ class Engine:
 
         May take milliseconds: for operators, not for every step.
         """
-        return census(self.scheduler.life)
+        return live_views(self.scheduler.life)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when an invariant does not hold."""

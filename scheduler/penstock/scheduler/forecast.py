@@ -72,7 +72,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class QueuedAhead:
     """The waiting requests ahead, in sums that a queue can maintain.
 
     `num_prefill_tokens`: what they have to compute, less known cached prefixes. `num_blocks`: what
@@ -87,7 +87,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Demand:
     """The demand of the request itself.
 
     `num_prefill_tokens`: tokens to compute before its first token, at least 1. For a refusal pass
@@ -137,7 +137,7 @@ class Forecast:
         return self.queue_s + self.prefill_s + self.decode_s
 
 
-def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast:
+def forecast(machine: Machine, want: Demand, load: Load, ahead: QueuedAhead) -> Forecast:
     """The expected times of a request that joins now.
 
     With P = `want.num_prefill_tokens`, B the prefill budget and t the cost of a step next to the
@@ -158,7 +158,7 @@ def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast
     )
 
 
-def forecast_alone(machine: Machine, want: Want) -> Forecast:
+def forecast_alone(machine: Machine, want: Demand) -> Forecast:
     """The same with the whole machine to itself from now on, and with its minimum output.
 
     The error of the cost model is taken off.
@@ -179,7 +179,7 @@ class _Queue:
     error: StepError
 
 
-def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _Queue:
+def _expected_queue(machine: Machine, want: Demand, load: Load, ahead: QueuedAhead) -> _Queue:
     """The expected time until the request is admitted.
 
     T = prefill tokens running and ahead, D = decodes, W = tokens they are expected to generate
@@ -211,7 +211,7 @@ def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _
     return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
 
 
-def prefill_alone_s(machine: Machine, want: Want) -> float:
+def prefill_alone_s(machine: Machine, want: Demand) -> float:
     """Least seconds from admission to the first token: alone on the machine.
 
     With m = ceil(P / B) steps: m step_s + P prefill_token_s + context_token_s x (sum of the chunks'
@@ -228,7 +228,7 @@ def prefill_alone_s(machine: Machine, want: Want) -> float:
 
 def hopeless_at_s(
     machine: Machine,
-    want: Want,
+    want: Demand,
     *,
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
@@ -296,7 +296,7 @@ def _beside_s(machine: Machine, load: Load) -> float:
     )
 
 
-def _filled(load: Load, ahead: Ahead) -> Load:
+def _filled(load: Load, ahead: QueuedAhead) -> Load:
     """The load once those ahead have taken the free slots, each as long as its prompt."""
     num_joining = _num_joining(load, ahead)
     if not num_joining:
@@ -309,7 +309,7 @@ def _filled(load: Load, ahead: Ahead) -> Load:
     )
 
 
-def _num_joining(load: Load, ahead: Ahead) -> int:
+def _num_joining(load: Load, ahead: QueuedAhead) -> int:
     """How many of those ahead are admitted without a departure."""
     if not ahead.num_requests:
         return 0
@@ -317,7 +317,7 @@ def _num_joining(load: Load, ahead: Ahead) -> int:
     return min(load.num_free_slots, ahead.num_requests, int(load.num_free_blocks / blocks_each))
 
 
-def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
+def _steps_until_place(want: Demand, load: Load, ahead: QueuedAhead) -> float:
     """Steps until enough requests have left for all ahead and this one."""
     blocks_each, steps_each = 1.0, 1.0
     if load.num_running:
@@ -339,7 +339,7 @@ def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
     return (num_first * steps_each + num_later * steps_later) / num_beside
 
 
-def _chunks(want: Want, budget_tokens: int) -> tuple[int, int]:
+def _chunks(want: Demand, budget_tokens: int) -> tuple[int, int]:
     """Steps m that the prefill takes, and the least sum of the chunks' ends over them.
 
     The short chunk first, since a step in progress may have little room left: the ends are then P,
@@ -351,7 +351,7 @@ def _chunks(want: Want, budget_tokens: int) -> tuple[int, int]:
     return num_steps, ends + num_steps * want.num_cached_tokens
 
 
-def _expected_prefill_s(machine: Machine, want: Want, load: Load) -> float:
+def _expected_prefill_s(machine: Machine, want: Demand, load: Load) -> float:
     prices = machine.prices
     num_steps, num_context = _chunks(want, _budget_tokens(machine, load))
     return machine.prefill_error.mean * (
@@ -361,14 +361,14 @@ def _expected_prefill_s(machine: Machine, want: Want, load: Load) -> float:
     )
 
 
-def _expected_decode_s(machine: Machine, want: Want, load: Load) -> float:
+def _expected_decode_s(machine: Machine, want: Demand, load: Load) -> float:
     num_own = want.num_prefill_tokens + want.num_cached_tokens + want.expected_output_tokens / 2.0
     own_s = machine.prices.decode_slot_s + num_own * machine.prices.context_token_s
     step_s = machine.decode_error.mean * (_beside_s(machine, load) + own_s)
     return max(want.expected_output_tokens - 1.0, 0.0) * step_s
 
 
-def _decode_alone_s(machine: Machine, want: Want) -> float:
+def _decode_alone_s(machine: Machine, want: Demand) -> float:
     num_context = want.num_prefill_tokens + want.num_cached_tokens
     step_s = machine.prices.step_time_s(
         num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context

@@ -17,9 +17,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.cached_blocks import EvictionOrder, RecencyOrder
 from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
-from penstock.scheduler.eviction_order import EvictionOrder, RecencyOrder
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.hit_density import HitDensity, bin_of
 from penstock.scheduler.use_history import MAX_USES, UseHistory

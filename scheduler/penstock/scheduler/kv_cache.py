@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.block_claims import RetentionBudget
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cache_book import CacheBook
-from penstock.scheduler.eviction_order import EvictionOrder
+from penstock.scheduler.cached_blocks import EvictionOrder
 from penstock.scheduler.request import Request
+from penstock.scheduler.retention import RetentionBudget
 from penstock.scheduler.sessions import Sessions, session_key
 from penstock.scheduler.slot_arrays import SlotArrays
 

@@ -10,11 +10,10 @@ from collections import deque
 
 import numpy as np
 
-from penstock.scheduler.arrival_order import ArrivalOrder
-from penstock.scheduler.block_claims import RetentionCuts, retention_budget
+from penstock.scheduler.admission_control import AdmissionControl
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
-from penstock.scheduler.door import Door
-from penstock.scheduler.engine_retention import EngineRetention
+from penstock.scheduler.deadline_predictor import DeadlinePredictor, Rejection
+from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.events import (
     Admitted,
     Failed,
@@ -27,13 +26,11 @@ from penstock.scheduler.events import (
 )
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.fair_order import FairOrder
-from penstock.scheduler.flight import Flight
 from penstock.scheduler.hit_density_order import eviction_order_of
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.outlook import Outlook, Verdict
-from penstock.scheduler.queue_places import QueuePlaces
-from penstock.scheduler.quota_accounts import QuotaAccounts
-from penstock.scheduler.refusals import failed
+from penstock.scheduler.launched_step import LaunchedStep
+from penstock.scheduler.queue_order import ArrivalOrder
+from penstock.scheduler.quotas import QuotaAccounts
 from penstock.scheduler.request import (
     NO_TIME,
     UNTRUSTED_ENDS,
@@ -42,7 +39,8 @@ from penstock.scheduler.request import (
     Request,
     RequestSpec,
 )
-from penstock.scheduler.running import Running
+from penstock.scheduler.retention import EngineRetention, RetentionCuts, retention_budget
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.sessions import sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
@@ -80,7 +78,7 @@ class Lifecycle:
             eviction_order_of(config, info),
             retention_budget(config, info.num_blocks),
         )
-        self.running = Running(self.arrays)
+        self.running = RunningSet(self.arrays)
         self.tenants = Tenants(config)
         self.quotas = QuotaAccounts({}, config.tenant_quota)
         self.is_fair = config.order is SchedulingOrder.FAIR
@@ -88,9 +86,9 @@ class Lifecycle:
             FairOrder(self.tenants, config) if self.is_fair else ArrivalOrder(),
             self.tenants,
             WaitingSums(config, info.block_size),
-            QueuePlaces(config, self.tenants),
+            Displacement(config, self.tenants),
         )
-        self.outlook = Outlook(
+        self.outlook = DeadlinePredictor(
             info,
             config,
             arrays=self.arrays,
@@ -109,7 +107,7 @@ class Lifecycle:
         self._keys_of: dict[str, set[int]] = {}
         self._config = config
         self._engine_retention = EngineRetention(config, info) if info.is_self_paced else None
-        self._door = Door(
+        self._door = AdmissionControl(
             info,
             config,
             cache=self.cache,
@@ -122,7 +120,7 @@ class Lifecycle:
         )
         self._next_sequence = 0
         self._next_deadline_s = NO_TIME
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[LaunchedStep] = deque()
 
     @property
     def retention_cuts(self) -> RetentionCuts:
@@ -156,7 +154,7 @@ class Lifecycle:
         ]
         prospect = self._door.look_at(requests, now)
         if prospect.verdict is not None:
-            self.ends.extend(failed(spec, now, prospect.verdict) for spec in specs)
+            self.ends.extend(_failed(spec, now, prospect.verdict) for spec in specs)
             return
         for request in prospect.displaced:
             verdict = self.outlook.crowded(request, FailureReason.QUEUE_FULL, now)
@@ -274,14 +272,14 @@ class Lifecycle:
 
     def fail(self, request: Request, reason: FailureReason, now: float, detail: str = "") -> None:
         """End a live request in ERROR; `detail` is the executor's."""
-        self._end_in_error(request, Verdict(reason=reason), now, detail)
+        self._end_in_error(request, Rejection(reason=reason), now, detail)
 
-    def drop(self, request: Request, verdict: Verdict, now: float) -> None:
+    def drop(self, request: Request, verdict: Rejection, now: float) -> None:
         """End a request that would be late."""
         self._end_in_error(request, verdict, now)
 
     def _end_in_error(
-        self, request: Request, verdict: Verdict, now: float, detail: str = ""
+        self, request: Request, verdict: Rejection, now: float, detail: str = ""
     ) -> None:
         wait, stay = None, None
         if request.state is RequestState.PENDING:
@@ -291,7 +289,7 @@ class Lifecycle:
             is_suspect = verdict.reason in UNTRUSTED_ENDS
             stay = self._vacate(request, now, is_trusted=not is_suspect)
         request.apply(RequestEvent.FAIL)
-        self.ends.append(failed(request.spec, now, verdict, detail=detail, wait=wait, stay=stay))
+        self.ends.append(_failed(request.spec, now, verdict, detail=detail, wait=wait, stay=stay))
         self._bury(request)
 
     def expire(self, now: float) -> None:
@@ -418,3 +416,30 @@ class Lifecycle:
             del self._keys_of[spec.request_id]
         self.quotas.release(spec.tenant)
         self.queue.replace_leader(spec.key)
+
+
+def _failed(
+    spec: RequestSpec,
+    now: float,
+    verdict: Rejection,
+    *,
+    detail: str = "",
+    wait: Wait | None = None,
+    stay: Stay | None = None,
+) -> Failed:
+    """The end of a request at `now`; its ids are added to an executor's error."""
+    return Failed(
+        key=spec.key,
+        at_s=now,
+        reason=verdict.reason,
+        request_id=spec.request_id if detail else "",
+        trace_id=spec.trace_id if detail else b"",
+        detail=detail,
+        estimate_s=verdict.estimate_s,
+        deadline_s=verdict.deadline_s,
+        chance=verdict.chance,
+        retry_after_s=verdict.retry_after_s,
+        breach=verdict.breach,
+        wait=wait,
+        stay=stay,
+    )

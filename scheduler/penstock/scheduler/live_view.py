@@ -1,11 +1,14 @@
-"""One live request as the engine sees it, for operators.
+"""Lists all live requests, for operators.
 
-Owns one value. It contains no token and no text.
+Owns the value, which contains no token and no text, the list and its order. Reads everything,
+changes nothing; may take milliseconds.
 """
 
 from dataclasses import dataclass
 
 from penstock.scheduler.events import WaitReason
+from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.request import Request
 from penstock.scheduler.state import RequestState
 
 
@@ -36,3 +39,72 @@ class LiveView:
     waits_for: WaitReason | None = None
     queue_position: int | None = None
     trace_id: bytes = b""
+
+
+MAX_POSITIONS = 1000
+"""How many waiting requests get a position."""
+
+
+def live_views(life: Lifecycle) -> tuple[LiveView, ...]:
+    """Running requests, most senior first; then waiting ones, in order; then the rest of those.
+
+    The rest have no position: those behind the first thousand, outputs that wait for their prompt,
+    and requests of tenants at their running limit.
+    """
+    running = [
+        _running(life, request)
+        for request in sorted(life.running, key=lambda request: request.seniority)
+    ]
+    first = life.queue.order.first(MAX_POSITIONS)
+    keys = {request.spec.key for request in first}
+    rest = [request for request in life.queue if request.spec.key not in keys]
+    waiting = [_waiting(life, request, place) for place, request in enumerate(first)]
+    return (
+        *running,
+        *waiting,
+        *(_waiting(life, one, None) for one in sorted(rest, key=lambda request: request.seniority)),
+    )
+
+
+def _running(life: Lifecycle, request: Request) -> LiveView:
+    spec, slot, arrays = request.spec, request.slot, life.arrays
+    num_prompt = spec.num_original_prompt_tokens
+    return LiveView(
+        key=spec.key,
+        request_id=spec.request_id,
+        tenant=spec.tenant,
+        output_index=spec.output_index,
+        state=request.state,
+        priority=spec.priority,
+        arrival_s=spec.arrival_s,
+        deadline_s=request.expiry_s,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=int(arrays.num_tokens[slot]) - num_prompt,
+        num_computed_tokens=int(arrays.num_computed[slot]),
+        num_blocks=int(arrays.num_blocks[slot]),
+        num_preemptions=request.num_preemptions,
+        slot=slot,
+        trace_id=spec.trace_id,
+    )
+
+
+def _waiting(life: Lifecycle, request: Request, position: int | None) -> LiveView:
+    spec, num_prompt = request.spec, request.spec.num_original_prompt_tokens
+    return LiveView(
+        key=spec.key,
+        request_id=spec.request_id,
+        tenant=spec.tenant,
+        output_index=spec.output_index,
+        state=request.state,
+        priority=spec.priority,
+        arrival_s=spec.arrival_s,
+        deadline_s=request.expiry_s,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=len(request.tokens) - num_prompt,
+        num_computed_tokens=0,
+        num_blocks=0,
+        num_preemptions=request.num_preemptions,
+        waits_for=life.waits.reason_of(request),
+        queue_position=position,
+        trace_id=spec.trace_id,
+    )

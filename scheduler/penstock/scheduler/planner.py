@@ -1,7 +1,7 @@
 """Plans each step: which requests run and how many tokens each computes.
 
 Owns the order of decisions: running decodes first, then the prompts of tenants under their share
-(shares.py), then other prefills in progress, and then other admissions, none in a step that
+(fair_share.py), then other prefills in progress, and then other admissions, none in a step that
 preempted. Every request has a number of computed tokens and must catch up with its total (as in
 vLLM), so chunked prefill, prefix hits and recomputation after a preemption are the same. A
 self-paced executor takes prompts whole, and one without a response is planned again in every step,
@@ -16,17 +16,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.admissions import Admissions
 from penstock.scheduler.batch import Batch
+from penstock.scheduler.batch_admission import BatchAdmission
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.flight import Chunk, Flight
-from penstock.scheduler.grants import Grants
+from penstock.scheduler.fair_share import FairShare
+from penstock.scheduler.launched_step import Chunk, LaunchedStep
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.running import DecodeRoster
-from penstock.scheduler.shares import Shares
+from penstock.scheduler.token_budget import TokenBudget
 from penstock.scheduler.victims import choose_victim
 
 MAX_PAUSED_STEPS = 3
@@ -38,7 +38,7 @@ class Planner:
 
     def __init__(self, life: Lifecycle, info: ExecutorInfo, config: SchedulerConfig) -> None:
         self._life = life
-        self._admissions = Admissions(life, info, config)
+        self._admissions = BatchAdmission(life, info, config)
         self._max_prefill_share = config.max_prefill_share if life.is_fair else 1.0
         self._depth = info.pipeline_depth
         self._takes_whole_prompts = info.is_self_paced
@@ -58,7 +58,7 @@ class Planner:
         self._num_old_blocks = 0
         self._step = 0
 
-    def plan(self, now: float) -> Flight | None:
+    def plan(self, now: float) -> LaunchedStep | None:
         """The next step, its tokens accounted as launched.
 
         Without running requests: a step of no rows when slots were released, since an executor must
@@ -69,7 +69,7 @@ class Planner:
         self._num_old_blocks = self._life.cache.pool.num_used
         num_decodes = self._make_room_for_decodes(now)
         self._life.is_behind = False
-        grants = Grants(
+        grants = TokenBudget(
             self._num_steps_ahead * self._prefill_tokens(num_decodes),
             max_share=self._max_prefill_share,
             is_whole=self._takes_whole_prompts,
@@ -128,8 +128,8 @@ class Planner:
             else:
                 self._preempt(self._victim(set()), now)
 
-    def _serve_light(self, grants: Grants, now: float) -> bool:
-        """Prompts of light tenants (shares.py) first, under way or new, with all they can use.
+    def _serve_light(self, grants: TokenBudget, now: float) -> bool:
+        """Prompts of light tenants (fair_share.py) first, under way or new, with all they can use.
 
         Whether others may have what is left. A step that ends such a prompt gives others' prompts
         nothing, so that its first token does not wait for theirs; but the next one does. None goes
@@ -185,12 +185,12 @@ class Planner:
             life.running.pause_decoding(paused)
             self._num_paused_steps = num_paused + 1
 
-    def _continue_prefills(self, grants: Grants, now: float) -> None:
+    def _continue_prefills(self, grants: TokenBudget, now: float) -> None:
         running = self._life.running
         under_way = running.prefilling_by_level() if self._life.is_fair else running.prefilling()
         self._continue(under_way, grants, now)
 
-    def _continue(self, under_way: list[Request], grants: Grants, now: float) -> None:
+    def _continue(self, under_way: list[Request], grants: TokenBudget, now: float) -> None:
         arrays, urgent = self._life.arrays, self._urgent(under_way, now)
         if urgent:
             under_way = sorted(
@@ -212,7 +212,8 @@ class Planner:
     def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
         """Slots of prompts that go first in their class and share with no other; when they are due.
 
-        See urgency.py. None while a request of a higher class waits, which needs budget to get in.
+        See deadlines.py. None while a request of a higher class waits, which needs budget to get
+        in.
 
         **Bound.** In one step of `aging_stride` all are served as if none were urgent.
         """
@@ -226,7 +227,9 @@ class Planner:
         level = life.arrays.level
         return {slot: s for slot, s in urgent.items() if level[slot] >= first.spec.priority}
 
-    def _make_room(self, request: Request, num_tokens: int, grants: Grants, now: float) -> bool:
+    def _make_room(
+        self, request: Request, num_tokens: int, grants: TokenBudget, now: float
+    ) -> bool:
         """Blocks for a running request, by preemption if necessary; False if it was preempted
         itself.
 
@@ -250,16 +253,16 @@ class Planner:
         # In order of seniority the requests that got tokens are never the most junior.
         return self._life.running.most_junior()
 
-    def _shares(self) -> Shares:
+    def _shares(self) -> FairShare:
         life = self._life
-        return Shares(life.arrays, life.cache, life.running, life.tenants, self._yield_ratio)
+        return FairShare(life.arrays, life.cache, life.running, life.tenants, self._yield_ratio)
 
     def _preempt(self, victim: Request, now: float) -> None:
         self._has_preempted = True
         self._thrown_out.append((int(self._life.arrays.level[victim.slot]), victim.tenant))
         self._life.preempt(victim, now)
 
-    def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> Flight:
+    def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> LaunchedStep:
         """Advance all requests as if the step were done, and make the batch."""
         life, arrays = self._life, self._life.arrays
         starts, num_decodes = roster.starts, len(roster.rows)
@@ -305,4 +308,6 @@ class Planner:
         life.released.clear()
         self._step += 1
         is_roster = rows is roster.rows
-        return Flight(batch, rows, positions, roster.ones if is_roster else None, tuple(chunks))
+        return LaunchedStep(
+            batch, rows, positions, roster.ones if is_roster else None, tuple(chunks)
+        )

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from penstock.scheduler.batch import SlotFailure, StepResult, TokenLogprobs
 from penstock.scheduler.events import PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.flight import Chunk, Flight
+from penstock.scheduler.launched_step import Chunk, LaunchedStep, Rows
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import FailureReason, FinishReason, Request
-from penstock.scheduler.rows import Rows
 
 
 class Results:
@@ -33,7 +32,7 @@ class Results:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[tuple[int, int, TokenLogprobs]] = []
 
-    def apply(self, flight: Flight, result: StepResult, now: float) -> None:
+    def apply(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         """Advance the requests of `flight` by `result`.
 
         Raises ValueError when the result does not fit the batch: the executor is broken.
@@ -56,10 +55,10 @@ class Results:
             if request is not None:
                 self._life.finish(request, end.reason, now, end.stop_id)
 
-    def _live(self, flight: Flight, slot: int) -> Request | None:
+    def _live(self, flight: LaunchedStep, slot: int) -> Request | None:
         return None if slot in flight.dropped else self._life.running.request_at(slot)
 
-    def _note_prompts(self, flight: Flight, result: StepResult, now: float) -> None:
+    def _note_prompts(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         for chunk in self._computed_chunks(flight, result):
             self._life.cache.register(chunk.request, chunk.start + chunk.count)
             if chunk.completes:
@@ -77,7 +76,7 @@ class Results:
                     PrefixFound(key=request.spec.key, at_s=now, num_cached_tokens=num_cached)
                 )
 
-    def _computed_chunks(self, flight: Flight, result: StepResult) -> list[Chunk]:
+    def _computed_chunks(self, flight: LaunchedStep, result: StepResult) -> list[Chunk]:
         """Prefill rows that are done; of a self-paced executor only a token shows that."""
         chunks = [chunk for chunk in flight.chunks if chunk.slot not in flight.dropped]
         if not self._is_self_paced or not chunks:
@@ -85,7 +84,7 @@ class Results:
         answered = set(_answered_slots(result))
         return [chunk for chunk in chunks if chunk.slot in answered]
 
-    def _append_all(self, flight: Flight, result: StepResult, now: float) -> None:
+    def _append_all(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         """The usual case: one token for every row, except released slots."""
         rows, positions, tokens, logprobs = (
             flight.rows,
@@ -151,7 +150,7 @@ class Results:
             else:
                 self._life.finish(request, FinishReason.LENGTH, now)
 
-    def _append_some(self, flight: Flight, result: StepResult, now: float) -> None:
+    def _append_some(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         """The general case: rows released meanwhile, rows missing, or several tokens a row."""
         row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
         slots = result.slots.tolist()
@@ -186,7 +185,7 @@ class Results:
             )
             alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
 
-    def _ask_again(self, flight: Flight, answered: set[int]) -> None:
+    def _ask_again(self, flight: LaunchedStep, answered: set[int]) -> None:
         """Rows that sampled nothing this time: revert their step."""
         silent = [
             slot
@@ -204,7 +203,7 @@ class Results:
         else:
             self._life.running.prefill_again(silent)
 
-    def _wait_on(self, flight: Flight, silent: set[int]) -> None:
+    def _wait_on(self, flight: LaunchedStep, silent: set[int]) -> None:
         """Prompts without a result are planned again, whole; decodes stay as they are."""
         unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
         for chunk in unanswered:

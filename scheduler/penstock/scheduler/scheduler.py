@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import StepMeasure
 from penstock.scheduler.events import NO_KEYS, NO_TOKENS, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.flight import Flight
+from penstock.scheduler.launched_step import LaunchedStep
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.results import Results
-from penstock.scheduler.step_measure import StepMeasure
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -81,7 +81,7 @@ class Scheduler:
         return self.life.flights[0].batch
 
     @property
-    def newest_flight(self) -> Flight:
+    def newest_flight(self) -> LaunchedStep:
         """The launched step that was planned last; there must be one."""
         return self.life.flights[-1]
 

@@ -1,8 +1,8 @@
 """Waiting requests: membership, totals, and when to check them again.
 
 Owns membership, the counters of the bounds, and when to check each PENDING request again; an
-`Order` owns which goes next. Outputs of one request wait outside the order (`hold`) until their
-leader's prompt is computed and can be shared.
+`QueueOrder` owns which goes next. Outputs of one request wait outside the order (`hold`) until
+their leader's prompt is computed and can be shared.
 
 Heaps drop stale entries lazily: an entry is live while its request has the entry's ticket.
 """
@@ -10,74 +10,13 @@ Heaps drop stale entries lazily: an entry is live while its request has the entr
 import heapq
 import itertools
 from collections.abc import Iterator
-from typing import Protocol
 
-from penstock.scheduler.forecast import Ahead
-from penstock.scheduler.queue_places import QueuePlaces
+from penstock.scheduler.displacement import Displacement
+from penstock.scheduler.forecast import QueuedAhead
+from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_sums import WaitingSums
-
-
-class Order(Protocol):
-    """Orders requests that have a ticket. No call costs more than a heap's."""
-
-    def __len__(self) -> int:
-        """Requests in the order."""
-        ...
-
-    def push(self, request: Request) -> None:
-        """Order a request that has just got its ticket."""
-        ...
-
-    def discard(self, request: Request) -> None:
-        """Forget a request whose ticket was just taken."""
-        ...
-
-    def note_admission(self, request: Request) -> bool:
-        """A request is about to be admitted, and still has a ticket; whether for its age alone."""
-        ...
-
-    def eldest_beside(self, request: Request) -> Request | None:
-        """Of the requests that wait in its class for its tenant, itself included, the eldest.
-
-        None when no other tenant waits there, or tenants have no turns.
-        """
-        ...
-
-    def first(self, max_num: int) -> list[Request]:
-        """The next requests if nothing changed, so many at most; slow, for operators.
-
-        Without those of tenants at their running limit. Changes nothing.
-        """
-        ...
-
-    def peek(self, now: float) -> Request | None:
-        """The next request, None when none may go."""
-        ...
-
-    def peek_in_turn(self, now: float) -> Request | None:
-        """The next request without preference for age; None when a turn by age is overdue."""
-        ...
-
-    def pass_over(self, request: Request) -> None:
-        """Skip the request that `peek` returned until `end_round`."""
-        ...
-
-    def end_round(self) -> None:
-        """Skipped requests return to their places."""
-        ...
-
-    def release(self, tenant: int) -> None:
-        """A tenant at its running limit runs one less."""
-        ...
-
-
-def expiry_s(request: Request) -> float:
-    """When a request that still waits is no longer worth running, engine clock."""
-    spec = request.spec
-    ttft = spec.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
-    return min(spec.deadline_s, spec.time_limit_s, ttft)
 
 
 class WaitingQueue:
@@ -88,7 +27,7 @@ class WaitingQueue:
     """
 
     def __init__(
-        self, order: Order, tenants: Tenants, sums: WaitingSums, places: QueuePlaces
+        self, order: QueueOrder, tenants: Tenants, sums: WaitingSums, places: Displacement
     ) -> None:
         self.order = order
         self.places = places
@@ -158,9 +97,11 @@ class WaitingQueue:
             ]
             heapq.heapify(self._rechecks)
 
-    def ahead_of(self, request: Request, num_prefill: int, *, is_light: bool = False) -> Ahead:
+    def ahead_of(
+        self, request: Request, num_prefill: int, *, is_light: bool = False
+    ) -> QueuedAhead:
         """The requests likely to go before one that does not wait yet."""
-        return self.sums.ahead_of(request, expiry_s(request), num_prefill, is_light=is_light)
+        return self.sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
 
     def due(self, now: float) -> list[Request]:
         """Waiting requests whose `recheck_s` is at or before `now`; each is returned once."""
@@ -196,5 +137,5 @@ class WaitingQueue:
     def _enter(self, request: Request) -> None:
         request.ticket = next(self._tickets)
         self.version += 1
-        self.sums.add(request, expiry_s(request))
+        self.sums.add(request, request.expiry_s)
         self.order.push(request)

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.scheduler.completion import PrefillCredit, StandingQueues, TokenTime
 from penstock.scheduler.events import Failed, Finished
-from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
+from penstock.scheduler.output_lengths import Exploration
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.step_fit import StepFit
 from support.priced_site import PRICES, PricedSite

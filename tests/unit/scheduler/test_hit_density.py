@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.block_pool import BlockPool
-from penstock.scheduler.eviction_order import EvictionOrder, RecencyOrder
+from penstock.scheduler.cached_blocks import EvictionOrder, RecencyOrder
 from penstock.scheduler.hit_density import NUM_BINS, HitDensity, bin_of
 from penstock.scheduler.hit_density_order import HitDensityOrder
 from penstock.scheduler.use_history import mark_after, mark_of

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.scheduler import check_pieces
-from penstock.scheduler.block_claims import RetentionBudget
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.integrity import IntegrityError
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention
+from penstock.scheduler.retention import RetentionBudget
 from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
 
 NUM_BLOCKS = 4 * check_pieces.PIECE

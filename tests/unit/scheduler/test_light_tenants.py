@@ -8,11 +8,10 @@ import pytest
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
+from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.request import NO_TIME, FinishReason
-from penstock.scheduler.shares import Shares
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.victims import choose_victim
-from penstock.scheduler.yielders import MAX_YIELDS, Lack, choose_yielders
+from penstock.scheduler.victims import MAX_YIELDS, Shortage, choose_for_tenant, choose_victim
 from support.core import NullExecutor, ends, make_engine, make_info, make_spec, run_until_idle
 
 
@@ -42,9 +41,9 @@ def preempted(events: StepEvents) -> list[int]:
     return [change.key for change in events.changes if isinstance(change, Preempted)]
 
 
-def shares_of(engine: Engine, ratio: float = 2.0) -> Shares:
+def shares_of(engine: Engine, ratio: float = 2.0) -> FairShare:
     life = engine.scheduler.life
-    return Shares(life.arrays, life.cache, life.running, life.tenants, ratio)
+    return FairShare(life.arrays, life.cache, life.running, life.tenants, ratio)
 
 
 def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]:
@@ -89,8 +88,8 @@ def test_nobody_is_thrown_out_when_it_would_not_suffice() -> None:
     engine.step()
     life, shares = engine.scheduler.life, shares_of(engine)
     before = shares.dominant.copy()
-    lack = Lack(tenant=5, level=0, is_slot=False, num_blocks_short=15, num_blocks=3)
-    assert choose_yielders(life, shares, lack, set()) == []
+    lack = Shortage(tenant=5, level=0, is_slot=False, num_blocks_short=15, num_blocks=3)
+    assert choose_for_tenant(life, shares, lack, set()) == []
     assert (shares.dominant == before).all()
 
 

@@ -10,8 +10,14 @@ import pytest
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
-from penstock.scheduler.quota_accounts import QuotaAccounts
-from penstock.scheduler.quotas import MAX_QUOTA, NO_QUOTA, QuotaBreach, QuotaKind, TenantQuota
+from penstock.scheduler.quotas import (
+    MAX_QUOTA,
+    NO_QUOTA,
+    QuotaAccounts,
+    QuotaBreach,
+    QuotaKind,
+    TenantQuota,
+)
 from penstock.scheduler.request import FailureReason, RequestSpec
 from support.core import FakeClock, make_engine, make_info, make_spec, num_live_of, run_until_idle
 

@@ -7,10 +7,9 @@ import pytest
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.engine_retention import as_retention
 from penstock.scheduler.events import Admitted, Preempted, StepEvents
-from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention, FinishReason, RequestSpec
+from penstock.scheduler.retention import as_retention
 from penstock.scheduler.sessions import session_key
 from support.core import (
     BLOCK_SIZE,

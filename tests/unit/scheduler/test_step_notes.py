@@ -9,13 +9,12 @@ import pytest
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import CostModel, measure_of
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents, WaitReason
-from penstock.scheduler.flight import Chunk
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_measure import measure_of
-from penstock.scheduler.step_note import StepNote
 from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
 from support.self_paced import SelfPacedExecutor
 

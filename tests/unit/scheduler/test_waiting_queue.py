@@ -1,8 +1,8 @@
 """Order, expiry, and siblings that wait for their leader."""
 
-from penstock.scheduler.arrival_order import ArrivalOrder
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.queue_places import QueuePlaces
+from penstock.scheduler.displacement import Displacement
+from penstock.scheduler.queue_order import ArrivalOrder
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
@@ -17,7 +17,7 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
 def make_queue() -> WaitingQueue:
     config = SchedulerConfig()
     tenants = Tenants(config)
-    sums, places = WaitingSums(config, block_size=16), QueuePlaces(config, tenants)
+    sums, places = WaitingSums(config, block_size=16), Displacement(config, tenants)
     return WaitingQueue(ArrivalOrder(), tenants, sums, places)
 
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler import yielders
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Preempted, StepEvents
-from penstock.scheduler.request import Request, RequestSpec
-from penstock.scheduler.request_options import Constraint, ConstraintKind
-from penstock.scheduler.shares import Shares
-from penstock.scheduler.yielders import MAX_YIELDERS, MAX_YIELDS, Lack, choose_yielders
+from penstock.scheduler.fair_share import FairShare
+from penstock.scheduler.request import Constraint, ConstraintKind, Request, RequestSpec
+from penstock.scheduler.victims import MAX_YIELDERS, MAX_YIELDS, Shortage, choose_for_tenant
 from support.core import FakeClock, make_engine, make_info, make_spec
 
 CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("any",))
@@ -47,22 +45,22 @@ def run(engine: Engine, specs: Sequence[RequestSpec]) -> None:
     assert engine.scheduler.num_running == len(specs)
 
 
-def shares_of(engine: Engine) -> Shares:
+def shares_of(engine: Engine) -> FairShare:
     life = engine.scheduler.life
-    return Shares(life.arrays, life.cache, life.running, life.tenants, 2.0)
+    return FairShare(life.arrays, life.cache, life.running, life.tenants, 2.0)
 
 
 def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> list[int]:
     """Keys of those who yield to one of a tenant that holds nothing."""
     life = engine.scheduler.life
-    lack = Lack(
+    lack = Shortage(
         tenant=life.tenants.join("quiet"),
         level=0,
         is_slot=is_slot,
         num_blocks_short=num_blocks_short,
         num_blocks=1,
     )
-    found = choose_yielders(life, shares_of(engine), lack, set())
+    found = choose_for_tenant(life, shares_of(engine), lack, set())
     life.tenants.leave(lack.tenant)
     return [request.spec.key for request, _ in found]
 
@@ -102,7 +100,7 @@ def test_whose_output_has_a_form_stays() -> None:
 def test_those_who_may_not_give_way_count_among_those_looked_at(
     num_done: int, found: list[int]
 ) -> None:
-    assert yielders._MAX_TRIES == MAX_TRIES
+    assert victims._MAX_TRIES == MAX_TRIES
     engine, _ = build()
     run(engine, [*(flood(key, 5) for key in range(1, num_done + 1)), flood(99, 8)])
     requests = engine.scheduler.life.requests
@@ -120,7 +118,7 @@ def test_a_step_looks_at_few_however_many_run(monkeypatch: pytest.MonkeyPatch) -
         looked_at.append(request.spec.key)
         return False
 
-    monkeypatch.setattr(yielders, "_may_yield", noted)
+    monkeypatch.setattr(victims, "_may_yield", noted)
     assert chosen(engine, 1) == []
     assert len(looked_at) == MAX_TRIES
 
@@ -134,13 +132,13 @@ def test_who_was_looked_at_in_vain_is_not_looked_at_again(monkeypatch: pytest.Mo
     for key in range(1, 7):
         engine.scheduler.life.requests[key].num_yields = MAX_YIELDS
     looked_at: list[int] = []
-    may_yield = yielders._may_yield
+    may_yield = victims._may_yield
 
     def noted(request: Request) -> bool:
         looked_at.append(request.spec.key)
         return may_yield(request)
 
-    monkeypatch.setattr(yielders, "_may_yield", noted)
+    monkeypatch.setattr(victims, "_may_yield", noted)
     assert chosen(engine, 6) == [11, 12, 13]
     assert sorted(key for key in looked_at if key < 10) == [1, 2, 3, 4, 5, 6]
 
@@ -197,7 +195,7 @@ def test_a_block_that_both_would_hold_is_none_that_comes_free() -> None:
     matched = life.cache.pool.match(late.block_hashes)
     assert len(matched) == 8
     held = int(life.arrays.num_blocks[life.requests[1].slot])
-    lack = Lack(
+    lack = Shortage(
         tenant=life.tenants.join("quiet"),
         level=0,
         is_slot=False,
@@ -205,5 +203,5 @@ def test_a_block_that_both_would_hold_is_none_that_comes_free() -> None:
         num_blocks=1,
         matched=tuple(matched),
     )
-    found = choose_yielders(life, shares_of(engine), lack, set())
+    found = choose_for_tenant(life, shares_of(engine), lack, set())
     assert [(request.spec.key, num_freed) for request, num_freed in found] == [(1, held - 8)]

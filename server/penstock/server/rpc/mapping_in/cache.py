@@ -4,7 +4,7 @@ import math
 from typing import Final
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.tenants import MAX_PRIORITY

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.form_size import (
     fault_of_grammar,

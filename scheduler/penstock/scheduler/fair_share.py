@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
 
@@ -26,7 +26,7 @@ _CROWD = 2.0
 """Times `yield_ratio`, where no tenant holds more than all others together."""
 
 
-class Shares:
+class FairShare:
     """Dominant shares of the tenants with running requests, at present.
 
     `dominant` float64 [capacity of the tenants' table]: the greater of a tenant's shares of slots
@@ -37,7 +37,7 @@ class Shares:
         self,
         arrays: SlotArrays,
         cache: KVCache,
-        running: Running,
+        running: RunningSet,
         tenants: Tenants,
         yield_ratio: float,
     ) -> None:

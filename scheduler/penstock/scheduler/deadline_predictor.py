@@ -26,14 +26,14 @@ from dataclasses import dataclass, replace
 from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.contention import Contention
-from penstock.scheduler.deadlines import Deadlines, deadlines_of
+from penstock.scheduler.deadlines import Deadlines, deadlines_of, urgent_of
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.forecast import (
-    Ahead,
+    Demand,
     Forecast,
     Load,
     Machine,
-    Want,
+    QueuedAhead,
     forecast,
     forecast_alone,
     hopeless_at_s,
@@ -41,13 +41,12 @@ from penstock.scheduler.forecast import (
 )
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.live_prefixes import LivePrefixes
-from penstock.scheduler.pace import Pace
 from penstock.scheduler.quotas import QuotaBreach
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.urgency import urgent_of
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
@@ -56,7 +55,7 @@ _FAR = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Rejection:
     """Why a request is refused or dropped, and the reported figures: see `events.Failed`."""
 
     reason: FailureReason
@@ -68,18 +67,18 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
+class QueueEstimate:
     """The prediction for an arriving request: see `events.Queued`; `verdict`: why to reject it,
     None to admit it. `displaced`: waiting requests that it then displaces.
     """
 
     num_ahead: int
     queue_s: float | None = None
-    verdict: Verdict | None = None
+    verdict: Rejection | None = None
     displaced: tuple[Request, ...] = ()
 
 
-class Outlook:
+class DeadlinePredictor:
     """Predicts for the requests of one engine."""
 
     def __init__(
@@ -89,11 +88,11 @@ class Outlook:
         *,
         arrays: SlotArrays,
         cache: KVCache,
-        running: Running,
+        running: RunningSet,
         queue: WaitingQueue,
         tenants: Tenants,
     ) -> None:
-        self.pace = Pace(info, config)
+        self.pace = StepSizing(info, config)
         self.completion = CompletionPredictor(
             config.min_deadline_chance, self.pace.fit, arrays=arrays, running=running
         )
@@ -135,18 +134,18 @@ class Outlook:
                 self.prefixes.add(request, len(matched))
             request.recheck_s = min(spec.time_limit_s, self._hopeless_s(request, matched))
 
-    def prospect(self, request: Request, now: float) -> Prospect:
+    def prospect(self, request: Request, now: float) -> QueueEstimate:
         """The prediction for a request that is about to join the queue, and whether it
         should not.
         """
         if not self.pace.has_prices:
-            return Prospect(num_ahead=self._queue.ahead_of(request, 0).num_requests)
+            return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = deadlines_of(request)
         if deadlines.total_s != NO_TIME:
             has_line = self._queue.sums.has_line(request)
             self.completion.note_arrival(request, now, finds_queue=has_line)
         if not (deadlines.is_any or len(self._queue)) and self._has_place:
-            return Prospect(num_ahead=0, queue_s=0.0)
+            return QueueEstimate(num_ahead=0, queue_s=0.0)
         machine = self._machine()
         matched = self._cache.match(request)
         want = self._want(request, matched)
@@ -162,7 +161,7 @@ class Outlook:
                 or self._is_exploring(request, verdict)
             ):
                 verdict = None
-        return Prospect(num_ahead=ahead.num_requests, queue_s=likely.queue_s, verdict=verdict)
+        return QueueEstimate(num_ahead=ahead.num_requests, queue_s=likely.queue_s, verdict=verdict)
 
     def hopeless_s(self, request: Request) -> float:
         """When a waiting request will be late whatever happens, by present knowledge.
@@ -174,11 +173,11 @@ class Outlook:
             return deadlines_of(request).earliest_s
         return self._hopeless_s(request, matched)
 
-    def dropped(self, request: Request, now: float) -> Verdict:
+    def dropped(self, request: Request, now: float) -> Rejection:
         """The verdict for a request whose `hopeless_s` has come."""
         deadlines = deadlines_of(request)
         if not self.pace.has_prices:
-            return Verdict(reason=deadlines.passed_by(now))
+            return Rejection(reason=deadlines.passed_by(now))
         want = self._want(request, self._cache.match(request))
         load, ahead = self._contention.of_arrival(request, want)
         likely = forecast(self._machine(), want, load, ahead)
@@ -186,28 +185,28 @@ class Outlook:
         is_over = deadlines.earliest_s <= now
         return replace(verdict, reason=deadlines.passed_by(now)) if is_over else verdict
 
-    def crowded(self, request: Request, reason: FailureReason, now: float) -> Verdict:
+    def crowded(self, request: Request, reason: FailureReason, now: float) -> Rejection:
         """The verdict for a request that the queue has no room for."""
         if not self.pace.has_prices:
-            return Verdict(reason=reason)
+            return Rejection(reason=reason)
         want = self._want(request, self._cache.match(request))
         load, ahead = self._contention.of_arrival(request, want)
         likely = forecast(self._machine(), want, load, ahead)
         # As much as its own demand must have left the queue by then.
-        leaving = Ahead(
+        leaving = QueuedAhead(
             num_requests=1,
             num_prefill_tokens=want.num_prefill_tokens,
             num_blocks=want.num_blocks,
             num_output_tokens=want.expected_output_tokens,
         )
         until = forecast(self._machine(), want, load, leaving)
-        return Verdict(
+        return Rejection(
             reason=reason, estimate_s=likely.ttft_s, retry_after_s=retry_after_s(until, now)
         )
 
     def verdict_at_admission(
         self, request: Request, matched: list[int], now: float
-    ) -> Verdict | None:
+    ) -> Rejection | None:
         """Why a request that could run now is not worth it; None when it is.
 
         With the running requests and the present budget of prefill it takes the time of
@@ -220,7 +219,7 @@ class Outlook:
             return None
         machine, want = self._machine(), self._want(request, matched)
         load = self._contention.of_admission(request, want)
-        likely = forecast(machine, want, load, Ahead())
+        likely = forecast(machine, want, load, QueuedAhead())
         alone = forecast_alone(machine, want)
         hope = Forecast(
             queue_s=likely.queue_left * likely.queue_s,
@@ -234,8 +233,9 @@ class Outlook:
         self.completion.token_time.note_step(seconds, now)
         return self.pace.note_step(seconds, now, has_prefill=has_prefill)
 
-    def given_up(self, now: float) -> list[tuple[Request, Verdict]]:
-        """Running requests that have less than the smallest chance to end before their deadlines.
+    def given_up(self, now: float) -> list[tuple[Request, Rejection]]:
+        """RunningSet requests that have less than the smallest chance to end before their
+        deadlines.
 
         Only once in a while; empty in between.
         """
@@ -243,16 +243,16 @@ class Outlook:
             return []
         load = self._contention.load()
         token_s = self.completion.token_time.beside(load, now)
-        found: list[tuple[Request, Verdict]] = []
+        found: list[tuple[Request, Rejection]] = []
         for request, chance in self.completion.running_late(token_s, now):
             want = self._want(request, [])
-            likely = forecast(self._machine(), want, load, Ahead())
+            likely = forecast(self._machine(), want, load, QueuedAhead())
             done_s = now + want.min_output_tokens * token_s
             found.append((request, self._unlikely(request, want, likely, chance, done_s)))
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Slots of prompts under way that must not share (urgency.py), and when they are due."""
+        """Slots of prompts under way that must not share (deadlines.py), and when they are due."""
         due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
         if not (due and self._is_able):
@@ -287,7 +287,7 @@ class Outlook:
         request.is_trial = request.is_trial or is_due
         return request.is_trial
 
-    def _is_exploring(self, request: Request, verdict: Verdict) -> bool:
+    def _is_exploring(self, request: Request, verdict: Rejection) -> bool:
         """Whether this one is admitted to see whether output lengths have changed."""
         chance, judge = verdict.chance, self.completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance
@@ -306,8 +306,14 @@ class Outlook:
         )
 
     def _rejection(
-        self, request: Request, want: Want, load: Load, likely: Forecast, hope: Forecast, now: float
-    ) -> Verdict | None:
+        self,
+        request: Request,
+        want: Demand,
+        load: Load,
+        likely: Forecast,
+        hope: Forecast,
+        now: float,
+    ) -> Rejection | None:
         """Why not to admit a request with `hope` at best; None to admit it."""
         if not deadlines_of(request).are_met(hope, now):
             return self._late(request, want, likely, hope, now)
@@ -325,13 +331,13 @@ class Outlook:
         return self._unlikely(request, want, likely, completion.chance, now + completion.needed_s)
 
     def _unlikely(
-        self, request: Request, want: Want, likely: Forecast, chance: float, done_s: float
-    ) -> Verdict:
+        self, request: Request, want: Demand, likely: Forecast, chance: float, done_s: float
+    ) -> Rejection:
         """The verdict for a request that will probably be late; `done_s`: its predicted end."""
         spec = request.spec
         alone = forecast_alone(self._machine(), want)
         is_possible = spec.arrival_s + alone.total_s < spec.deadline_s
-        return Verdict(
+        return Rejection(
             reason=FailureReason.DEADLINE_UNREACHABLE,
             estimate_s=max(done_s, spec.deadline_s) - spec.arrival_s,
             deadline_s=spec.deadline_s - spec.arrival_s,
@@ -340,8 +346,8 @@ class Outlook:
         )
 
     def _late(
-        self, request: Request, want: Want, likely: Forecast, hope: Forecast, now: float
-    ) -> Verdict:
+        self, request: Request, want: Demand, likely: Forecast, hope: Forecast, now: float
+    ) -> Rejection:
         """The verdict for a request that is late even with `hope`; the reported figures are the
         likely ones.
         """
@@ -358,7 +364,7 @@ class Outlook:
         wait_s = retry_after_s(
             likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
         )
-        return Verdict(
+        return Rejection(
             reason=FailureReason.TTFT_DEADLINE_UNREACHABLE
             if is_ttft
             else FailureReason.DEADLINE_UNREACHABLE,
@@ -378,7 +384,7 @@ class Outlook:
             decode_error=fit.decode_error,
         )
 
-    def _want(self, request: Request, matched: list[int]) -> Want:
+    def _want(self, request: Request, matched: list[int]) -> Demand:
         spec = request.spec
         num_tokens = len(request.tokens)
         num_cached = 0
@@ -389,7 +395,7 @@ class Outlook:
         if spec.deadline_s != NO_TIME:
             num_least = max(num_least, self.completion.least_tokens(request))
         kept = self._info.num_kept_tokens(spec.max_total_tokens)
-        return Want(
+        return Demand(
             num_prefill_tokens=num_tokens - num_cached,
             num_cached_tokens=num_cached,
             num_blocks=self._cache.num_taken(

@@ -10,23 +10,23 @@ requests end one by one until it fits (alone it fits, or it was refused at submi
 kept while others are first. A preempted request is not overtaken at all: running requests lacked
 blocks, and another one would lack them next.
 
-Requests of tenants under their fair share (shares.py) come first, and others are preempted for what
-they lack (yielders.py). They too overtake a blocked request within the bound above, which for them
-also covers a preempted one: the blocks they take are not those it waits for, as long as others are
-preempted.
+Requests of tenants under their fair share (fair_share.py) come first, and others are preempted for
+what they lack (victims.py). They too overtake a blocked request within the bound above, which for
+them also covers a preempted one: the blocks they take are not those it waits for, as long as others
+are preempted.
 """
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.grants import Grants
+from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.lifecycle import Lifecycle
 from penstock.scheduler.request import NO_TIME, Request
-from penstock.scheduler.shares import Shares
-from penstock.scheduler.yielders import Lack, choose_yielders
+from penstock.scheduler.token_budget import TokenBudget
+from penstock.scheduler.victims import Shortage, choose_for_tenant
 
 
-class Admissions:
+class BatchAdmission:
     """Admits requests of a `Lifecycle` while slots, blocks and budget last."""
 
     def __init__(self, life: Lifecycle, info: ExecutorInfo, config: SchedulerConfig) -> None:
@@ -51,7 +51,7 @@ class Admissions:
         self._vain_version = -1
         self._vain_blocks = 0
 
-    def admit(self, grants: Grants, now: float) -> WaitReason | None:
+    def admit(self, grants: TokenBudget, now: float) -> WaitReason | None:
         """Give slots and tokens of `grants` to waiting requests.
 
         Returns what the next in line lacked, None when no admissible request is left.
@@ -101,15 +101,15 @@ class Admissions:
 
     def admit_light(
         self,
-        grants: Grants,
-        shares: Shares,
+        grants: TokenBudget,
+        shares: FairShare,
         least: float,
         thrown_out: list[tuple[int, int]],
         now: float,
     ) -> bool:
         """As `admit`, for requests of tenants under their share, updating `shares`.
 
-        Running requests of others are preempted for what they lack (yielders.py); returns whether
+        Running requests of others are preempted for what they lack (victims.py); returns whether
         that happened. `least`: the lowest class that may be preempted. `thrown_out`: classes and
         tenants of requests already preempted in this step: a new request is of no lower class, and
         of another tenant.
@@ -153,7 +153,7 @@ class Admissions:
             shares.take(request.tenant, num_blocks)
         return has_preempted
 
-    def _lack(self, grants: Grants, *, is_too_long: bool) -> WaitReason | None:
+    def _lack(self, grants: TokenBudget, *, is_too_long: bool) -> WaitReason | None:
         """What the remaining requests in the order lack, when none lacks blocks."""
         life = self._life
         if not len(life.queue.order):
@@ -177,13 +177,13 @@ class Admissions:
         return is_in_time and blocked.num_overtaken < self._max_num_overtakes
 
     def _make_place(
-        self, request: Request, num_blocks: int, grants: Grants, shares: Shares, now: float
+        self, request: Request, num_blocks: int, grants: TokenBudget, shares: FairShare, now: float
     ) -> bool:
         """Preempt requests for one of a tenant under its share; False when they do not suffice."""
         life = self._life
         if not self._may_yield or len(life.running) > life.outlook.pace.max_num_running:
             return False
-        lack = Lack(
+        lack = Shortage(
             tenant=request.tenant,
             level=request.spec.priority,
             is_slot=not life.has_place,
@@ -191,7 +191,7 @@ class Admissions:
             num_blocks=num_blocks,
             matched=tuple(self._cached(request)),
         )
-        yielders = choose_yielders(life, shares, lack, grants.slots)
+        yielders = choose_for_tenant(life, shares, lack, grants.slots)
         for yielder, _ in yielders:
             yielder.num_yields += 1
             life.preempt(yielder, now)
@@ -202,7 +202,7 @@ class Admissions:
         request: Request,
         matched: list[int],
         reserve_tokens: int,
-        grants: Grants,
+        grants: TokenBudget,
         now: float,
         *,
         is_past_blocked: bool,

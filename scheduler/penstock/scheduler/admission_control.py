@@ -3,7 +3,7 @@
 Owns the refusals at submission, in order: a request id in use, a size that can never fit, a time
 that has passed, more outputs than may ever run or wait at once, a tenant over a quota or over its
 part of the queue, a full queue, and a deadline that cannot be met. At a full queue a request may
-displace others (queue_places.py). A replayed request is refused only for the first three. Changes
+displace others (displacement.py). A replayed request is refused only for the first three. Changes
 nothing.
 """
 
@@ -12,17 +12,16 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.outlook import Outlook, Prospect, Verdict
-from penstock.scheduler.quota_accounts import QuotaAccounts
-from penstock.scheduler.quotas import QuotaBreach, QuotaKind
+from penstock.scheduler.quotas import QuotaAccounts, QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
-class Door:
+class AdmissionControl:
     """Checks requests before they wait; the outputs of one request are admitted or refused as one.
 
     `keys`, `request_ids`: of live requests.
@@ -37,7 +36,7 @@ class Door:
         queue: WaitingQueue,
         tenants: Tenants,
         quotas: QuotaAccounts,
-        outlook: Outlook,
+        outlook: DeadlinePredictor,
         keys: Container[int],
         request_ids: Container[str],
     ) -> None:
@@ -51,16 +50,16 @@ class Door:
         self._keys = keys
         self._request_ids = request_ids
 
-    def look_at(self, requests: Sequence[Request], now: float) -> Prospect:
+    def look_at(self, requests: Sequence[Request], now: float) -> QueueEstimate:
         """The outcome for the outputs of one request, leader first; with a verdict, their
         refusal.
         """
         leader = requests[0]
         reason = self._flaw([request.spec for request in requests])
         if reason is not None:
-            return Prospect(num_ahead=0, verdict=Verdict(reason=reason))
+            return QueueEstimate(num_ahead=0, verdict=Rejection(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
-            return Prospect(num_ahead=0, verdict=self._outlook.dropped(leader, now))
+            return QueueEstimate(num_ahead=0, verdict=self._outlook.dropped(leader, now))
         # A replay was admitted before: it is not refused because all others return with it.
         if leader.spec.num_replays:
             return self._outlook.prospect(leader, now)
@@ -68,7 +67,7 @@ class Door:
         displaced = None if verdict is not None else self._displaced(requests)
         if displaced is None:
             full = verdict or self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
-            return Prospect(num_ahead=0, verdict=full)
+            return QueueEstimate(num_ahead=0, verdict=full)
         prospect = self._outlook.prospect(leader, now)
         for follower in requests[1:]:
             follower.is_trial, follower.is_new = leader.is_trial, leader.is_new
@@ -95,7 +94,7 @@ class Door:
             return FailureReason.EXCEEDS_KV_CACHE
         return None
 
-    def _too_many(self, requests: Sequence[Request]) -> Verdict | None:
+    def _too_many(self, requests: Sequence[Request]) -> Rejection | None:
         """Why so many outputs of one request could not wait or run even on an idle engine."""
         num_outputs, breach = len(requests), None
         most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live
@@ -103,15 +102,17 @@ class Door:
             breach = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most, retry_after_s=math.inf)
         if breach is None and num_outputs <= self._config.max_num_waiting:
             return None
-        return Verdict(reason=FailureReason.TOO_MANY_OUTPUTS, retry_after_s=math.inf, breach=breach)
+        return Rejection(
+            reason=FailureReason.TOO_MANY_OUTPUTS, retry_after_s=math.inf, breach=breach
+        )
 
-    def _over_quota(self, requests: Sequence[Request], now: float) -> Verdict | None:
+    def _over_quota(self, requests: Sequence[Request], now: float) -> Rejection | None:
         """The quota of the tenant that is exceeded, its part of the queue included."""
         leader = requests[0]
         tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
         breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
         if breach is not None:
-            return Verdict(
+            return Rejection(
                 reason=FailureReason.TENANT_OVER_QUOTA,
                 retry_after_s=breach.retry_after_s,
                 breach=breach,

@@ -10,8 +10,8 @@ returned to the first at the end.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.scheduler.flight import Chunk
 from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.launched_step import Chunk
 from penstock.scheduler.request import Request
 
 MIN_SHARE = 0.125
@@ -30,7 +30,7 @@ class _Grant:
     remaining: int
 
 
-class Grants:
+class TokenBudget:
     """The rest of a budget, and the grants.
 
     `max_share`: of what is left, what one prompt may take at first. `is_whole`: prompts are taken

@@ -1,14 +1,18 @@
-"""Compact copies of the slot data that one step needs for sampling.
+"""A launched step, until its result is collected, and the rows that it samples.
 
-Owns the gather from `SlotArrays` into dense rows. Everything in `Rows` is constant while a request
-runs, so the rows of a decode batch are gathered when membership changes and reused every step.
+Owns what `update` must know about a batch that the arrays no longer show: which rows sample, at
+which positions, and which prefill chunks they finish. `Rows` are copies from `SlotArrays` that are
+constant while a request runs, so those of a decode batch are gathered when membership changes and
+reused every step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.request import Request
 from penstock.scheduler.slot_arrays import NO_TOKEN, SlotArrays
 
 
@@ -79,3 +83,34 @@ def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: i
         keys=arrays.key[index],
         tenants=arrays.tenant[index],
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """A prefill row: `count` tokens of `request` from position `start` on.
+
+    `completes` when no known token is left: the row samples the next one.
+    """
+
+    request: Request
+    slot: int
+    start: int
+    count: int
+    completes: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """One batch in flight.
+
+    `rows`: the m slots that sample; `positions` int32 [m]: position of the token each samples.
+    `ones` int32 [high_water] as in DecodeRoster when the rows are exactly a decode roster's, else
+    None. `dropped`: slots released since the launch.
+    """
+
+    batch: Batch
+    rows: Rows
+    positions: NDArray[np.int32]
+    ones: NDArray[np.int32] | None
+    chunks: tuple[Chunk, ...]
+    dropped: set[int] = field(default_factory=set[int])

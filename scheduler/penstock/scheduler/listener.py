@@ -1,22 +1,71 @@
-"""Reports every step and every turn to a listener.
+"""The listener of an engine's steps, and what it is called with.
 
-Owns what must be remembered of a step between its launch and its result. Without a listener there
-is no watch and no cost; with one the cost is a few numbers, not rows: decode rows are added up
-again only when they differ from the step before.
+Owns the interface between an engine and a recorder of it, and what must be remembered of a step
+between its launch and its result. Does not know what is recorded. Without a listener there is no
+cost; with one the cost is a few numbers, not rows: decode rows are added up again only when they
+differ from the step before.
 """
 
 import math
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents, WaitReason
-from penstock.scheduler.flight import Flight
+from penstock.scheduler.launched_step import Chunk, LaunchedStep
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.step_note import StepNote
+
+
+class StepNote(NamedTuple):
+    """A step with rows whose result is in. Times are seconds on the engine's clock.
+
+    `begun_s`: planning began; `launched_s`: planning ended, and the executor got the step;
+    `collected_s`: its result had arrived; `updated_s`: and was applied. So what an executor
+    computes before `launch` returns is its own time. `num_prefill_tokens` and `num_context_tokens`
+    as in `CostModel`. `predicted_s`: the predicted duration of the step, NaN without a prediction.
+    `waits_for`: what the next in line lacked when it was planned, None when none waited or all were
+    admitted. The counts after it are of the moment when the result was applied.
+    """
+
+    batch: Batch
+    begun_s: float
+    launched_s: float
+    num_prefill_tokens: int
+    num_context_tokens: int
+    predicted_s: float
+    waits_for: WaitReason | None
+    collected_s: float
+    updated_s: float
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+
+
+class EngineListener(Protocol):
+    """Called on the engine's thread, in every turn: it must be quick, and must not raise."""
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """These are about to be queued: the outputs of one request, leader first."""
+        ...
+
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """The executor is about to get a step; `chunks`: its rows of prefill, in their order."""
+        ...
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """A turn has ended with these events; `note`: of the step whose result is in them.
+
+        A step without rows has none, and for a self-paced executor a turn is one step.
+        """
+        ...
+
 
 _Launch = tuple[Batch, float, float, int, int, float, WaitReason | None]
 """A note's first fields, in its order."""
@@ -39,7 +88,7 @@ class StepWatch:
         """These are about to be queued."""
         self._listener.note_submit(specs)
 
-    def launch(self, flight: Flight, begun_s: float, launched_s: float) -> None:
+    def launch(self, flight: LaunchedStep, begun_s: float, launched_s: float) -> None:
         """A step is about to be launched; `collected` reports its result."""
         life = self._scheduler.life
         batch, chunks = flight.batch, flight.chunks
@@ -86,7 +135,7 @@ class StepWatch:
         note, self._note = self._note, None
         self._listener.note_turn(events, note)
 
-    def _num_context_of_decodes(self, flight: Flight) -> int:
+    def _num_context_of_decodes(self, flight: LaunchedStep) -> int:
         """Sum of the positions of the decode rows at the end of the step."""
         batch, ones = flight.batch, flight.ones
         num_decodes = batch.num_decodes
