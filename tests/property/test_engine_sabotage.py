@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler import planner
+from penstock.scheduler import deadline_predictor, planner
 from penstock.scheduler.admission_control import AdmissionControl
 from penstock.scheduler.batch_admission import BatchAdmission
 from penstock.scheduler.block_pool import BlockPool

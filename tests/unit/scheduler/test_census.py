@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.scheduler import live_view
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, WaitReason

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.scheduler import victims
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Preempted, StepEvents
