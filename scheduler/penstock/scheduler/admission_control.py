@@ -8,24 +8,23 @@ nothing.
 """
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
+from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.quotas import QuotaAccounts, QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.transitions import LiveRequests
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class AdmissionControl:
-    """Checks requests before they wait; the outputs of one request are admitted or refused as one.
-
-    `keys`, `request_ids`: of live requests.
-    """
+    """Checks requests before they wait; outputs of one request are admitted or refused as one."""
 
     def __init__(  # noqa: PLR0913 - each is one thing that it checks
         self,
@@ -34,65 +33,69 @@ class AdmissionControl:
         *,
         cache: KVCache,
         queue: WaitingQueue,
+        displacement: Displacement,
         tenants: Tenants,
         quotas: QuotaAccounts,
-        outlook: DeadlinePredictor,
-        keys: Container[int],
-        request_ids: Container[str],
+        predictor: DeadlinePredictor,
+        requests: LiveRequests,
     ) -> None:
         self._info = info
         self._config = config
         self._cache = cache
         self._queue = queue
+        self._displacement = displacement
         self._tenants = tenants
         self._quotas = quotas
-        self._outlook = outlook
-        self._keys = keys
-        self._request_ids = request_ids
+        self._predictor = predictor
+        self._requests = requests
 
-    def look_at(self, requests: Sequence[Request], now: float) -> QueueEstimate:
-        """The outcome for the outputs of one request, leader first; with a verdict, their
+    def check(self, requests: Sequence[Request], now: float) -> QueueEstimate:
+        """The outcome for the outputs of one request, leader first; with a rejection, their
         refusal.
         """
         leader = requests[0]
-        reason = self._flaw([request.spec for request in requests])
+        reason = self._validate([request.spec for request in requests])
         if reason is not None:
-            return QueueEstimate(num_ahead=0, verdict=Rejection(reason=reason))
+            return QueueEstimate(num_ahead=0, rejection=Rejection(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
-            return QueueEstimate(num_ahead=0, verdict=self._outlook.dropped(leader, now))
+            return QueueEstimate(num_ahead=0, rejection=self._predictor.dropped(leader, now))
         # A replay was admitted before: it is not refused because all others return with it.
         if leader.spec.num_replays:
-            return self._outlook.prospect(leader, now)
-        verdict = self._too_many(requests) or self._over_quota(requests, now)
-        displaced = None if verdict is not None else self._displaced(requests)
+            return self._predictor.estimate(leader, now)
+        rejection = self._check_limits(requests, now)
+        displaced = None if rejection is not None else self._displaced(requests)
         if displaced is None:
-            full = verdict or self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
-            return QueueEstimate(num_ahead=0, verdict=full)
-        prospect = self._outlook.prospect(leader, now)
+            full = rejection or self._predictor.crowded(leader, FailureReason.QUEUE_FULL, now)
+            return QueueEstimate(num_ahead=0, rejection=full)
+        estimate = self._predictor.estimate(leader, now)
         for follower in requests[1:]:
             follower.is_trial, follower.is_new = leader.is_trial, leader.is_new
-        return replace(prospect, displaced=displaced)
+        return replace(estimate, displaced=displaced)
 
-    def _flaw(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
+    def _validate(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
         """An error of the request itself."""
         keys = {spec.key for spec in specs}
-        is_known = specs[0].request_id in self._request_ids
-        if is_known or len(keys) < len(specs) or any(key in self._keys for key in keys):
+        is_known = self._requests.has_id(specs[0].request_id)
+        if is_known or len(keys) < len(specs) or any(key in self._requests for key in keys):
             return FailureReason.REQUEST_ID_IN_USE
         for spec in specs:
-            reason = self._misfit(spec)
+            reason = self._fits(spec)
             if reason is not None:
                 return reason
         return None
 
-    def _misfit(self, spec: RequestSpec) -> FailureReason | None:
+    def _fits(self, spec: RequestSpec) -> FailureReason | None:
         """Why this output could not run even on an idle engine."""
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
-        if self._cache.blocks_for(num_kept) > self._cache.pool.num_blocks:
+        if self._cache.blocks_for(num_kept) > self._cache.num_blocks:
             return FailureReason.EXCEEDS_KV_CACHE
         return None
+
+    def _check_limits(self, requests: Sequence[Request], now: float) -> Rejection | None:
+        """A limit of the queue or of the tenant that is exceeded."""
+        return self._too_many(requests) or self._over_quota(requests, now)
 
     def _too_many(self, requests: Sequence[Request]) -> Rejection | None:
         """Why so many outputs of one request could not wait or run even on an idle engine."""
@@ -121,11 +124,11 @@ class AdmissionControl:
         num_waiting = self._tenants.num_waiting_of(tenant)
         if most is None or not num_waiting or num_waiting + len(requests) <= most:
             return None
-        verdict = self._outlook.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
+        rejection = self._predictor.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
         breach = QuotaBreach(
-            kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=verdict.retry_after_s
+            kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=rejection.retry_after_s
         )
-        return replace(verdict, breach=breach)
+        return replace(rejection, breach=breach)
 
     def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
         """Waiting requests that an arriving one displaces; None when there is no room for it.
@@ -141,7 +144,7 @@ class AdmissionControl:
             return ()
         if config.order is not SchedulingOrder.FAIR:
             return None
-        units = queue.places.displaced_by(requests, num_over, num_tokens_over)
+        units = self._displacement.displaced_by(requests, num_over, num_tokens_over)
         if units is None:
             return None
         # The leader of each last: no follower takes its place in between.

@@ -23,7 +23,7 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.waiting_queue import WaitingQueue
+from penstock.scheduler.waiting_sums import WaitingSums
 
 
 class Contention:
@@ -32,21 +32,21 @@ class Contention:
     def __init__(
         self,
         config: SchedulerConfig,
-        pace: StepSizing,
+        sizing: StepSizing,
         lengths: OutputLengths,
         *,
         arrays: SlotArrays,
         cache: KVCache,
         running: RunningSet,
-        queue: WaitingQueue,
+        sums: WaitingSums,
         tenants: Tenants,
     ) -> None:
-        self._pace = pace
+        self._sizing = sizing
         self._lengths = lengths
         self._arrays = arrays
         self._cache = cache
         self._running = running
-        self._queue = queue
+        self._sums = sums
         self._tenants = tenants
         self._max_tokens = config.max_num_batched_tokens
         self._yield_ratio = config.yield_ratio
@@ -61,7 +61,7 @@ class Contention:
         columns = slice(0, running.high_water)
         prefilling = running.prefilling()
         num_left = int(arrays.max_total[columns].sum()) - int(arrays.num_tokens[columns].sum())
-        num_places = max(self._pace.max_num_running - num_running, int(has_place), 0)
+        num_places = max(self._sizing.max_num_running - num_running, int(has_place), 0)
         return Load(
             num_running=num_running,
             num_decodes=num_running - len(prefilling),
@@ -69,33 +69,33 @@ class Contention:
             num_prefill_tokens=sum(self._nums_left(prefilling)),
             num_output_tokens=self._lengths.expected_remaining(num_running, num_left),
             num_free_slots=num_places,
-            num_free_blocks=max(cache.pool.num_available - cache.num_reserved, 0),
-            num_used_blocks=cache.pool.num_used,
+            num_free_blocks=max(cache.num_available - cache.num_reserved, 0),
+            num_used_blocks=cache.num_used,
             prefill_budget_tokens=max(
-                min(self._pace.prefill_budget_tokens, self._max_tokens - num_running), 1
+                min(self._sizing.prefill_budget_tokens, self._max_tokens - num_running), 1
             ),
         )
 
-    def of_arrival(self, request: Request, want: Demand) -> tuple[Load, QueuedAhead]:
+    def of_arrival(self, request: Request, demand: Demand) -> tuple[Load, QueuedAhead]:
         """What runs and waits before a request that is about to join the queue."""
-        queue = self._queue
-        ahead = queue.ahead_of(request, want.num_prefill_tokens, is_light=True)
-        shares = self._light_beside(request, want, ahead)
-        load = self._before(self.load(), request, want, ahead, shares)
+        sums = self._sums
+        ahead = sums.ahead_of(request, request.expiry_s, demand.num_prefill_tokens, is_light=True)
+        shares = self._light_beside(request, demand, ahead)
+        load = self._before(self.load(), request, demand, ahead, shares)
         if shares is None:
-            ahead = queue.ahead_of(request, want.num_prefill_tokens)
+            ahead = sums.ahead_of(request, request.expiry_s, demand.num_prefill_tokens)
         return load, ahead
 
-    def of_admission(self, request: Request, want: Demand) -> Load:
+    def of_admission(self, request: Request, demand: Demand) -> Load:
         """What runs together with a request that is about to get a slot."""
-        shares = self._light_beside(request, want, QueuedAhead())
-        return self._before(self.load(has_place=True), request, want, QueuedAhead(), shares)
+        shares = self._light_beside(request, demand, QueuedAhead())
+        return self._before(self.load(has_place=True), request, demand, QueuedAhead(), shares)
 
     def _before(
         self,
         load: Load,
         request: Request,
-        want: Demand,
+        demand: Demand,
         ahead: QueuedAhead,
         shares: FairShare | None,
     ) -> Load:
@@ -107,22 +107,24 @@ class Contention:
         under_way = self._running.prefilling()
         if shares is not None:
             under_way = [one for one in under_way if shares.is_light(one.tenant)]
-            load = self._with_place(load, want, ahead)
-        due_s, num_own = deadlines_of(request).ttft_s, want.num_prefill_tokens
+            load = self._with_place(load, demand, ahead)
+        due_s, num_own = deadlines_of(request).ttft_s, demand.num_prefill_tokens
         num_before = sum(
             num if deadlines_of(one).ttft_s <= due_s != NO_TIME else min(num, num_own)
             for one, num in zip(under_way, self._nums_left(under_way), strict=True)
         )
         return replace(load, num_prefill_tokens=num_before)
 
-    def _light_beside(self, request: Request, want: Demand, ahead: QueuedAhead) -> FairShare | None:
+    def _light_beside(
+        self, request: Request, demand: Demand, ahead: QueuedAhead
+    ) -> FairShare | None:
         """The shares in which the request's tenant is light, None if it is not."""
         tenants, name = self._tenants, request.spec.tenant
         if not (self._serves_light and tenants.has_others(name)):
             return None
         shares = FairShare(self._arrays, self._cache, self._running, tenants, self._yield_ratio)
         num_slots = ahead.num_requests + 1
-        num_blocks = ahead.num_blocks + want.num_blocks
+        num_blocks = ahead.num_blocks + demand.num_blocks
         index = tenants.index_of(name)
         if index is None:
             weight = tenants.weight_of(name)
@@ -131,14 +133,14 @@ class Contention:
             is_light = shares.is_light(index, num_slots=num_slots, num_blocks=num_blocks)
         return shares if is_light else None
 
-    def _with_place(self, load: Load, want: Demand, ahead: QueuedAhead) -> Load:
+    def _with_place(self, load: Load, demand: Demand, ahead: QueuedAhead) -> Load:
         """The load once others have yielded what all these lack, where they may."""
         if not self._has_yielders:
             return load
         return replace(
             load,
             num_free_slots=max(load.num_free_slots, ahead.num_requests + 1),
-            num_free_blocks=max(load.num_free_blocks, ahead.num_blocks + want.num_blocks),
+            num_free_blocks=max(load.num_free_blocks, ahead.num_blocks + demand.num_blocks),
         )
 
     def _nums_left(self, prefilling: list[Request]) -> list[int]:

@@ -71,7 +71,7 @@ def urgent_of(
     for slot, due_s in due.items():
         num_done = int(arrays.num_computed[slot])
         num_left = int(arrays.num_tokens[slot]) - num_done
-        want = Demand(num_prefill_tokens=num_left + num_spare, num_cached_tokens=num_done)
-        if now + forecast(machine, want, load, QueuedAhead()).prefill_s > due_s:
+        demand = Demand(num_prefill_tokens=num_left + num_spare, num_cached_tokens=num_done)
+        if now + forecast(machine, demand, load, QueuedAhead()).prefill_s > due_s:
             urgent[slot] = due_s
     return urgent

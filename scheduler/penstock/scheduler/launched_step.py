@@ -6,6 +6,7 @@ constant while a request runs, so those of a decode batch are gathered when memb
 reused every step.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,3 +115,44 @@ class LaunchedStep:
     ones: NDArray[np.int32] | None
     chunks: tuple[Chunk, ...]
     dropped: set[int] = field(default_factory=set[int])
+
+
+class LaunchedSteps:
+    """Launched steps that were not collected, oldest first."""
+
+    def __init__(self) -> None:
+        self._steps: deque[LaunchedStep] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def oldest(self) -> LaunchedStep:
+        """The step whose result is due next; there must be one."""
+        return self._steps[0]
+
+    @property
+    def newest(self) -> LaunchedStep:
+        """The step that was planned last; there must be one."""
+        return self._steps[-1]
+
+    def append(self, step: LaunchedStep) -> None:
+        """A step is launched."""
+        self._steps.append(step)
+
+    def pop_oldest(self) -> LaunchedStep:
+        """The result of the oldest step is in."""
+        return self._steps.popleft()
+
+    def drop(self, slot: int, num_computed: int) -> int:
+        """Record in every step that a slot is released, so that its late tokens are dropped.
+
+        Returns how many of its `num_computed` tokens were computed by steps that were collected.
+        """
+        for step in self._steps:
+            # Once dropped, a row belongs to an earlier request in the same slot.
+            if slot not in step.dropped:
+                starts = step.batch.starts[step.batch.slots == slot]
+                num_computed = min([num_computed, *starts.tolist()])
+                step.dropped.add(slot)
+        return num_computed

@@ -7,9 +7,13 @@ changes nothing; may take milliseconds.
 from dataclasses import dataclass
 
 from penstock.scheduler.events import WaitReason
-from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.request import Request
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
+from penstock.scheduler.wait_clock import WaitClock
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,29 +49,35 @@ MAX_POSITIONS = 1000
 """How many waiting requests get a position."""
 
 
-def live_views(life: Lifecycle) -> tuple[LiveView, ...]:
+def live_views(
+    *,
+    arrays: SlotArrays,
+    running: RunningSet,
+    queue: WaitingQueue,
+    order: QueueOrder,
+    waits: WaitClock,
+) -> tuple[LiveView, ...]:
     """Running requests, most senior first; then waiting ones, in order; then the rest of those.
 
     The rest have no position: those behind the first thousand, outputs that wait for their prompt,
     and requests of tenants at their running limit.
     """
-    running = [
-        _running(life, request)
-        for request in sorted(life.running, key=lambda request: request.seniority)
-    ]
-    first = life.queue.order.first(MAX_POSITIONS)
+    first = order.first(MAX_POSITIONS)
     keys = {request.spec.key for request in first}
-    rest = [request for request in life.queue if request.spec.key not in keys]
-    waiting = [_waiting(life, request, place) for place, request in enumerate(first)]
+    rest = [request for request in queue if request.spec.key not in keys]
     return (
-        *running,
-        *waiting,
-        *(_waiting(life, one, None) for one in sorted(rest, key=lambda request: request.seniority)),
+        *(_running(arrays, one) for one in sorted(running, key=_seniority)),
+        *(_waiting(waits, one, place) for place, one in enumerate(first)),
+        *(_waiting(waits, one, None) for one in sorted(rest, key=_seniority)),
     )
 
 
-def _running(life: Lifecycle, request: Request) -> LiveView:
-    spec, slot, arrays = request.spec, request.slot, life.arrays
+def _seniority(request: Request) -> tuple[int, int]:
+    return request.seniority
+
+
+def _running(arrays: SlotArrays, request: Request) -> LiveView:
+    spec, slot = request.spec, request.slot
     num_prompt = spec.num_original_prompt_tokens
     return LiveView(
         key=spec.key,
@@ -88,7 +98,7 @@ def _running(life: Lifecycle, request: Request) -> LiveView:
     )
 
 
-def _waiting(life: Lifecycle, request: Request, position: int | None) -> LiveView:
+def _waiting(waits: WaitClock, request: Request, position: int | None) -> LiveView:
     spec, num_prompt = request.spec, request.spec.num_original_prompt_tokens
     return LiveView(
         key=spec.key,
@@ -104,7 +114,7 @@ def _waiting(life: Lifecycle, request: Request, position: int | None) -> LiveVie
         num_computed_tokens=0,
         num_blocks=0,
         num_preemptions=request.num_preemptions,
-        waits_for=life.waits.reason_of(request),
+        waits_for=waits.reason_of(request),
         queue_position=position,
         trace_id=spec.trace_id,
     )

@@ -161,7 +161,8 @@ class DecodeRoster:
 class RunningSet:
     """Slots and their requests; the lowest free slot is taken first to keep columns short.
 
-    `stays`: the account of each residency; it is closed before a slot is released.
+    `is_behind`: an executor returned several tokens of a slot at once, and the block tables catch
+    up when the next step is planned.
     """
 
     def __init__(self, arrays: SlotArrays) -> None:
@@ -174,7 +175,10 @@ class RunningSet:
         self._roster: DecodeRoster | None = None
         self._num_stop_columns = 0
         self.high_water = 0
-        self.stays = Residencies(arrays.num_slots)
+        self.is_behind = False
+        self._admitted: list[Request] = []
+        self._released: list[int] = []
+        self._residencies = Residencies(arrays.num_slots)
 
     def __len__(self) -> int:
         return len(self._request_of) - len(self._free)
@@ -196,29 +200,48 @@ class RunningSet:
         slot = heapq.heappop(self._free)
         self._request_of[slot] = request
         self._prefilling[slot] = request
+        self._admitted.append(request)
         self._num_stop_columns = max(self._num_stop_columns, len(request.spec.stop_ids))
         self.high_water = max(self.high_water, slot + 1)
-        self.stays.begin(slot)
+        self._residencies.begin(slot)
         return slot
 
-    def leave(self, slot: int) -> None:
-        """Release a slot."""
+    def leave(self, slot: int) -> Stay:
+        """Release a slot; returns the statistics of the residency."""
         self._request_of[slot] = None
         self._prefilling.pop(slot, None)
         self._is_decoding[slot] = False
         self._paused.discard(slot)
         self._roster = None
         heapq.heappush(self._free, slot)
+        self._released.append(slot)
         while self.high_water and self._request_of[self.high_water - 1] is None:
             self.high_water -= 1
         if not self.high_water:
             self._num_stop_columns = 0
+        return self._residencies.end(slot)
+
+    @property
+    def has_released(self) -> bool:
+        """Whether the executor must be notified of released slots."""
+        return bool(self._released)
+
+    def take_changes(self) -> tuple[tuple[Request, ...], tuple[int, ...]]:
+        """Requests that entered, and slots that were released, since the last call."""
+        changes = tuple(self._admitted), tuple(self._released)
+        self._admitted.clear()
+        self._released.clear()
+        return changes
+
+    def note_step(self, chunks: Sequence[Chunk], num_decodes: int) -> None:
+        """A step of these rows is planned."""
+        self._residencies.note_step(num_decodes + len(chunks), chunks)
 
     def start_decoding(self, slot: int) -> None:
         """Every known token of this slot is computed or in flight."""
         del self._prefilling[slot]
         self._is_decoding[slot] = True
-        self.stays.start_decoding(slot)
+        self._residencies.start_decoding(slot)
         self._roster = None
 
     def prefill_again(self, slots: list[int]) -> None:
@@ -227,14 +250,14 @@ class RunningSet:
             request = self._request_of[slot]
             if request is not None:
                 self._prefilling[slot] = request
-                self.stays.prefill_again(slot)
+                self._residencies.prefill_again(slot)
         self._is_decoding[slots] = False
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
         """These need no more steps: a step in flight ends them."""
         for slot in slots.tolist():
-            self.stays.stop_decoding(slot)
+            self._residencies.stop_decoding(slot)
         self._is_decoding[slots] = False
         self._roster = None
 
@@ -246,7 +269,7 @@ class RunningSet:
     def pause_decoding(self, slots: NDArray[np.intp]) -> None:
         """Leave these decodes out until `resume_decoding`."""
         for slot in slots.tolist():
-            self.stays.pause_decoding(slot)
+            self._residencies.pause_decoding(slot)
             self._paused.add(slot)
         self._is_decoding[slots] = False
         self._roster = None
@@ -254,7 +277,7 @@ class RunningSet:
     def resume_decoding(self) -> None:
         """The paused decodes that still run take part in the next step."""
         for slot in self._paused:
-            self.stays.start_decoding(slot)
+            self._residencies.start_decoding(slot)
             self._is_decoding[slot] = True
             self._roster = None
         self._paused.clear()

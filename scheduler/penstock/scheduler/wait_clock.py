@@ -107,7 +107,7 @@ class WaitClock:
         # had come, and the counters when it was last recorded.
         self._turn: tuple[int, int, int, int] | None = None
 
-    def tell(self, reason: WaitReason | None, now: float) -> None:
+    def note_reason(self, reason: WaitReason | None, now: float) -> None:
         """What the next in line lacks from now on; None when nothing."""
         if reason is not self.reason:
             self._spent = self._spent_at(now)

@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Iterator
 
 from penstock.scheduler.displacement import Displacement
-from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.tenants import Tenants
@@ -22,16 +21,16 @@ from penstock.scheduler.waiting_sums import WaitingSums
 class WaitingQueue:
     """PENDING requests; `num_tokens` counts the tokens they would prefill.
 
-    `version` changes whenever a request comes or goes. `sums`: of those in the order. `places`:
-    which requests give way when the queue is full.
+    `version` changes whenever a request comes or goes. `sums`, `displacement` and `tenants` are
+    notified of every request that does.
     """
 
     def __init__(
-        self, order: QueueOrder, tenants: Tenants, sums: WaitingSums, places: Displacement
+        self, order: QueueOrder, tenants: Tenants, sums: WaitingSums, displacement: Displacement
     ) -> None:
-        self.order = order
-        self.places = places
-        self.sums = sums
+        self._order = order
+        self._displacement = displacement
+        self._sums = sums
         self._tenants = tenants
         self._tickets = itertools.count()
         self._rechecks: list[tuple[float, int, Request]] = []
@@ -74,21 +73,17 @@ class WaitingQueue:
             if rest:
                 self._held[heir.spec.key] = rest
 
-    def peek(self, now: float) -> Request | None:
-        """The next request, None when none may go."""
-        return self.order.peek(now)
-
     def remove(self, request: Request) -> None:
         """Remove a request, wherever it is."""
         del self._members[request.spec.key]
-        self.places.leave(request)
+        self._displacement.leave(request)
         self.num_tokens -= len(request.tokens)
         self.version += 1
         self._tenants.leave(request.tenant)
         if request.ticket >= 0:
             request.ticket = -1
-            self.sums.remove(request)
-            self.order.discard(request)
+            self._sums.remove(request)
+            self._order.discard(request)
         if len(self._rechecks) > 2 * len(self._members) + 64:
             self._rechecks = [
                 entry
@@ -96,12 +91,6 @@ class WaitingQueue:
                 if entry[2] in self and entry[2].recheck_s == entry[0]
             ]
             heapq.heapify(self._rechecks)
-
-    def ahead_of(
-        self, request: Request, num_prefill: int, *, is_light: bool = False
-    ) -> QueuedAhead:
-        """The requests likely to go before one that does not wait yet."""
-        return self.sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
 
     def due(self, now: float) -> list[Request]:
         """Waiting requests whose `recheck_s` is at or before `now`; each is returned once."""
@@ -131,11 +120,11 @@ class WaitingQueue:
         self._members[request.spec.key] = request
         self.num_tokens += len(request.tokens)
         request.tenant = self._tenants.join(request.spec.tenant)
-        self.places.join(request)
+        self._displacement.join(request)
         self.recheck(request, request.recheck_s)
 
     def _enter(self, request: Request) -> None:
         request.ticket = next(self._tickets)
         self.version += 1
-        self.sums.add(request, request.expiry_s)
-        self.order.push(request)
+        self._sums.add(request, request.expiry_s)
+        self._order.push(request)
