@@ -22,7 +22,6 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.launched_step import Chunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_sizing import StepSizing
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
@@ -207,7 +206,7 @@ def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
     measures = steps.measures
     engine = Engine(PlantExecutor(plant, clock, duration_s), config, clock, steps)
     traffic = _Traffic(plant, engine)
-    pace: StepSizing = engine.scheduler.life.outlook.pace
+    sizing = engine.sizing
     at_s: list[float] = []
     limits: list[tuple[int, int, bool]] = []
     itl_s: list[float] = []
@@ -220,7 +219,9 @@ def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
         itl_at_s += [events.at_s] * len(told_s)
         if len(measures) > len(at_s):
             at_s.append(clock())
-            limits.append((pace.prefill_budget_tokens, pace.max_num_running, pace.fit.is_trusted))
+            limits.append(
+                (sizing.prefill_budget_tokens, sizing.max_num_running, sizing.fit.is_trusted)
+            )
     engine.check_integrity()
     engine.close()
     return Run(

@@ -94,10 +94,8 @@ class House:
         engine.submit((spec,))
 
     def load(self, engine: Engine) -> Load:
-        arrays = engine.scheduler.life.arrays
-        slots = [
-            request.slot for request in engine.scheduler.life.requests.values() if request.slot >= 0
-        ]
+        arrays = engine.arrays
+        slots = [request.slot for request in engine.requests.values() if request.slot >= 0]
         computed = arrays.num_computed[slots]
         known = arrays.num_tokens[slots]
         is_prefilling = known - computed > 1

@@ -184,7 +184,7 @@ def test_limits_that_change_under_load_keep_the_books(
         engine.check_integrity()
     run_until_idle(engine)
     engine.check_integrity()
-    accounts = engine.scheduler.life.quotas
+    accounts = engine.quotas
     assert [num_live_of(accounts, tenant) for tenant in "abc"] == [0, 0, 0]
 
 

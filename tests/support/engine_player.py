@@ -163,7 +163,7 @@ class EnginePlayer:
         specs += [follower(first, index) for index in range(1, num_outputs)]
         self.note(specs)
         game.engine.submit(tuple(specs))
-        for key, request in game.engine.scheduler.life.requests.items():
+        for key, request in game.engine.requests.items():
             game.told[key].is_trial = request.is_trial
         return [spec.key for spec in specs]
 
@@ -240,13 +240,12 @@ class EnginePlayer:
 
     def submit_again(self, *, key: int) -> None:
         """A live id a second time."""
-        life = self.game.engine.scheduler.life
-        if key not in life.requests:
+        if key not in self.game.engine.requests:
             return
         self.game.engine.submit((self.game.told[key].spec,))
-        refusals = [end for end in life.ends if end.key == key]
+        refusals = [end for end in self.game.engine.events.ends if end.key == key]
         assert [end.reason for end in refusals] == [FailureReason.REQUEST_ID_IN_USE]
-        life.ends.remove(refusals[0])
+        self.game.engine.events.ends.remove(refusals[0])
 
     def pass_time(self, *, seconds: float) -> None:
         """Nothing happens for a while."""
@@ -309,7 +308,7 @@ class EnginePlayer:
         assert not engine.has_work
         assert not game.live
         check_history(game)
-        assert engine.scheduler.life.cache.pool.num_used == 0
+        assert engine.cache.pool.num_used == 0
         assert engine.next_wakeup_s() == NO_TIME
         engine.close()
 
@@ -335,7 +334,7 @@ def watched(engine: Engine, config: SchedulerConfig) -> OrderWitness | None:
     """Put a witness in front of the engine's fair order."""
     if config.order is not SchedulingOrder.FAIR:
         return None
-    queue = engine.scheduler.life.queue
+    queue = engine.queue
     witness = OrderWitness(queue.order, config)
     queue.order = witness
     return witness

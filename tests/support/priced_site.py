@@ -69,7 +69,7 @@ class PricedSite:
 
     @property
     def outlook(self) -> DeadlinePredictor:
-        return self.engine.scheduler.life.outlook
+        return self.engine.predictor
 
     def spec(self, key: int, num_prompt: int, **options: Any) -> RequestSpec:
         now = self.clock()
@@ -89,7 +89,7 @@ class PricedSite:
     def submit(self, key: int, num_prompt: int, **options: Any) -> Request | None:
         """The request as the engine has it; None if it was refused."""
         self.engine.submit((self.spec(key, num_prompt, **options),))
-        return self.engine.scheduler.life.requests.get(key)
+        return self.engine.requests.get(key)
 
     def step(self) -> StepEvents:
         events = self.engine.step()

@@ -35,7 +35,6 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
 
-
 MAX_YIELDS = 2
 """How often one request is preempted for other tenants."""
 MAX_YIELDERS = 4

@@ -35,7 +35,7 @@ def test_cancel_takes_effect_at_once_in_every_state(num_steps: int) -> None:
     assert engine.cancel(1)
     assert not engine.cancel(1)
     engine.check_integrity()
-    assert engine.scheduler.life.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == 0
     assert reason(engine, 1) is FinishReason.CANCELLED
     assert len(executor.batches) == num_steps
 
@@ -116,7 +116,7 @@ def test_refusals_at_the_door(spec: object, expected: FailureReason) -> None:
 
 def test_a_model_that_could_take_more_than_the_cache_costs_no_memory_for_it() -> None:
     engine, _ = make_engine(make_info(num_blocks=12, max_seq_len=1_000_000_000))
-    assert engine.scheduler.life.arrays.token_ids.shape[1] == 12 * 4 + 1
+    assert engine.arrays.token_ids.shape[1] == 12 * 4 + 1
     engine.submit((make_spec(1, 30, max_tokens=19),))
     engine.submit((make_spec(2, 30, max_tokens=20),))
     told = ends(run_until_idle(engine))
@@ -236,7 +236,7 @@ def test_the_blocks_of_a_failed_request_are_not_reused() -> None:
     drive(engine, executor, StepResult(slots=int32(0), tokens=int32(7)))
     failure = SlotFailure(slot=0, detail="nan")
     drive(engine, executor, StepResult(slots=int32(), tokens=int32(), failures=(failure,)))
-    assert engine.scheduler.life.cache.pool.num_cached == 0
+    assert engine.cache.pool.num_cached == 0
     run_until_idle(engine)
 
 
@@ -271,7 +271,7 @@ def test_a_step_that_fails_late_leaves_no_block_to_reuse() -> None:
     engine.check_integrity()
     failure = SlotFailure(slot=0, detail="nan")
     engine.scheduler.update(StepResult(slots=int32(), tokens=int32(), failures=(failure,)), 0.0)
-    assert engine.scheduler.life.cache.pool.num_cached == 0
+    assert engine.cache.pool.num_cached == 0
     assert engine.step().ends[0].reason is FinishReason.CANCELLED
 
 
@@ -282,7 +282,7 @@ def test_what_earlier_steps_computed_is_kept_while_another_is_under_way() -> Non
         engine.step()
     engine.cancel(1)
     # 9 + 8 tokens are known; the step under way computes the last of them, and is not trusted yet.
-    assert engine.scheduler.life.cache.pool.num_cached == 4
+    assert engine.cache.pool.num_cached == 4
     run_until_idle(engine)
     assert executor.released == [0]
 
@@ -338,7 +338,7 @@ def test_integrity_names_what_is_wrong() -> None:
     engine, _ = make_engine()
     engine.submit((make_spec(1, 9),))
     engine.step()
-    engine.scheduler.life.cache.pool.ref_counts[0] += 1
+    engine.cache.pool.ref_counts[0] += 1
     with pytest.raises(IntegrityError, match="reference counts differ"):
         engine.check_integrity()
 

@@ -46,7 +46,7 @@ def check_in_pieces(engine: Engine) -> int:
 
 
 def pool_of(engine: Engine) -> BlockPool:
-    return engine.scheduler.life.cache.pool
+    return engine.cache.pool
 
 
 def last_cached(pool: BlockPool) -> int:
@@ -224,7 +224,7 @@ def test_every_fault_is_found_in_pieces_as_at_once(
 
 def test_a_fault_of_the_rest_is_found_in_pieces() -> None:
     engine = engine_of()
-    engine.scheduler.life.tenants.num_running[0] += 1
+    engine.tenants.num_running[0] += 1
 
     with pytest.raises(IntegrityError, match="miscounted"):
         check_in_pieces(engine)

@@ -166,4 +166,4 @@ def test_the_batch_shrinks_to_what_the_target_allows() -> None:
     assert max(measure.num_decodes for measure in measures) == 32
     late = [measure.num_decodes for measure in measures[len(measures) // 2 :]]
     assert max(late) < 20
-    assert len(engine.scheduler.life.running) == 0
+    assert len(engine.running) == 0
