@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault
 from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler import engine as engine_parts
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import (
     AdmissionPolicy,
@@ -23,6 +25,8 @@ from penstock.scheduler.config import (
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Finished, Preempted, Queued, StepEvents
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.request import (
     NO_TIME,
     CacheRetention,
@@ -33,6 +37,7 @@ from penstock.scheduler.request import (
     RequestSpec,
     SamplingParams,
 )
+from penstock.scheduler.tenants import Tenants
 from support.account_laws import check_accounts
 from support.end_laws import check_failure, check_finish, check_history, check_queued
 from support.foresight_laws import check_never, check_refused_alone
@@ -104,13 +109,14 @@ class EnginePlayer:
             max_num_waiting=MAX_WAITING,
             **settings,
         )
+        engine, witness = watched(executor, config, clock)
         self.game = Game(
-            engine=(engine := Engine(executor, config, clock)),
+            engine=engine,
             executor=executor,
             clock=clock,
             config=config,
             simulated=self.simulated,
-            witness=watched(engine, config),
+            witness=witness,
             knows_prices=known_prices == prices,
         )
         self.num_submitted = 0
@@ -330,14 +336,19 @@ def retained(retention: list[float] | None) -> CacheRetention | None:
     return CacheRetention(priority=int(retention[0]), duration_s=retention[1])
 
 
-def watched(engine: Engine, config: SchedulerConfig) -> OrderWitness | None:
-    """Put a witness in front of the engine's fair order."""
-    if config.order is not SchedulingOrder.FAIR:
-        return None
-    queue = engine.queue
-    witness = OrderWitness(queue.order, config)
-    queue.order = witness
-    return witness
+def watched(
+    executor: Executor, config: SchedulerConfig, clock: VirtualClock
+) -> tuple[Engine, OrderWitness | None]:
+    """An engine, with a witness in front of its fair order."""
+    found: list[OrderWitness] = []
+
+    def witnessed(tenants: Tenants, config: SchedulerConfig) -> OrderWitness:
+        found.append(OrderWitness(FairOrder(tenants, config), config))
+        return found[-1]
+
+    with patch.object(engine_parts, "FairOrder", witnessed):
+        engine = Engine(executor, config, clock)
+    return engine, found[0] if found else None
 
 
 def follower(leader: RequestSpec, index: int) -> RequestSpec:

@@ -189,11 +189,11 @@ def scripted(depth: int = 1) -> tuple[Engine, ScriptedExecutor]:
 
 
 def drive(engine: Engine, executor: ScriptedExecutor, result: StepResult) -> None:
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     executor.launch(batch)
     executor.collect()
-    engine.scheduler.update(result, 0.0)
+    engine.update(result, 0.0)
     engine.check_integrity()
 
 
@@ -205,10 +205,10 @@ def test_a_result_with_a_token_too_few_is_an_error() -> None:
     engine, _ = scripted()
     for key in (1, 2):
         engine.submit((make_spec(key, 3),))
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     with pytest.raises(ValueError, match="2 slots sampled, 1 tokens returned"):
-        engine.scheduler.update(StepResult(slots=batch.sampled_slots, tokens=int32(7)), 0.0)
+        engine.update(StepResult(slots=batch.sampled_slots, tokens=int32(7)), 0.0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -264,13 +264,13 @@ def test_many_tokens_at_once_get_their_blocks() -> None:
 def test_a_step_that_fails_late_leaves_no_block_to_reuse() -> None:
     engine, executor = scripted(depth=2)
     engine.submit((make_spec(1, 9, max_tokens=3),))
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     executor.launch(batch)
     engine.cancel(1)
     engine.check_integrity()
     failure = SlotFailure(slot=0, detail="nan")
-    engine.scheduler.update(StepResult(slots=int32(), tokens=int32(), failures=(failure,)), 0.0)
+    engine.update(StepResult(slots=int32(), tokens=int32(), failures=(failure,)), 0.0)
     assert engine.cache.pool.num_cached == 0
     assert engine.step().ends[0].reason is FinishReason.CANCELLED
 

@@ -235,7 +235,7 @@ def test_a_self_paced_engine_is_given_the_retention() -> None:
     info = replace(make_info(), is_self_paced=True)
     engine = Engine(NullExecutor(info), SchedulerConfig(), FakeClock())
     engine.submit((turn(1),))
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     (request,) = batch.admitted
     assert request.spec.retention == CacheRetention(priority=60, duration_s=300.0)

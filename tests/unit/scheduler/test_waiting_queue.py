@@ -14,40 +14,41 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
     return Request(spec=spec, sequence=sequence, tokens=spec.prompt_ids, block_hashes=[])
 
 
-def make_queue() -> WaitingQueue:
+def make_queue() -> tuple[WaitingQueue, ArrivalOrder]:
     config = SchedulerConfig()
     tenants = Tenants(config)
     sums, places = WaitingSums(config, block_size=16), Displacement(config, tenants)
-    return WaitingQueue(ArrivalOrder(), tenants, sums, places)
+    order = ArrivalOrder()
+    return WaitingQueue(order, tenants, sums, places), order
 
 
-def drain(queue: WaitingQueue) -> list[int]:
+def drain(queue: WaitingQueue, order: ArrivalOrder) -> list[int]:
     keys: list[int] = []
-    while (request := queue.peek(0.0)) is not None:
+    while (request := order.peek(0.0)) is not None:
         queue.remove(request)
         keys.append(request.spec.key)
     return keys
 
 
 def test_classes_are_strict_and_first_come_first_served_inside() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     for sequence, (key, priority) in enumerate([(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)]):
         queue.push(waiting(make_spec(key, priority=priority), sequence))
-    assert drain(queue) == [2, 4, 1, 3, 5]
+    assert drain(queue, order) == [2, 4, 1, 3, 5]
 
 
 def test_seniority_survives_coming_back() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     first, second = waiting(make_spec(1), 0), waiting(make_spec(2), 1)
     queue.push(first)
     queue.push(second)
     queue.remove(first)
     queue.push(first)
-    assert drain(queue) == [1, 2]
+    assert drain(queue, order) == [1, 2]
 
 
 def test_removed_requests_are_gone_and_tokens_counted() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     requests = [waiting(make_spec(key, key), key) for key in range(1, 301)]
     for request in requests:
         queue.push(request)
@@ -56,37 +57,37 @@ def test_removed_requests_are_gone_and_tokens_counted() -> None:
         queue.remove(request)
     assert len(queue) == 1
     assert queue.num_tokens == 1
-    assert isinstance(queue.order, ArrivalOrder)
-    assert len(queue.order._heap) <= 66, "stale entries pile up"
-    assert drain(queue) == [1]
+    assert len(order) == 1
+    assert len(order._heap) <= 66, "stale entries pile up"
+    assert drain(queue, order) == [1]
 
 
 def test_followers_wait_for_their_leader() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     queue.push(waiting(make_spec(1), 0))
     for key in (2, 3):
         queue.hold(waiting(make_spec(key, leader_key=1), key), 1)
     queue.push(waiting(make_spec(4), 4))
     assert len(queue) == 4
-    assert drain(queue) == [1, 4]
+    assert drain(queue, order) == [1, 4]
     queue.release_held(1)
-    assert drain(queue) == [2, 3]
+    assert drain(queue, order) == [2, 3]
 
 
 def test_an_heir_leads_when_the_leader_ends() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3, 4)]
     for follower in followers:
         queue.hold(follower, 1)
     queue.remove(followers[0])
     queue.replace_leader(1)
-    assert drain(queue) == [3]
+    assert drain(queue, order) == [3]
     queue.release_held(3)
-    assert drain(queue) == [4]
+    assert drain(queue, order) == [4]
 
 
 def test_a_request_is_due_at_its_time_and_told_once() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     soon, later, never = (waiting(make_spec(key), key) for key in (1, 2, 3))
     soon.recheck_s, later.recheck_s = 5.0, 7.0
     for request in (soon, later, never):
@@ -99,7 +100,7 @@ def test_a_request_is_due_at_its_time_and_told_once() -> None:
 
 
 def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0
     queue.push(request)
@@ -110,7 +111,7 @@ def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
 
 
 def test_who_left_is_not_due() -> None:
-    queue = make_queue()
+    queue, order = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0
     queue.push(request)
