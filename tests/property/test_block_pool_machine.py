@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cached_blocks import RecencyOrder
-from penstock.scheduler.hit_density_order import MAX_RUN, HitDensityOrder
+from penstock.scheduler.hit_density import MAX_RUN, HitDensityOrder
 from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.sessions import SessionKey, Sessions
 from support.core import blocks_of

@@ -36,7 +36,7 @@ from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.transitions import Transitions
 from penstock.scheduler.victims import VictimSelection
-from penstock.scheduler.wait_clock import LaterSums, WaitClock
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 from support.game_runs import played
 
@@ -217,7 +217,7 @@ SABOTAGES = [
     ),
     Sabotage("never is never", "check_never", deadline_predictor, "retry_after_s", always(NO_TIME)),
     # Explanations.
-    Sabotage("who passed is counted", "check_waits", LaterSums, "note", without),
+    Sabotage("who passed is counted", "check_waits", WaitClock, "_note_passed", without),
     Sabotage("the reasons add up to the wait", "_check_wait", WaitClock, "join", too_early),
     Sabotage("steps are counted", "_check_stay", Residencies, "start_decoding", without),
     # Order.

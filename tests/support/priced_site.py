@@ -12,7 +12,6 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.deadline_predictor import DeadlinePredictor
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Finished, Queued, StepEvents
 from penstock.scheduler.request import Request, RequestSpec
@@ -66,10 +65,6 @@ class PricedSite:
         # Not every one of the same six hundred steps for every test.
         self._is_checked = True
         self.engine.check_integrity()
-
-    @property
-    def outlook(self) -> DeadlinePredictor:
-        return self.engine.predictor
 
     def spec(self, key: int, num_prompt: int, **options: Any) -> RequestSpec:
         now = self.clock()

@@ -42,7 +42,7 @@ class EvictionPolicy(enum.Enum):
     """Which cached block is evicted, among those without a retention.
 
     HIT_DENSITY: the one with the fewest expected hits for its residency, learned from the traffic
-    (see hit_density_order.py). LRU: the least recently used.
+    (see hit_density.py). LRU: the least recently used.
     """
 
     HIT_DENSITY = "hit_density"

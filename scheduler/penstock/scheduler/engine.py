@@ -22,7 +22,7 @@ from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.events import EventBuffer, StepEvents
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.fair_order import FairOrder
-from penstock.scheduler.hit_density_order import eviction_order_of
+from penstock.scheduler.hit_density import eviction_order_of
 from penstock.scheduler.integrity import CheckedParts, IntegrityCheck
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.launched_step import LaunchedSteps

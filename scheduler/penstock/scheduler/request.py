@@ -236,8 +236,8 @@ class Request:
     when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks, in tokens;
     `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions, as a replay
     does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are used.
-    `place`: smaller for earlier arrivals; `queue_mark`: while it waits, the start of its stay in
-    the queue: when, and the counters of wait_clock.py.
+    While it waits, `place`: its place in the columns of wait_clock.py; `queue_mark`: the start of
+    its stay in the queue, and the counters of that moment.
     """
 
     spec: RequestSpec
@@ -261,7 +261,7 @@ class Request:
     is_trial: bool = False
     is_new: bool = False
     place: int = -1
-    queue_mark: tuple[float, int, int, int] | None = None
+    queue_mark: tuple[float, tuple[int, ...]] | None = None
     _state: RequestState = RequestState.PENDING
 
     @property

@@ -146,7 +146,6 @@ class Transitions:
     def _enqueue(self, request: Request, now: float, leader_key: int) -> None:
         spec = request.spec
         self._requests.add(request)
-        self._waits.seat(request, self._requests.values())
         self._waits.join(request, now)
         self._cache.renew(request, now)
         self._predictor.prepare(request)

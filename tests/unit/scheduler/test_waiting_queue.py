@@ -87,7 +87,7 @@ def test_an_heir_leads_when_the_leader_ends() -> None:
 
 
 def test_a_request_is_due_at_its_time_and_told_once() -> None:
-    queue, order = make_queue()
+    queue, _ = make_queue()
     soon, later, never = (waiting(make_spec(key), key) for key in (1, 2, 3))
     soon.recheck_s, later.recheck_s = 5.0, 7.0
     for request in (soon, later, never):
@@ -100,7 +100,7 @@ def test_a_request_is_due_at_its_time_and_told_once() -> None:
 
 
 def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
-    queue, order = make_queue()
+    queue, _ = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0
     queue.push(request)
@@ -111,7 +111,7 @@ def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
 
 
 def test_who_left_is_not_due() -> None:
-    queue, order = make_queue()
+    queue, _ = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0
     queue.push(request)
