@@ -11,7 +11,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
-from support.core import (
+from support.core import victims_of, (
     FakeClock,
     ends,
     make_engine,
