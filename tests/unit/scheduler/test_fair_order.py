@@ -11,7 +11,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
-from support.core import victims_of, (
+from support.core import (
     FakeClock,
     ends,
     make_engine,

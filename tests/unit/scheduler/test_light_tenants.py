@@ -12,7 +12,7 @@ from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.request import NO_TIME, FinishReason
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.victims import MAX_YIELDS, Shortage
-from support.core import victims_of, (
+from support.core import (
     NullExecutor,
     ends,
     make_engine,
