@@ -13,9 +13,8 @@ import math
 from dataclasses import replace
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
-from penstock.scheduler.deadlines import deadlines_of
 from penstock.scheduler.fair_share import FairShare
-from penstock.scheduler.forecast import Demand, Load, QueuedAhead
+from penstock.scheduler.forecast import Demand, Load, QueuedAhead, deadlines_of
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.output_lengths import OutputLengths
 from penstock.scheduler.request import NO_TIME, Request
@@ -102,7 +101,7 @@ class Contention:
         """Of `load` what is before a request; `shares` of one whose tenant is light in them.
 
         Prompts under way share the budget with it, each as long as both last. Those whose first
-        token is due no later may need all of it (deadlines.py), and count whole.
+        token is due no later may need all of it (forecast.py), and count whole.
         """
         under_way = self._running.prefilling()
         if shares is not None:

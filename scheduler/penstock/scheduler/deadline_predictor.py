@@ -26,14 +26,15 @@ from dataclasses import dataclass, replace
 from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.contention import Contention
-from penstock.scheduler.deadlines import Deadlines, deadlines_of, urgent_of
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.forecast import (
+    Deadlines,
     Demand,
     Forecast,
     Load,
     Machine,
     QueuedAhead,
+    deadlines_of,
     forecast,
     forecast_alone,
     hopeless_at_s,
@@ -51,6 +52,8 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 from penstock.scheduler.waiting_sums import WaitingSums
 
 _TRIAL_AFTER_S = 1.0
+_SPARE_STEPS = 2
+"""Full steps that others may have before a prompt is in time no longer; less, and it is urgent."""
 _FAR = 20.0
 """So many times the steps that a request needs, at the duration of the last one."""
 
@@ -262,13 +265,26 @@ class DeadlinePredictor:
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Slots of prompts under way that must not share (deadlines.py), and when they are due."""
+        """Slots of prompts that are late unless they have whole steps from now on; when they are
+        due.
+
+        Several long prompts that share each step are all late where one after the other some are in
+        time.
+        """
         due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
         if not (due and self._is_able):
             return {}
-        load, arrays = self._contention.load(), self._arrays
-        return urgent_of(due, machine=self._machine(), load=load, arrays=arrays, now=now)
+        load, arrays, machine = self._contention.load(), self._arrays, self._machine()
+        num_spare = _SPARE_STEPS * load.prefill_budget_tokens
+        urgent: dict[int, float] = {}
+        for slot, due_s in due.items():
+            num_done = int(arrays.num_computed[slot])
+            num_left = int(arrays.num_tokens[slot]) - num_done
+            demand = Demand(num_prefill_tokens=num_left + num_spare, num_cached_tokens=num_done)
+            if now + forecast(machine, demand, load, QueuedAhead()).prefill_s > due_s:
+                urgent[slot] = due_s
+        return urgent
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
         """Whether a deadline is so far away that no prediction is needed: only to save cost."""

@@ -22,9 +22,8 @@ from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.events import EventBuffer, StepEvents
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.fair_order import FairOrder
-from penstock.scheduler.hit_density import eviction_order_of
 from penstock.scheduler.integrity import CheckedParts, IntegrityCheck
-from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.kv_cache import cache_of
 from penstock.scheduler.launched_step import LaunchedSteps
 from penstock.scheduler.listener import EngineListener
 from penstock.scheduler.live_view import LiveView, live_views
@@ -33,9 +32,8 @@ from penstock.scheduler.queue_order import ArrivalOrder, QueueOrder
 from penstock.scheduler.quotas import QuotaAccounts, TenantQuota
 from penstock.scheduler.request import FailureReason, FinishReason, Request, RequestSpec
 from penstock.scheduler.results import Results
-from penstock.scheduler.retention import EngineRetention, retention_budget
+from penstock.scheduler.retention import EngineRetention
 from penstock.scheduler.running import RunningSet
-from penstock.scheduler.sessions import sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
 from penstock.scheduler.step_sizing import StepSizing
@@ -77,7 +75,7 @@ class Engine:
         self.events = EventBuffer()
         self.launched = LaunchedSteps()
         self.arrays = _arrays_of(info)
-        self.cache = _cache_of(info, config, self.arrays)
+        self.cache = cache_of(info, config, self.arrays)
         self.running = RunningSet(self.arrays)
         self.tenants = Tenants(config)
         self.quotas = QuotaAccounts({}, config.tenant_quota)
@@ -452,14 +450,4 @@ def _arrays_of(info: ExecutorInfo) -> SlotArrays:
         # model's limit.
         max_seq_len=min(info.max_seq_len, info.num_blocks * info.block_size + 1),
         block_size=info.block_size,
-    )
-
-
-def _cache_of(info: ExecutorInfo, config: SchedulerConfig, arrays: SlotArrays) -> KVCache:
-    return KVCache(
-        arrays,
-        info.num_blocks,
-        sessions_of(config, info),
-        eviction_order_of(config, info),
-        retention_budget(config, info.num_blocks),
     )

@@ -1,7 +1,8 @@
 """Predicts when a request will get its first and its last token, before it runs.
 
-Owns the formulas. Pure functions of the cost model, the machine's limits, the running requests and
-those ahead; does not know the queue, its order, or how a rejection is reported.
+Owns the formulas, and which deadlines of a request are open. Pure functions of the cost model, the
+machine's limits, the running requests and those ahead; does not know the queue, its order, or how a
+rejection is reported.
 
 It is a fluid model: work is conserved, all requests ahead go first, and they need a number of steps
 n and a number of prefill tokens T, so that they take
@@ -22,9 +23,8 @@ Two forecasts, and their purposes:
 
 from dataclasses import dataclass, replace
 
-from penstock.scheduler.cost_model import StepPrices
-from penstock.scheduler.request import NO_TIME
-from penstock.scheduler.step_errors import EXACT, StepError
+from penstock.scheduler.cost_model import EXACT, StepError, StepPrices
+from penstock.scheduler.request import NO_TIME, FailureReason, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,15 +244,41 @@ def hopeless_at_s(
     return latest_s - prefill_alone_s(machine, demand)
 
 
-def can_meet(
-    predicted: Forecast,
-    now: float,
-    *,
-    ttft_deadline_s: float = NO_TIME,
-    deadline_s: float = NO_TIME,
-) -> bool:
-    """Whether a forecast made now meets the deadlines (engine clock)."""
-    return now + predicted.ttft_s < ttft_deadline_s and now + predicted.total_s < deadline_s
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """For the first token, until it is sent, and for the whole answer; engine clock."""
+
+    ttft_s: float
+    total_s: float
+
+    @property
+    def earliest_s(self) -> float:
+        """The earliest one."""
+        return min(self.ttft_s, self.total_s)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is a deadline at all."""
+        return self.earliest_s != NO_TIME
+
+    def are_met(self, predicted: Forecast, now: float) -> bool:
+        """Whether a forecast made now meets them."""
+        return now + predicted.ttft_s < self.ttft_s and now + predicted.total_s < self.total_s
+
+    def passed_by(self, now: float) -> FailureReason:
+        """The deadline that has passed."""
+        if self.total_s <= now:
+            return FailureReason.DEADLINE_EXCEEDED
+        return FailureReason.TTFT_DEADLINE_EXCEEDED
+
+
+def deadlines_of(request: Request) -> Deadlines:
+    """Of a request; a first token that was sent before a preemption has met its deadline."""
+    spec = request.spec
+    is_first_due = request.first_token_s == NO_TIME
+    return Deadlines(
+        ttft_s=spec.ttft_deadline_s if is_first_due else NO_TIME, total_s=spec.deadline_s
+    )
 
 
 def retry_after_s(

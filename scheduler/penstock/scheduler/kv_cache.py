@@ -13,9 +13,12 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.cached_blocks import EvictionOrder
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.hit_density import eviction_order_of
 from penstock.scheduler.request import Request
-from penstock.scheduler.retention import RetentionBudget, RetentionCuts
-from penstock.scheduler.sessions import Sessions, session_key
+from penstock.scheduler.retention import RetentionBudget, RetentionCuts, retention_budget
+from penstock.scheduler.sessions import Sessions, session_key, sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 
 
@@ -197,3 +200,14 @@ class KVCache:
 
     def _table(self, slot: int) -> NDArray[np.int32]:
         return self._arrays.block_table[slot, : int(self._arrays.num_blocks[slot])]
+
+
+def cache_of(info: ExecutorInfo, config: SchedulerConfig, arrays: SlotArrays) -> KVCache:
+    """The cache that `config` sets over the blocks of an executor."""
+    return KVCache(
+        arrays,
+        info.num_blocks,
+        sessions_of(config, info),
+        eviction_order_of(config, info),
+        retention_budget(config, info.num_blocks),
+    )

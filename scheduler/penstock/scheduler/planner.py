@@ -248,7 +248,7 @@ class Planner:
     def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
         """Slots of prompts that go first in their class and share with no other; when they are due.
 
-        See deadlines.py. None while a request of a higher class waits, which needs budget to get
+        See forecast.py. None while a request of a higher class waits, which needs budget to get
         in.
 
         **Bound.** In one step of `aging_stride` all are served as if none were urgent.

@@ -7,27 +7,37 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import UNKNOWN_ERROR, CostModel, StepError
 from penstock.scheduler.forecast import (
+    Deadlines,
     Demand,
     Forecast,
     Load,
     Machine,
     QueuedAhead,
     _expected_queue,
-    can_meet,
     forecast,
     forecast_alone,
     hopeless_at_s,
     prefill_alone_s,
     retry_after_s,
 )
-from penstock.scheduler.step_errors import UNKNOWN_ERROR, StepError
+from penstock.scheduler.request import NO_TIME
 
 PRICES = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
 MACHINE = Machine(prices=PRICES, max_prefill_tokens=100)
 IDLE = Load(num_free_slots=8, num_free_blocks=1000)
 NO_TENANT = QueuedAhead()
+
+
+def can_meet(
+    predicted: Forecast,
+    now: float,
+    *,
+    ttft_deadline_s: float = NO_TIME,
+    deadline_s: float = NO_TIME,
+) -> bool:
+    return Deadlines(ttft_s=ttft_deadline_s, total_s=deadline_s).are_met(predicted, now)
 
 
 def test_prefill_alone_is_steps_tokens_and_context() -> None:

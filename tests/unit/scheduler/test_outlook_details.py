@@ -6,10 +6,10 @@ import pytest
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
 from penstock.scheduler.contention import Contention
+from penstock.scheduler.cost_model import StepError
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.request import FailureReason, FinishReason, SamplingParams
-from penstock.scheduler.step_errors import StepError
 from penstock.scheduler.step_fit import StepFit
 from support.priced_site import BUDGET, PricedSite
 
