@@ -191,7 +191,7 @@ SABOTAGES = [
     ),
     # Places.
     Sabotage("who runs is in the arrays", "", Transitions, "_remove", without),
-    Sabotage("the queue counts its tokens", "miscounts", WaitingQueue, "remove", with_a_token_more),
+    Sabotage("the queue counts tokens", "miscounts", WaitingQueue, "_remove", with_a_token_more),
     Sabotage("prefixes are counted", "live prefixes", LivePrefixes, "remove", without),
     Sabotage("tenants are counted", "miscounted", Tenants, "stop", always(False)),
     Sabotage("tenants run no more than they may", "", Tenants, "is_at_limit", always(False)),

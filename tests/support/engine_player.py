@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault
 from penstock.executor.simulated.pace import VirtualClock
-from penstock.scheduler import engine as engine_parts
+from penstock.scheduler import waiting_queue
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import (
     AdmissionPolicy,
@@ -346,7 +346,7 @@ def watched(
         found.append(OrderWitness(FairOrder(tenants, config), config))
         return found[-1]
 
-    with patch.object(engine_parts, "FairOrder", witnessed):
+    with patch.object(waiting_queue, "FairOrder", witnessed):
         engine = Engine(executor, config, clock)
     return engine, found[0] if found else None
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
-from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.quotas import QuotaAccounts, QuotaBreach, QuotaKind
@@ -26,14 +25,13 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 class AdmissionControl:
     """Checks requests before they wait; outputs of one request are admitted or refused as one."""
 
-    def __init__(  # noqa: PLR0913 - each is one thing that it checks
+    def __init__(
         self,
         info: ExecutorInfo,
         config: SchedulerConfig,
         *,
         cache: KVCache,
         queue: WaitingQueue,
-        displacement: Displacement,
         tenants: Tenants,
         quotas: QuotaAccounts,
         predictor: DeadlinePredictor,
@@ -43,7 +41,6 @@ class AdmissionControl:
         self._config = config
         self._cache = cache
         self._queue = queue
-        self._displacement = displacement
         self._tenants = tenants
         self._quotas = quotas
         self._predictor = predictor
@@ -144,7 +141,7 @@ class AdmissionControl:
             return ()
         if config.order is not SchedulingOrder.FAIR:
             return None
-        units = self._displacement.displaced_by(requests, num_over, num_tokens_over)
+        units = queue.displaced_by(requests, num_over, num_tokens_over)
         if units is None:
             return None
         # The leader of each last: no follower takes its place in between.

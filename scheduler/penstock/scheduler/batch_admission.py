@@ -22,7 +22,6 @@ from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.step_sizing import StepSizing
@@ -43,7 +42,6 @@ class BatchAdmission:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
-        order: QueueOrder,
         sizing: StepSizing,
         predictor: DeadlinePredictor,
         victims: VictimSelection,
@@ -53,7 +51,7 @@ class BatchAdmission:
         self._cache = cache
         self._running = running
         self._queue = queue
-        self._order = order
+        self._order = queue.order
         self._sizing = sizing
         self._predictor = predictor
         self._victims = victims

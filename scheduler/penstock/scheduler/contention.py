@@ -22,7 +22,7 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.waiting_sums import WaitingSums
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class Contention:
@@ -37,7 +37,7 @@ class Contention:
         arrays: SlotArrays,
         cache: KVCache,
         running: RunningSet,
-        sums: WaitingSums,
+        queue: WaitingQueue,
         tenants: Tenants,
     ) -> None:
         self._sizing = sizing
@@ -45,7 +45,7 @@ class Contention:
         self._arrays = arrays
         self._cache = cache
         self._running = running
-        self._sums = sums
+        self._queue = queue
         self._tenants = tenants
         self._max_tokens = config.max_num_batched_tokens
         self._yield_ratio = config.yield_ratio
@@ -77,12 +77,12 @@ class Contention:
 
     def of_arrival(self, request: Request, demand: Demand) -> tuple[Load, QueuedAhead]:
         """What runs and waits before a request that is about to join the queue."""
-        sums = self._sums
-        ahead = sums.ahead_of(request, request.expiry_s, demand.num_prefill_tokens, is_light=True)
+        queue = self._queue
+        ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_light=True)
         shares = self._light_beside(request, demand, ahead)
         load = self._before(self.load(), request, demand, ahead, shares)
         if shares is None:
-            ahead = sums.ahead_of(request, request.expiry_s, demand.num_prefill_tokens)
+            ahead = queue.ahead_of(request, demand.num_prefill_tokens)
         return load, ahead
 
     def of_admission(self, request: Request, demand: Demand) -> Load:

@@ -49,7 +49,6 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
-from penstock.scheduler.waiting_sums import WaitingSums
 
 _TRIAL_AFTER_S = 1.0
 _SPARE_STEPS = 2
@@ -96,7 +95,6 @@ class DeadlinePredictor:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
-        sums: WaitingSums,
         tenants: Tenants,
     ) -> None:
         self._sizing = sizing
@@ -108,7 +106,7 @@ class DeadlinePredictor:
             arrays=arrays,
             cache=cache,
             running=running,
-            sums=sums,
+            queue=queue,
             tenants=tenants,
         )
         self._prefixes = LivePrefixes()
@@ -116,7 +114,6 @@ class DeadlinePredictor:
         self._cache = cache
         self._running = running
         self._queue = queue
-        self._sums = sums
         self._is_foreseeing = config.foresees_deadlines
         self._is_guaranteed = config.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
         self._info = info
@@ -153,12 +150,10 @@ class DeadlinePredictor:
         should not.
         """
         if not self._sizing.has_prices:
-            return QueueEstimate(
-                num_ahead=self._sums.ahead_of(request, request.expiry_s, 0).num_requests
-            )
+            return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = deadlines_of(request)
         if deadlines.total_s != NO_TIME:
-            has_line = self._sums.has_line(request)
+            has_line = self._queue.has_line(request)
             self._completion.note_arrival(request, now, finds_queue=has_line)
         if not (deadlines.is_any or len(self._queue)) and self._has_place:
             return QueueEstimate(num_ahead=0, queue_s=0.0)

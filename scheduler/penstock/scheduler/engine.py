@@ -18,17 +18,14 @@ from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder, check_weights
 from penstock.scheduler.cost_model import measure_of
 from penstock.scheduler.deadline_predictor import DeadlinePredictor
-from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.events import EventBuffer, StepEvents
 from penstock.scheduler.executor import Executor, ExecutorInfo
-from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.integrity import CheckedParts, IntegrityCheck
 from penstock.scheduler.kv_cache import cache_of
 from penstock.scheduler.launched_step import LaunchedSteps
 from penstock.scheduler.listener import EngineListener
 from penstock.scheduler.live_view import LiveView, live_views
 from penstock.scheduler.planner import Planner
-from penstock.scheduler.queue_order import ArrivalOrder, QueueOrder
 from penstock.scheduler.quotas import QuotaAccounts, TenantQuota
 from penstock.scheduler.request import FailureReason, FinishReason, Request, RequestSpec
 from penstock.scheduler.results import Results
@@ -41,9 +38,7 @@ from penstock.scheduler.step_watch import StepWatch
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.transitions import LiveRequests, Transitions, failed
 from penstock.scheduler.victims import VictimSelection
-from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
-from penstock.scheduler.waiting_sums import WaitingSums
 
 
 class Engine:
@@ -52,9 +47,9 @@ class Engine:
     `listener` is called for every request, step and turn, before `step` returns the turn's events.
     ValueError when the token budget is less than one token for every slot.
 
-    Owners: `queue` (with `order`, `sums`, `displacement`, `waits`) has the PENDING requests,
-    `running` (with `arrays` and `cache`) the PROCESSING ones, `tenants` and `quotas` the accounts,
-    `sizing` the cost model of a step, `launched` the steps in flight, `events` what leaves.
+    Owners: `queue` has the PENDING requests; `running`, `arrays` and `cache` the slots and blocks
+    of the PROCESSING ones; `tenants` and `quotas` the accounts; `sizing` the cost model of a step;
+    `launched` the steps in flight; `events` what leaves. `transitions` moves requests.
     """
 
     def __init__(
@@ -80,11 +75,7 @@ class Engine:
         self.tenants = Tenants(config)
         self.quotas = QuotaAccounts({}, config.tenant_quota)
         is_fair = config.order is SchedulingOrder.FAIR
-        self.order: QueueOrder = FairOrder(self.tenants, config) if is_fair else ArrivalOrder()
-        self.sums = WaitingSums(config, info.block_size)
-        self.displacement = Displacement(config, self.tenants)
-        self.queue = WaitingQueue(self.order, self.tenants, self.sums, self.displacement)
-        self.waits = WaitClock()
+        self.queue = WaitingQueue(config, self.tenants, info.block_size)
         self.sizing = StepSizing(info, config)
         self.completion = CompletionPredictor(
             config.min_deadline_chance, self.sizing.fit, arrays=self.arrays, running=self.running
@@ -98,7 +89,6 @@ class Engine:
             cache=self.cache,
             running=self.running,
             queue=self.queue,
-            sums=self.sums,
             tenants=self.tenants,
         )
         self.transitions = self._transitions(config)
@@ -107,7 +97,6 @@ class Engine:
             config,
             cache=self.cache,
             queue=self.queue,
-            displacement=self.displacement,
             tenants=self.tenants,
             quotas=self.quotas,
             predictor=self.predictor,
@@ -326,7 +315,7 @@ class Engine:
         check_weights(weights)
         check_weights({"": default})
         self.tenants.set_weights(weights, default)
-        self.sums.set_weights(weights, default)
+        self.queue.set_weights(weights, default)
 
     def keep_cache_book(self) -> CacheBook:
         """From now on index cached blocks. Call it before anything is submitted.
@@ -342,13 +331,7 @@ class Engine:
 
         May take milliseconds: for operators, not for every step.
         """
-        return live_views(
-            arrays=self.arrays,
-            running=self.running,
-            queue=self.queue,
-            order=self.order,
-            waits=self.waits,
-        )
+        return live_views(self.arrays, self.running, self.queue)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when an invariant does not hold."""
@@ -375,9 +358,6 @@ class Engine:
             running=self.running,
             launched=self.launched,
             queue=self.queue,
-            order=self.order,
-            displacement=self.displacement,
-            waits=self.waits,
             tenants=self.tenants,
             quotas=self.quotas,
             predictor=self.predictor,
@@ -393,7 +373,6 @@ class Engine:
             cache=self.cache,
             running=self.running,
             queue=self.queue,
-            order=self.order,
             sizing=self.sizing,
             predictor=self.predictor,
             victims=victims,
@@ -406,8 +385,6 @@ class Engine:
             cache=self.cache,
             running=self.running,
             queue=self.queue,
-            order=self.order,
-            waits=self.waits,
             tenants=self.tenants,
             sizing=self.sizing,
             predictor=self.predictor,
@@ -424,9 +401,6 @@ class Engine:
             running=self.running,
             launched=self.launched,
             queue=self.queue,
-            order=self.order,
-            sums=self.sums,
-            displacement=self.displacement,
             tenants=self.tenants,
             quotas=self.quotas,
             predictor=self.predictor,
@@ -438,7 +412,6 @@ class Engine:
             cache=self.cache,
             running=self.running,
             queue=self.queue,
-            waits=self.waits,
             sizing=self.sizing,
         )
 

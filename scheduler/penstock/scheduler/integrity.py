@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.check_pieces import PIECE, Faults
 from penstock.scheduler.deadline_predictor import DeadlinePredictor
-from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.launched_step import LaunchedSteps
-from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.quotas import QuotaAccounts
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -24,7 +22,6 @@ from penstock.scheduler.state import RequestState
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.transitions import LiveRequests
 from penstock.scheduler.waiting_queue import WaitingQueue
-from penstock.scheduler.waiting_sums import WaitingSums
 
 _NO_BLOCKS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
@@ -43,9 +40,6 @@ class CheckedParts:
     running: RunningSet
     launched: LaunchedSteps
     queue: WaitingQueue
-    order: QueueOrder
-    sums: WaitingSums
-    displacement: Displacement
     tenants: Tenants
     quotas: QuotaAccounts
     predictor: DeadlinePredictor
@@ -154,8 +148,6 @@ def _state_faults(parts: CheckedParts) -> list[str]:
             faults.append(f"request {key} disagrees about its account of waiting")
         if key in running and parts.arrays.key[request.slot] != key:
             faults.append(f"slot {request.slot} names another request")
-    if sum(len(request.tokens) for request in parts.queue) != parts.queue.num_tokens:
-        faults.append("the queue miscounts its tokens")
     if np.count_nonzero(parts.arrays.key) != len(running):
         faults.append("a free slot names a request")
     return faults
@@ -193,13 +185,8 @@ def _tenant_faults(parts: CheckedParts) -> list[str]:
             faults.append(f"slot {request.slot} names another tenant")
         if request.ticket >= 0:
             faults.append(f"slot {request.slot} still stands in the queue")
-    if sum(request.ticket >= 0 for request in parts.queue) != len(parts.order):
-        faults.append("the order miscounts its requests")
-    if len(parts.sums) != len(parts.order):
-        faults.append("the sums of the queue miss a request")
     live = Counter(request.spec.tenant for request in parts.requests.values())
     faults.extend(parts.quotas.faults(live))
-    faults.extend(parts.sums.faults())
-    faults.extend(parts.displacement.faults(tuple(parts.queue)))
+    faults.extend(parts.queue.faults())
     faults.extend(parts.predictor.faults(parts.requests))
     return faults

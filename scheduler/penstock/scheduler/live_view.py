@@ -7,12 +7,10 @@ changes nothing; may take milliseconds.
 from dataclasses import dataclass
 
 from penstock.scheduler.events import WaitReason
-from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.request import Request
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
-from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
@@ -50,25 +48,20 @@ MAX_POSITIONS = 1000
 
 
 def live_views(
-    *,
-    arrays: SlotArrays,
-    running: RunningSet,
-    queue: WaitingQueue,
-    order: QueueOrder,
-    waits: WaitClock,
+    arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
 ) -> tuple[LiveView, ...]:
     """Running requests, most senior first; then waiting ones, in order; then the rest of those.
 
     The rest have no position: those behind the first thousand, outputs that wait for their prompt,
     and requests of tenants at their running limit.
     """
-    first = order.first(MAX_POSITIONS)
+    first = queue.order.first(MAX_POSITIONS)
     keys = {request.spec.key for request in first}
     rest = [request for request in queue if request.spec.key not in keys]
     return (
         *(_running(arrays, one) for one in sorted(running, key=_seniority)),
-        *(_waiting(waits, one, place) for place, one in enumerate(first)),
-        *(_waiting(waits, one, None) for one in sorted(rest, key=_seniority)),
+        *(_waiting(queue, one, place) for place, one in enumerate(first)),
+        *(_waiting(queue, one, None) for one in sorted(rest, key=_seniority)),
     )
 
 
@@ -98,7 +91,7 @@ def _running(arrays: SlotArrays, request: Request) -> LiveView:
     )
 
 
-def _waiting(waits: WaitClock, request: Request, position: int | None) -> LiveView:
+def _waiting(queue: WaitingQueue, request: Request, position: int | None) -> LiveView:
     spec, num_prompt = request.spec, request.spec.num_original_prompt_tokens
     return LiveView(
         key=spec.key,
@@ -114,7 +107,7 @@ def _waiting(waits: WaitClock, request: Request, position: int | None) -> LiveVi
         num_computed_tokens=0,
         num_blocks=0,
         num_preemptions=request.num_preemptions,
-        waits_for=waits.reason_of(request),
+        waits_for=queue.reason_of(request),
         queue_position=position,
         trace_id=spec.trace_id,
     )

@@ -25,7 +25,6 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.launched_step import Chunk, LaunchedStep
-from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.running import DecodeRoster, RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -34,7 +33,6 @@ from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.token_budget import TokenBudget
 from penstock.scheduler.transitions import Transitions
 from penstock.scheduler.victims import VictimSelection
-from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 MAX_PAUSED_STEPS = 3
@@ -53,8 +51,6 @@ class Planner:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
-        order: QueueOrder,
-        waits: WaitClock,
         tenants: Tenants,
         sizing: StepSizing,
         predictor: DeadlinePredictor,
@@ -66,8 +62,7 @@ class Planner:
         self._cache = cache
         self._running = running
         self._queue = queue
-        self._order = order
-        self._waits = waits
+        self._order = queue.order
         self._tenants = tenants
         self._sizing = sizing
         self._predictor = predictor
@@ -121,7 +116,7 @@ class Planner:
             budget.top_up(self._cache)
         else:
             waits_for = WaitReason.FAIRNESS if len(self._order) else None
-        self._waits.note_reason(waits_for, now)
+        self._queue.note_reason(waits_for, now)
         self._pause_decodes(light)
         chunks = list(budget.chunks())
         # Gathered again if a prefill preempted a decode.

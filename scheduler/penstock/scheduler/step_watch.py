@@ -18,7 +18,6 @@ from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.step_sizing import StepSizing
-from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _Launch = tuple[Batch, float, float, int, int, float, WaitReason | None]
@@ -35,14 +34,12 @@ class StepWatch:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
-        waits: WaitClock,
         sizing: StepSizing,
     ) -> None:
         self._listener = listener
         self._cache = cache
         self._running = running
         self._queue = queue
-        self._waits = waits
         self._sizing = sizing
         self._launches: deque[_Launch] = deque()
         self._note: StepNote | None = None
@@ -70,7 +67,7 @@ class StepWatch:
                 num_decodes=batch.num_decodes,
                 num_context_tokens=num_context,
             )
-        reason = self._waits.reason
+        reason = self._queue.reason
         self._launches.append(
             (batch, begun_s, launched_s, num_prefill, num_context, predicted_s, reason)
         )

@@ -12,7 +12,6 @@ import numpy as np
 from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
-from penstock.scheduler.displacement import Displacement
 from penstock.scheduler.events import (
     Admitted,
     EventBuffer,
@@ -25,7 +24,6 @@ from penstock.scheduler.events import (
 )
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.launched_step import LaunchedSteps
-from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.quotas import QuotaAccounts
 from penstock.scheduler.request import (
     NO_TIME,
@@ -39,7 +37,6 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRUNCATED = {FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.CANCELLED}
@@ -99,9 +96,6 @@ class Transitions:
         running: RunningSet,
         launched: LaunchedSteps,
         queue: WaitingQueue,
-        order: QueueOrder,
-        displacement: Displacement,
-        waits: WaitClock,
         tenants: Tenants,
         quotas: QuotaAccounts,
         predictor: DeadlinePredictor,
@@ -114,9 +108,6 @@ class Transitions:
         self._running = running
         self._launched = launched
         self._queue = queue
-        self._order = order
-        self._displacement = displacement
-        self._waits = waits
         self._tenants = tenants
         self._quotas = quotas
         self._predictor = predictor
@@ -140,20 +131,19 @@ class Transitions:
         for request in outputs:
             self._enqueue(request, now, leader_key=leader.spec.key)
         if not leader.spec.num_replays:
-            self._displacement.note_submitted(outputs)
+            self._queue.note_submitted(outputs)
         self._quotas.take_in(leader.spec, len(outputs), leader.tenant, now)
 
     def _enqueue(self, request: Request, now: float, leader_key: int) -> None:
         spec = request.spec
         self._requests.add(request)
-        self._waits.join(request, now)
         self._cache.renew(request, now)
         self._predictor.prepare(request)
         # A leader outside this submit may have released its followers already, and would not again.
         if spec.leader_key == leader_key and spec.block_hashes:
-            self._queue.hold(request, leader_key)
+            self._queue.hold(request, leader_key, now)
         else:
-            self._queue.push(request)
+            self._queue.push(request, now)
 
     def admit(
         self,
@@ -168,13 +158,10 @@ class Transitions:
 
         `is_past_blocked`: it overtakes one that lacks blocks.
         """
-        arrays, order = self._arrays, self._order
-        is_aged = order.note_admission(request)
-        is_in_turn = not (is_aged or is_past_blocked)
-        eldest = order.eldest_beside(request) if is_in_turn else None
-        wait = self._waits.admit(request, eldest, now)
+        arrays = self._arrays
+        # Before it leaves the queue: a tenant without requests may be forgotten.
         self._tenants.start(request.tenant)
-        self._queue.remove(request)
+        wait, is_aged = self._queue.admit(request, now, is_past_blocked=is_past_blocked)
         request.apply(RequestEvent.ADMIT)
         request.num_overtaken, request.blocked_since_s = 0, NO_TIME
         request.num_blocks_short = 0
@@ -210,15 +197,14 @@ class Transitions:
         request.apply(RequestEvent.PREEMPT)
         request.num_preemptions += 1
         self._predictor.prepare(request)
-        self._queue.push(request)
-        self._waits.join(request, now)
+        self._queue.push(request, now)
         self._events.changes.append(Preempted(key=request.spec.key, at_s=now, stay=stay))
 
     def finish(self, request: Request, reason: FinishReason, now: float, stop_id: int = -1) -> None:
         """Complete a live request; a waiting one is cancelled, a running one is finished."""
         wait, stay = None, None
         if request.state is RequestState.PENDING:
-            wait = self._leave_queue(request, now)
+            wait = self._queue.leave(request, now)
             request.apply(RequestEvent.CANCEL)
         else:
             self._note_length(request, reason)
@@ -235,7 +221,7 @@ class Transitions:
         """End a live request in ERROR; `detail` is the executor's."""
         wait, stay = None, None
         if request.state is RequestState.PENDING:
-            wait = self._leave_queue(request, now)
+            wait = self._queue.leave(request, now)
         else:
             self._note_length(request, rejection.reason)
             is_trusted = rejection.reason not in UNTRUSTED_ENDS
@@ -312,10 +298,6 @@ class Transitions:
         else:
             self.fail(request, Rejection(reason=FailureReason.TTFT_DEADLINE_EXCEEDED), now)
 
-    def _leave_queue(self, request: Request, now: float) -> Wait:
-        self._queue.remove(request)
-        return self._waits.leave(request, now)
-
     def _release_slot(
         self, request: Request, now: float, *, is_trusted: bool, is_end: bool = True
     ) -> Stay:
@@ -333,7 +315,7 @@ class Transitions:
         arrays.clear(slot)
         stay = self._running.leave(slot)
         if self._tenants.stop(request.tenant):
-            self._order.release(request.tenant)
+            self._queue.order.release(request.tenant)
         request.slot = -1
         return stay
 

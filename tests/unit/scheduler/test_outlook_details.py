@@ -245,7 +245,7 @@ def test_who_is_promised_room_to_the_end_counts_with_all_of_it(
     site.step()
     site.submit(2, 10, max_tokens=90)
     behind = site.request(3, 10, max_tokens=90)
-    assert site.engine.sums.ahead_of(behind, behind.expiry_s, 10).num_blocks == num_blocks
+    assert site.engine.queue.ahead_of(behind, 10).num_blocks == num_blocks
     assert site.engine.predictor._demand(behind, []).num_blocks == num_blocks
 
 
