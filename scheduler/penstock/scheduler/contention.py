@@ -1,4 +1,4 @@
-"""What a request shares the machine with: running requests, and waiting requests ahead of it.
+"""The load next to a request: running requests, and waiting requests ahead of it.
 
 Owns both as the sums that forecast.py takes. Does not judge.
 
@@ -86,7 +86,7 @@ class Contention:
         return load, ahead
 
     def of_admission(self, request: Request, demand: Demand) -> Load:
-        """What runs together with a request that is about to get a slot."""
+        """The load that runs together with a request about to get a slot."""
         shares = self._light_beside(request, demand, QueuedAhead())
         return self._before(self.load(has_place=True), request, demand, QueuedAhead(), shares)
 
@@ -133,7 +133,7 @@ class Contention:
         return shares if is_light else None
 
     def _with_place(self, load: Load, demand: Demand, ahead: QueuedAhead) -> Load:
-        """The load once others have yielded what all these lack, where they may."""
+        """The load after the preemptions that would admit all of these, where allowed."""
         if not self._has_yielders:
             return load
         return replace(

@@ -177,7 +177,7 @@ class DeadlinePredictor:
         )
 
     def hopeless_s(self, request: Request) -> float:
-        """When a waiting request will be late whatever happens, by present knowledge.
+        """When a waiting request can no longer meet its deadlines, as predicted now.
 
         NO_TIME for never. A prefix that another request may compute counts as found.
         """
@@ -187,7 +187,7 @@ class DeadlinePredictor:
         return self._hopeless_s(request, matched)
 
     def dropped(self, request: Request, now: float) -> Rejection:
-        """The rejection for a request whose `hopeless_s` has come."""
+        """The rejection of a request at its `hopeless_s`."""
         deadlines = deadlines_of(request)
         if not self._sizing.has_prices:
             return Rejection(reason=deadlines.passed_by(now))
@@ -199,7 +199,7 @@ class DeadlinePredictor:
         return replace(rejection, reason=deadlines.passed_by(now)) if is_over else rejection
 
     def crowded(self, request: Request, reason: FailureReason, now: float) -> Rejection:
-        """The rejection for a request that the queue has no room for."""
+        """The rejection of a request that does not fit into the queue."""
         if not self._sizing.has_prices:
             return Rejection(reason=reason)
         demand = self._demand(request, self._cache.match(request))
@@ -299,7 +299,7 @@ class DeadlinePredictor:
         return self._is_foreseeing and self._sizing.has_prices
 
     def _is_trial(self, request: Request, now: float) -> bool:
-        """Whether this one is admitted to see whether the machine's speed has changed.
+        """Whether this request is admitted to measure whether the machine's speed has changed.
 
         If old measurements refused all requests, none would ever run to correct them.
         """
@@ -309,7 +309,7 @@ class DeadlinePredictor:
         return request.is_trial
 
     def _is_exploring(self, request: Request, rejection: Rejection) -> bool:
-        """Whether this one is admitted to see whether output lengths have changed."""
+        """Whether this request is admitted to measure whether output lengths have changed."""
         chance, judge = rejection.chance, self._completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance
         request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
@@ -434,7 +434,7 @@ class DeadlinePredictor:
         )
 
     def _expected_tokens(self, request: Request) -> float:
-        """What it is expected to generate still, at least what is certain."""
+        """Tokens it is expected to generate still, at least the certain ones."""
         spec, num_tokens = request.spec, len(request.tokens)
         num_certain = spec.num_original_prompt_tokens + spec.min_tokens - num_tokens
         expected = self._completion.lengths.expected(spec.max_total_tokens - num_tokens)

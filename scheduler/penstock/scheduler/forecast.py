@@ -159,7 +159,7 @@ def forecast(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -
 
 
 def forecast_alone(machine: Machine, demand: Demand) -> Forecast:
-    """The same with the whole machine to itself from now on, and with its minimum output.
+    """The forecast with the whole machine from now on, and with its minimum output.
 
     The error of the cost model is taken off.
     """
@@ -273,7 +273,7 @@ class Deadlines:
 
 
 def deadlines_of(request: Request) -> Deadlines:
-    """Of a request; a first token that was sent before a preemption has met its deadline."""
+    """The open deadlines; a first token sent before a preemption has met its deadline."""
     spec = request.spec
     is_first_due = request.first_token_s == NO_TIME
     return Deadlines(
@@ -323,7 +323,7 @@ def _beside_s(machine: Machine, load: Load) -> float:
 
 
 def _filled(load: Load, ahead: QueuedAhead) -> Load:
-    """The load once those ahead have taken the free slots, each as long as its prompt."""
+    """The load after those ahead took the free slots, each as long as its prompt."""
     num_joining = _num_joining(load, ahead)
     if not num_joining:
         return load
@@ -344,7 +344,7 @@ def _num_joining(load: Load, ahead: QueuedAhead) -> int:
 
 
 def _steps_until_place(demand: Demand, load: Load, ahead: QueuedAhead) -> float:
-    """Steps until enough requests have left for all ahead and this one."""
+    """Steps until enough requests have ended for all ahead and this one."""
     blocks_each, steps_each = 1.0, 1.0
     if load.num_running:
         blocks_each = max(load.num_used_blocks / load.num_running, 1.0)

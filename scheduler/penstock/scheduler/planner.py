@@ -128,7 +128,7 @@ class Planner:
         return flight
 
     def _prefill_tokens(self, num_decodes: int) -> int:
-        """Tokens of prefill that the step may hold in addition to so many decodes."""
+        """Tokens of prefill that the step may hold in addition to that many decodes."""
         sizing = self._sizing
         if not sizing.has_target:
             return sizing.budget(num_decodes)

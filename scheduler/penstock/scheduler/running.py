@@ -86,7 +86,7 @@ class Residencies:
         self.num_steps = 0
 
     def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
-        """A step of so many rows is planned, `chunks` of them prefill."""
+        """A step of that many rows is planned, `chunks` of them prefill."""
         # A step without rows has no residents.
         if size and size != self._size:
             self._size = size
@@ -119,7 +119,7 @@ class Residencies:
         self._stop_decoding(self._accounts[slot])
 
     def stop_decoding(self, slot: int) -> None:
-        """It has had its last step."""
+        """Its last step is launched."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         account.sizes = self._sizes_since(account.first_step)
@@ -245,7 +245,7 @@ class RunningSet:
         self._roster = None
 
     def prefill_again(self, slots: list[int]) -> None:
-        """These sampled nothing: their last known token is computed again, like a last chunk."""
+        """Compute the last known token of these again, like a last chunk: they sampled nothing."""
         for slot in slots:
             request = self._request_of[slot]
             if request is not None:
@@ -255,7 +255,7 @@ class RunningSet:
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
-        """These need no more steps: a step in flight ends them."""
+        """These need no more steps: a launched step ends them."""
         for slot in slots.tolist():
             self._residencies.stop_decoding(slot)
         self._is_decoding[slots] = False

@@ -49,7 +49,7 @@ class StepWatch:
         self._num_decode_context = 0
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """These are about to be queued."""
+        """See `EngineListener.note_submit`."""
         self._listener.note_submit(specs)
 
     def launch(self, step: LaunchedStep, begun_s: float, launched_s: float) -> None:

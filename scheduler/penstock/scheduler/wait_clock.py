@@ -50,7 +50,7 @@ class WaitClock:
         self._num_places = 0
 
     def note_reason(self, reason: WaitReason | None, now: float) -> None:
-        """What the next in line lacks from now on; None when nothing."""
+        """Record what the next request lacks from now on; None for nothing."""
         if reason is not self.reason:
             self._advance(now)
             self.reason = reason

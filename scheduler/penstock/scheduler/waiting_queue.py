@@ -57,7 +57,7 @@ class WaitingQueue:
         return self._waits.reason
 
     def note_reason(self, reason: WaitReason | None, now: float) -> None:
-        """What the next in line lacks from now on; None when nothing."""
+        """Record what the next request lacks from now on; None for nothing."""
         self._waits.note_reason(reason, now)
 
     def reason_of(self, request: Request) -> WaitReason | None:
