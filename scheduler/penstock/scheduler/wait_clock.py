@@ -99,7 +99,9 @@ class WaitClock:
         ]
         own_ns[WaitReason.FAIRNESS - 1] += sum(outrun_ns)
         other_s = max(0.0, now - since_s - sum(own_ns) / _NS)
-        return Wait(*(ns / _NS for ns in own_ns), other_s, int(self._num_passed[place]))
+        blocks_s, slots_s, budget_s, fairness_s = (ns / _NS for ns in own_ns)
+        num_passed_by = int(self._num_passed[place])
+        return Wait(blocks_s, slots_s, budget_s, fairness_s, other_s, num_passed_by)
 
     def reason_of(self, request: Request) -> WaitReason | None:
         """The present reason of a waiting request."""
