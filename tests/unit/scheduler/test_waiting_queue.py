@@ -74,7 +74,7 @@ def test_an_heir_leads_when_the_leader_ends() -> None:
     followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3, 4)]
     for follower in followers:
         queue.hold(follower, 1, now=0.0)
-    queue.remove(followers[0])
+    queue.leave(followers[0], 0.0)
     queue.replace_leader(1)
     assert drain(queue) == [3]
     queue.release_held(3)
