@@ -88,7 +88,10 @@ class Scheduler:
     def note_step(self, batch: Batch, seconds: float, now: float) -> bool:
         """A step was timed; whether it is worth learning from."""
         has_prefill = batch.num_rows > batch.num_decodes
-        return self.life.outlook.note_step(seconds, now, has_prefill=has_prefill)
+        has_paused = batch.num_paused > 0
+        return self.life.outlook.note_step(
+            seconds, now, has_prefill=has_prefill, has_paused=has_paused
+        )
 
     def learn(self, measure: StepMeasure) -> None:
         """The content of a step, and its duration."""
