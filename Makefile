@@ -144,7 +144,7 @@ test-transformers-4: $(READY)
 	.venv-transformers-4/bin/python -m pytest tests/unit/executor tests/contract $(PYTEST_ARGS)
 
 soak: $(READY)
-	$(BIN)/python tests/chaos/soak.py --report build/soak.md --report build/soak.json $(SOAK_ARGS)
+	$(BIN)/python tests/chaos/soak.py $(SOAK_ARGS)
 
 cases: $(READY)
 	$(BIN)/python tests/support/case_table.py

@@ -38,7 +38,7 @@ from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import Hello
 from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.observe.trace_context import TraceIds, trace_metadata
-from penstock.server.rpc.request_accounts import CallAccounts
+from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
 from simulated_service import RunFailed, expect_ready, process

@@ -29,8 +29,8 @@ from penstock.executor.trtllm.samplers import offered_features
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
-from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
+from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.model_pb2 import ModelFeatures
 from support.core import make_spec

@@ -21,8 +21,7 @@ from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.rpc.access_control import AccessControl
-from penstock.server.rpc.method_rights import right_of
+from penstock.server.rpc.access_control import AccessControl, right_of
 from penstock.server.text.model_text import ModelText
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
 from support.guarded import ACME, OPERATOR, Premises, bearing

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from penstock.server.front.config import FrontConfig
-from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
-from penstock.server.rpc.unimplemented import UNIMPLEMENTED_METHODS
+from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
+from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2

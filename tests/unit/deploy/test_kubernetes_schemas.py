@@ -6,13 +6,13 @@ import importlib
 from typing import Any
 
 import pytest
-import yaml
 
-from support.custom_resources import SCHEMAS
 from support.kubernetes import COMPONENTS, FOLDER, OVERLAYS, every_build
 
 OLDEST = "1.30"
 """As base/kustomization.yaml says: preStop sleeps from there on."""
+OF_OTHERS = {"monitoring.coreos.com/v1", "inference.networking.k8s.io/v1"}
+"""Resources that Kubernetes itself has no schema of."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_every_resource_fits_its_schema(
     num_checked = 0
     for name, manifests in builds.items():
         for manifest in manifests:
-            if (manifest["apiVersion"], manifest["kind"]) in SCHEMAS:
+            if manifest["apiVersion"] in OF_OTHERS:
                 continue
             for version in (OLDEST, newest):
                 try:
@@ -43,28 +43,6 @@ def test_every_resource_fits_its_schema(
                     pytest.fail(f"{name} {manifest['kind']} {version}: {error.message}")
                 num_checked += 1
     assert num_checked > 2 * 8 * len(builds) - 1
-
-
-def test_the_check_would_notice(builds: dict[str, list[dict[str, Any]]], validator: Any) -> None:
-    (deployment,) = [item for item in builds["base"] if item["kind"] == "Deployment"]
-    wrong = yaml.safe_load(yaml.safe_dump(deployment))
-    wrong["spec"]["template"]["spec"]["terminationGraceSeconds"] = 150
-    with pytest.raises(validator.ValidationError):
-        validator.validate(wrong, OLDEST, strict=True)
-
-
-def test_resources_of_others_fit_what_is_known_of_them(
-    builds: dict[str, list[dict[str, Any]]],
-) -> None:
-    jsonschema: Any = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    seen: set[tuple[str, str]] = set()
-    for manifests in builds.values():
-        for manifest in manifests:
-            key = manifest["apiVersion"], manifest["kind"]
-            if key in SCHEMAS:
-                jsonschema.validate(manifest, SCHEMAS[key])
-                seen.add(key)
-    assert seen == set(SCHEMAS)
 
 
 def test_every_folder_is_built_and_every_file_is_used(

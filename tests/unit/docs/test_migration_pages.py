@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -132,103 +130,4 @@ def test_what_the_text_says_of_ours_exists(page: Path) -> None:
     assert {name for name in named if not is_ours(name)} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_rows_without_a_counterpart_say_so(page: Path) -> None:
-    assert [row.there for row in rows(page) if not row.here and not row.is_without] == []
-
-
-def test_a_name_that_does_not_exist_is_found() -> None:
-    wrong = (
-        "sampling.topk",
-        "TokenUsage.num_tokens",
-        "GenerationService.Generat",
-        "--prot",
-        "kv.x",
-    )
-
-    assert [name for name in wrong if is_ours(name)] == []
-
-
 # --- theirs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Definitions:
-    """Where the other server's service and messages are."""
-
-    package: str
-    module: str
-
-
-DEFINITIONS = {
-    "trtllm-serve.md": Definitions(
-        package="smg_grpc_proto",
-        module="smg_grpc_proto.generated.trtllm_service_pb2",
-    ),
-    "vllm.md": Definitions(
-        package="smg_grpc_proto",
-        module="smg_grpc_proto.generated.vllm_engine_pb2",
-    ),
-}
-# Said in one row, by what carries them: media as tensors, and what happens in the cache.
-UNNAMED = {
-    "KvEventBatch",
-    "MultimodalInputs", "MediaRefs", "MediaRef", "MediaIdentity", "TensorData", "PlaceholderRange",
-    "InputTokenLogProb", "TopLogprob",
-}  # fmt: skip
-
-
-def elements(module: ModuleType) -> Iterator[str]:
-    file = module.DESCRIPTOR
-    for service in file.services_by_name.values():
-        yield from (f"{service.name}.{method.name}" for method in service.methods)
-    for source in (file, *file.dependencies):
-        for message in source.message_types_by_name.values():
-            yield message.name
-            yield from (f"{message.name}.{field.name}" for field in message.fields)
-
-
-def reached(module: ModuleType) -> set[str]:
-    """Every method, and every field of the messages that go in and out of it."""
-    services = module.DESCRIPTOR.services_by_name.values()
-    methods = [method for service in services for method in service.methods]
-    waiting = [message for method in methods for message in (method.input_type, method.output_type)]
-    names = {f"{method.containing_service.name}.{method.name}" for method in methods}
-    seen: set[str] = set()
-    while waiting:
-        message = waiting.pop()
-        if message.name in seen or message.name in UNNAMED or message.GetOptions().map_entry:
-            continue
-        seen.add(message.name)
-        for field in message.fields:
-            names.add(f"{message.name}.{field.name}")
-            if field.message_type is not None:
-                waiting.append(field.message_type)
-    return names
-
-
-@pytest.mark.parametrize("name", DEFINITIONS)
-def test_their_fields_exist_and_none_is_left_out(name: str) -> None:
-    definitions = DEFINITIONS[name]
-    pytest.importorskip(definitions.package, reason="needs the extra gateway")
-    module = importlib.import_module(definitions.module)
-    named = {there for row in rows(FOLDER / name) for there in row.there}
-
-    assert {there for there in named if there not in set(elements(module))} == set()
-    assert reached(module) - named == set()
-
-
-def test_the_fields_of_triton_exist() -> None:
-    service = pytest.importorskip("tritonclient.grpc.service_pb2", reason="needs tritonclient")
-    messages = set(elements(service))
-    (calls,) = service.DESCRIPTOR.services_by_name.values()
-    known = messages | {method.name for method in calls.methods}
-    named = {
-        there
-        for row in rows(FOLDER / "triton.md")
-        for there in row.there
-        if re.match(r"[A-Z]\w+", there)
-    }
-
-    assert named
-    assert {there for there in named if there not in known} == set()

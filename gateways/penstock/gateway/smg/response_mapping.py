@@ -62,7 +62,7 @@ class ChunkEncoder:
         self._begun: set[int] = set()
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
-        """See `penstock.server.rpc.delivery.Encoder`."""
+        """See `penstock.server.rpc.generation_call.Encoder`."""
         records: dict[int, list[events.TokenRecord]] = {}
         for event in batch:
             match event:
@@ -111,7 +111,7 @@ class WholeEncoder:
         self._records: dict[int, list[events.TokenRecord]] = {}
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
-        """See `penstock.server.rpc.delivery.Encoder`."""
+        """See `penstock.server.rpc.generation_call.Encoder`."""
         for event in batch:
             match event:
                 case events.TokensPiece():

@@ -37,13 +37,11 @@ from penstock.server.front.front import Front
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.access_control import AccessControl
-from penstock.server.rpc.call_opening import begin_call, open_request
-from penstock.server.rpc.delivery import deliver
-from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.generation_call import begin_call, deliver, open_request
+from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import check_request_id
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.parsing import num_unknown_fields, parse
-from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.security.rights import Caller
 
 SERVICE_NAME: Final = "vllm.grpc.engine.VllmEngine"

@@ -1,15 +1,17 @@
 """ModelService: the served model and its tokenizer.
 
-Owns the handlers of ListModels, GetModel, Tokenize and Detokenize.
+Owns the handlers of ListModels, GetModel, Tokenize and Detokenize, and the table of methods that
+are not built yet: UNIMPLEMENTED, naming the feature.
 """
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import grpc
 import numpy as np
 
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import ErrorReason, refuse, refuse_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
@@ -22,13 +24,12 @@ from penstock.server.rpc.mapping_in.prompt import (
     check_token_ids,
     read_chat,
     read_text,
+    token_array,
 )
-from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_model import model_of
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.rpc.parsing import parse
-from penstock.server.rpc.unimplemented import unimplemented_handlers
 from penstock.server.security.rights import Caller
 from penstock.v1 import model_pb2
 from penstock.v1 import model_service_pb2 as pb
@@ -37,6 +38,19 @@ SERVICE_NAME = "penstock.v1.ModelService"
 _MAX_PAGE_SIZE = 1000
 _TOKENS_AT_ONCE = 4096
 """Added to a message in about a third of a millisecond."""
+UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
+    "penstock.v1.ModelService/LoadModel": "model_loading",
+    "penstock.v1.ModelService/UnloadModel": "model_loading",
+    "penstock.v1.ModelService/WatchModels": "model_loading",
+    "penstock.v1.ModelService/SetModelAlias": "model_loading",
+    "penstock.v1.ModelService/LoadAdapter": "adapter_loading",
+    "penstock.v1.ModelService/UnloadAdapter": "adapter_loading",
+    "penstock.v1.ModelService/ListAdapters": "adapter_loading",
+}
+"""Method -> feature, a field of ModelFeatures."""
+_STREAMS: Final = frozenset(
+    {"penstock.v1.ModelService/LoadModel", "penstock.v1.ModelService/WatchModels"}
+)
 
 
 class ModelService:
@@ -149,3 +163,29 @@ def _tokens_as_bytes(encoded: EncodedPrompt, *, is_chat: bool) -> bytes:
     for start in range(0, len(encoded.ids), _TOKENS_AT_ONCE):
         response.token_ids.extend(encoded.ids[start : start + _TOKENS_AT_ONCE].tolist())
     return response.SerializeToString()
+
+
+def unimplemented_handlers(
+    service: str, wrapper: HandlerWrapper
+) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+    """Handlers for the methods of `service` (full name) that are in the table."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for path, feature in UNIMPLEMENTED_METHODS.items():
+        owner, _, method = path.partition("/")
+        if owner == service:
+            handlers[method] = _handler(path, feature, wrapper)
+    return handlers
+
+
+def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMethodHandler[Any, Any]":
+    async def refuse_unary(data: bytes, context: Context) -> bytes:
+        del data, context
+        raise refuse_feature(feature)
+
+    async def refuse_stream(data: bytes, context: Context, caller: Caller) -> None:
+        del data, context, caller
+        raise refuse_feature(feature)
+
+    if path in _STREAMS:
+        return wrapper.stream_with_caller(path, refuse_stream)
+    return wrapper.unary(path, refuse_unary)

@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Final
 
 from penstock.server.front import events
-from penstock.server.rpc.id_records import encoded_id_records
 from penstock.server.rpc.mapping_out import (
     TokenBytes,
     accepted_of,
+    encoded_id_records,
     finished_of,
     no_token_bytes,
     record_of,

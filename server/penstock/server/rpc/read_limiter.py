@@ -28,10 +28,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.rpc.access_control import AccessControl
+from penstock.server.rpc.access_control import AccessControl, right_of
 from penstock.server.rpc.handlers import Admitted
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
-from penstock.server.rpc.method_rights import right_of
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
 from penstock.server.rpc.reading_slots import ReadingSlots
 from penstock.server.rpc.reflection import HandlerRegistry

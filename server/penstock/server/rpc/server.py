@@ -37,9 +37,8 @@ from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.large_messages import LargeMessageTurns
 from penstock.server.rpc.model_service import ModelService
-from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
+from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, add_port, server_options
 from penstock.server.rpc.read_limiter import RequestReadLimiter
-from penstock.server.rpc.secure_port import add_port
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 

@@ -22,8 +22,8 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.front.limits import Limits
-from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
+from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from support.fronts import INFO
 from support.request_edits import (

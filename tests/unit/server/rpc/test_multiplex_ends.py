@@ -11,9 +11,9 @@ from grpc import StatusCode
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.rpc.handlers import CallAccounts
 from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
 from penstock.server.rpc.multiplex_table import MAX_UNSENT_REFUSALS
-from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.text.errors import TextError
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb

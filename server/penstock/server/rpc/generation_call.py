@@ -1,22 +1,27 @@
-"""Opens one request on a front, for any contract.
+"""Opens one request on a front and writes its stream, for any contract.
 
-Owns the call's times, and that a refusal carries the request id. Takes our own message; gateway
-services translate theirs first.
+Owns the call's times, that a refusal carries the request id, the loop that takes events and writes
+messages, and the distinction between a stalled reader and a client that disconnected. Takes our own
+message; gateway services translate theirs first. The encoder owns the form of the messages.
 """
 
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
 from penstock.scheduler.request import NO_TIME
+from penstock.server.front import events
 from penstock.server.front.errors import Refusal, RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.submission import CallTimes
-from penstock.server.rpc.handlers import CallFailed, Context
+from penstock.server.rpc.handlers import CallFailed, Context, call_timeout_s
 from penstock.server.rpc.mapping_in.generation import (
     num_lowered_priorities,
     read_generation,
     valid_request_id,
 )
-from penstock.server.rpc.outcomes import call_timeout_s
 from penstock.server.rpc.parsing import num_unknown_fields
 from penstock.v1 import generation_service_pb2 as pb
 
@@ -60,3 +65,27 @@ async def open_request(
 def _failure(message: pb.GenerateRequest, refusal: Refusal, account: RequestAccount) -> CallFailed:
     account.request_id = valid_request_id(message)
     return CallFailed(refusal, account.request_id)
+
+
+class Encoder(Protocol):
+    """Encodes the events of one stream, in order."""
+
+    def encode(self, batch: Iterable[events.StreamEvent]) -> Iterable[bytes]:
+        """The messages for these events; may be empty."""
+        ...
+
+
+async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context: Context) -> None:
+    """Write until the stream ends. Raises RequestError when it ends in failure."""
+    stream, clock = request.stream, front.clock
+    try:
+        while batch := await stream.take():
+            for message in encoder.encode(batch):
+                stream.begin_write(clock())
+                await context.write(message)
+                stream.end_write(clock())
+    except asyncio.CancelledError:
+        # The client disconnected, or its reader stalled and the stream was closed during the write.
+        if stream.was_cut_off() and stream.refusal is not None:
+            raise RequestError(stream.refusal) from None
+        raise
