@@ -229,9 +229,7 @@ class Outlook:
         )
         return self._rejection(request, want, load, likely, hope, now)
 
-    def note_step(
-        self, seconds: float, now: float, *, has_prefill: bool, has_paused: bool
-    ) -> bool:
+    def note_step(self, seconds: float, now: float, *, has_prefill: bool, has_paused: bool) -> bool:
         """A step was timed; whether it is worth learning from."""
         self.completion.token_time.note_step(seconds, now, has_paused=has_paused)
         return self.pace.note_step(seconds, now, has_prefill=has_prefill)
