@@ -18,7 +18,7 @@ class Ended(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of its prompt."""
+        """Tokens of the prompt."""
         ...
 
     @property

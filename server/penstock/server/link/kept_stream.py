@@ -91,13 +91,13 @@ class KeptStream:
 
     @property
     def has_come_to_something(self) -> bool:
-        """Whether the engine has taken it: one that it refused has nothing to come back to."""
+        """Whether the engine has accepted it: a rejected one cannot be resumed."""
         return bool(self._tokens) or any(
             segment.changes or len(segment.tokens) for segment in self._segments
         )
 
     def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
-        """A token, the `row`th of a step's news."""
+        """Add a token, the `row`th of a step's events."""
         if self.is_lost:
             return
         if not self._tokens:
@@ -129,12 +129,12 @@ class KeptStream:
         self._append(StepEvents(step=events.step, at_s=events.at_s, ends=(end,)))
 
     def history(self) -> tuple[StepEvents, ...]:
-        """All that has come so far."""
+        """All events so far."""
         self._seal()
         return tuple(self._segments)
 
     def lose(self) -> None:
-        """Forget what came: the request runs on, and its stream is to be had no more."""
+        """Drop the events: the request continues, and its stream cannot be resumed any more."""
         self.is_lost = True
         self._segments.clear()
         self._keys, self._tokens, self._rows = array("q"), array("i"), None
@@ -174,7 +174,7 @@ class _LogprobRows:
         self._clear()
 
     def append(self, logprobs: TokenLogprobs, row: int) -> None:
-        """A row of a step's. A step has as many columns as its widest request, or more."""
+        """Append a row of a step. A step has as many columns as its widest request, or more."""
         top = slice(self.num_top)
         self._chosen.append(logprobs.chosen[row])
         self._ranks.append(logprobs.ranks[row])
@@ -182,7 +182,7 @@ class _LogprobRows:
         self._top_logprobs.extend(logprobs.top_logprobs[row, top].tolist())
 
     def take(self) -> TokenLogprobs | None:
-        """All rows, which are not here any more; None where there are none."""
+        """Remove and return all rows; None if there are none."""
         num_rows = len(self._chosen)
         if not num_rows:
             return None

@@ -73,7 +73,7 @@ class KeptStreams:
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
-        """How a request ended whose stream is kept; None where none did."""
+        """The final state of a request whose stream is kept; None if it has not ended."""
         stream = self._streams.get(name)
         if stream is None or stream.live:
             return None
@@ -89,7 +89,7 @@ class KeptStreams:
         self._grew(stream)
 
     def forget(self, stream: KeptStream) -> None:
-        """Nothing is kept of it from now on. Idempotent."""
+        """Drop its stream. Idempotent."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
         self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
@@ -109,14 +109,14 @@ class KeptStreams:
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
-        """No client reads it any more at this front, if the front has it."""
+        """Record that no client reads it at this front any more."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
             self._park(stream)
             self._make_room()
 
     def front_gone(self, front_id: int) -> list[KeptStream]:
-        """A front is gone; returns its streams, which have no front now."""
+        """A front has ended; returns its streams, which have no front now."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
         for stream in lost:
             stream.front_id = NO_FRONT
@@ -154,7 +154,7 @@ class KeptStreams:
     def _of(
         self, news: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
-        """What of `news` is of a stream that is kept."""
+        """The part of `news` that belongs to a kept stream."""
         find = self._by_key.get
         for item in news:
             stream = find(key_of(item))
@@ -179,7 +179,7 @@ class KeptStreams:
             self._park(stream)
 
     def _park(self, stream: KeptStream) -> None:
-        """It has no reader: its time to be resumed starts now."""
+        """Record that it has no reader: its resume timeout starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unpark(stream)

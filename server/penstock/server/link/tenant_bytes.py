@@ -1,4 +1,4 @@
-"""How many bytes each tenant has of a memory that all share.
+"""The bytes of each tenant in a memory shared by all.
 
 Owns the rule of who gives way when it is full: the tenant that has most, so that no tenant loses
 anything to others as long as it has no more than an equal share.

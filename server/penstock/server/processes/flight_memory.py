@@ -1,4 +1,4 @@
-"""The flight recorder's memory in the supervisor's hands: made once, written down when it counts.
+"""The flight recorder's memory in the supervisor: created once, dumped after a crash.
 
 Owns the descriptor that engines and observers inherit. It outlives its writers; the
 layout of the rows is defined elsewhere.
@@ -43,7 +43,7 @@ class FlightMemory:
             self.fd = -1
 
     async def dump(self, why: str) -> None:
-        """Write what is there to a file of the flight folder and log its path, or why not."""
+        """Write the content to a file in the flight folder; log its path or the failure."""
         from penstock.server.observe.flight.dump import dump
 
         if self.fd < 0:

@@ -1,4 +1,4 @@
-"""What a front reports: its recorder, its exporter to the observer, its heartbeat, put together.
+"""Observation of a front: its recorder, its exporter to the observer, its heartbeat.
 
 Owns their composition and shutdown. A front without an observer has none of it.
 """
