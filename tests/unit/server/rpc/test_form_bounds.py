@@ -56,6 +56,7 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
             (r"\d{" + "9" * 5000 + "}", "repeats an element more than 10000 times"),
             ("a{10000}" * 11, "more than 100000 characters"),
             ("(abcdefghijk){10000}", "more than 100000 characters"),
+            ("(a|b)" * 1639, "more than 8192 elements"),
         )
     ],
     *[
@@ -67,6 +68,7 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
             ('("a" {1000}) {1000}', "repeats an element more than 10000 times"),
             (r'"\"" b{10001}', "repeats an element more than 10000 times"),
             ("item{10000} " * 11, "more than 100000 characters"),
+            ('"a" | ' * 3000 + '"b"', "more than 8192 elements"),
         )
     ],
     *[

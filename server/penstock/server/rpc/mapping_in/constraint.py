@@ -32,9 +32,12 @@ the bytes.
 """
 MAX_REPETITIONS: Final = 10_000
 """A repetition is compiled to that many copies; nested ones to their product."""
+MAX_ELEMENTS: Final = 8192
+"""Reading one takes most of a microsecond of the event loop."""
 MAX_TOTAL: Final = 100_000
 """Characters of a constraint with its repetitions written out: several may be in sequence."""
 _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} deep"
+_TOO_LONG: Final = f"has more than {MAX_ELEMENTS} elements"
 _TOO_MANY: Final = f"repeats an element more than {MAX_REPETITIONS} times"
 _TOO_MUCH: Final = f"has more than {MAX_TOTAL} characters once its repetitions are written out"
 # Possessive throughout: no character is read twice.
@@ -164,6 +167,8 @@ def _read_choice(
             violations.add(f"{_CHOICES}[{index}]", "is a duplicate" if choice else "is empty")
         known.add(choice)
         is_right = _is_free_of_nul(f"{_CHOICES}[{index}]", choice, violations) and is_right
+        if violations.is_full:
+            break
     return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_right else None
 
 
@@ -255,11 +260,12 @@ class _Counter:
     `_last` holds the same for the element that a repetition would apply to.
     """
 
-    __slots__ = ("_brackets", "_last", "_most", "_total")
+    __slots__ = ("_brackets", "_last", "_most", "_num_elements", "_total")
 
     def __init__(self) -> None:
         self._brackets: list[tuple[int, int]] = []
         self._most: int = 1
+        self._num_elements: int = 0
         self._total: int = 0
         self._last: tuple[int, int] = (1, 1)
 
@@ -271,6 +277,9 @@ class _Counter:
 
     def fault_after(self, token: re.Match[str]) -> str:
         """Which bound is exceeded now; empty for none."""
+        self._num_elements += 1
+        if self._num_elements > MAX_ELEMENTS:
+            return _TOO_LONG
         match token.lastgroup:
             case "open":
                 if len(self._brackets) == MAX_DEPTH:
