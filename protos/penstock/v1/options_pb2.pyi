@@ -446,7 +446,8 @@ class JsonSchemaConstraint(google.protobuf.message.Message):
     minItems, maxItems, minContains, maxContains, minLength, maxLength, minProperties and
     maxProperties, which are compiled as repetitions. All of them and all expressions together come
     to at most 100,000 characters once repetitions are written out. Wherever in the document such
-    a key is, it counts. Without the character U+0000.
+    a key is, it counts. At most 8,192 objects and elements of expressions. Without the character
+    U+0000.
     """
     def __init__(
         self,

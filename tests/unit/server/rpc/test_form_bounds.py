@@ -75,6 +75,7 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
         (document(value), SCHEMA, words)
         for value, words in (
             ({"minItems": 1_000_000_000}, "a minItems above 10000"),
+            ({"x": [{}] * 8192}, "more than 8192 elements"),
             ({"properties": {"a": {"maxItems": 10_001}}}, "a maxItems above 10000"),
             ({"minLength": 1e9}, "a minLength above 10000"),
             ({"maxLength": 10_001}, "a maxLength above 10000"),

@@ -33,7 +33,9 @@ the bytes.
 MAX_REPETITIONS: Final = 10_000
 """A repetition is compiled to that many copies; nested ones to their product."""
 MAX_ELEMENTS: Final = 8192
-"""Reading one takes most of a microsecond of the event loop."""
+"""Of expressions and grammars, and objects of a schema. Reading one takes up to two microseconds of
+the event loop.
+"""
 MAX_TOTAL: Final = 100_000
 """Characters of a constraint with its repetitions written out: several may be in sequence."""
 _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} deep"
@@ -239,7 +241,7 @@ def fault_of_schema(schema: str) -> str:
         for container in level:
             if not isinstance(container, dict):
                 continue
-            if fault := _fault_of_keys(container, counter):
+            if fault := counter.count() or _fault_of_keys(container, counter):
                 return fault
             if "$ref" in container:
                 references.append(container)
@@ -277,9 +279,8 @@ class _Counter:
 
     def fault_after(self, token: re.Match[str]) -> str:
         """Which bound is exceeded now; empty for none."""
-        self._num_elements += 1
-        if self._num_elements > MAX_ELEMENTS:
-            return _TOO_LONG
+        if fault := self.count():
+            return fault
         match token.lastgroup:
             case "open":
                 if len(self._brackets) == MAX_DEPTH:
@@ -300,6 +301,11 @@ class _Counter:
             case _:
                 pass
         return self._fault()
+
+    def count(self) -> str:
+        """One more element, or object of a schema; returns the exceeded bound, empty for none."""
+        self._num_elements += 1
+        return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
         """Repeat the last element; returns the exceeded bound, empty for none."""
