@@ -51,8 +51,7 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
 def test_an_answer_is_judged_by_the_time_of_pauses_too() -> None:
     """Three of four steps of a second leave the decodes out, so a token takes four seconds."""
     engine, executor = busy_engine()
-    outlook, now = engine.scheduler.life.outlook, 0.0
-    num_paused = 0
+    num_paused, now = 0, 0.0
     for key in range(100, 160):
         engine.submit((make_spec(key, 16, max_tokens=1, tenant="light"),))
         since = len(executor.batches)
@@ -60,14 +59,14 @@ def test_an_answer_is_judged_by_the_time_of_pauses_too() -> None:
         for batch in executor.batches[since:]:
             now += 1.0
             num_paused += batch.num_paused > 0
-            engine.scheduler.note_step(batch, 1.0, now)
+            engine.note_duration(batch, 1.0, now)
     assert num_paused > 30
-    assert outlook.completion.token_time.beside(Load(), now) == pytest.approx(4.0, rel=0.3)
+    assert engine.completion.token_time.beside(Load(), now) == pytest.approx(4.0, rel=0.3)
 
 
 def test_a_tenant_of_many_short_requests_is_not_served_more_by_pauses() -> None:
     engine, _ = busy_engine(max_tokens=1500)
-    tenants = engine.scheduler.life.tenants
+    tenants = engine.tenants
 
     for key in range(100, 400):
         engine.submit((make_spec(key, 32, max_tokens=1, tenant="light"),))
