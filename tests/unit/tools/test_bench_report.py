@@ -11,11 +11,11 @@ import pytest
 from penstock.client import KeepalivePolicy, Model, ModelLimits, ModelState
 from penstock.server.cli.connection import UsageError
 from penstock.server.settings.sources import BadSetting
+from penstock.tools.bench.command import bar_text
 from penstock.tools.bench.figures import figures_of
 from penstock.tools.bench.fleet import LoadRun, merged_run
 from penstock.tools.bench.options import check_options, plans_of, sender_of
 from penstock.tools.bench.plan import Arrivals, LoadPlan
-from penstock.tools.bench.progress import bar_text
 from penstock.tools.bench.recorder import Recorder
 from penstock.tools.bench.report import document_of, figure_lines, sweep_lines, write_page
 from penstock.tools.bench.sender import SenderConfig

@@ -10,12 +10,11 @@ import pytest
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
+from penstock.tools.charts import Chart, PlotsUnavailable, Series, svg, write_png
 from penstock.tools.simulation import png_plots
 from penstock.tools.simulation.calibration import CalibrationError, calibrate, fit_cost
-from penstock.tools.simulation.chart import Chart, Series, svg
 from penstock.tools.simulation.histogram import DurationHistogram
 from penstock.tools.simulation.optimal_cache import optimal_hit_rate
-from penstock.tools.simulation.png_plots import PlotsUnavailable, write_png
 
 
 def test_percentiles_are_within_a_per_cent() -> None:
