@@ -1,6 +1,6 @@
 """A line of progress on stderr that is written over on a terminal; nothing elsewhere.
 
-Owns the line. Does not know what goes on.
+Owns the line. Does not measure progress.
 """
 
 import sys
