@@ -358,7 +358,7 @@ def check_report_options(args: argparse.Namespace) -> None:
 
 
 def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
-    """Write the plots into the folder of a written report and print its place. Raises UsageError."""
+    """Write the plots into the folder of a written report, and print where. Raises UsageError."""
     from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
 
     if args.png or (args.png is None and has_matplotlib()):
