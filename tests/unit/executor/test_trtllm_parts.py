@@ -22,7 +22,7 @@ from penstock.server.front.events import TopToken
 from penstock.server.front.logprob_rows import LogprobRows
 from support.core import make_spec
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def request_of(
