@@ -25,7 +25,7 @@ A chance that is certain, for a short `max_tokens`, loses nothing by waiting and
 An output of certain length, which nothing but its limit ends, is judged by it from the first
 request on.
 
-exploration.py has the requests that are admitted to learn, although they may be late.
+output_lengths.py has the requests that are admitted to learn, although they may be late.
 """
 
 import math
@@ -33,17 +33,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.output_lengths import (
     UNENDING,
+    Exploration,
     LengthDistribution,
     OutputBounds,
     OutputLengths,
     RunningOutputs,
 )
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
 
@@ -196,7 +196,7 @@ class CompletionPredictor:
     """
 
     def __init__(
-        self, min_chance: float, fit: StepFit, *, arrays: SlotArrays, running: Running
+        self, min_chance: float, fit: StepFit, *, arrays: SlotArrays, running: RunningSet
     ) -> None:
         self.lengths = OutputLengths()
         self.token_time = TokenTime(fit)
@@ -270,7 +270,7 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """Running requests whose chance is below the smallest, with their chances.
+        """RunningSet requests whose chance is below the smallest, with their chances.
 
         Conditional on outputs being at least as long as theirs are already.
         """

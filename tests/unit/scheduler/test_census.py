@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.scheduler import census
+from penstock.scheduler import live_view
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, WaitReason
@@ -115,7 +115,7 @@ def test_who_is_not_next_for_a_reason_of_its_own_has_no_position() -> None:
 
 
 def test_behind_the_first_thousand_nobody_has_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "MAX_POSITIONS", 2)
+    monkeypatch.setattr(live_view, "MAX_POSITIONS", 2)
     engine = busy()
     for key in (2, 3, 4, 5):
         engine.submit((make_spec(key, 5),))

@@ -78,7 +78,7 @@ def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_w
 def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
     site = PricedSite(num_seqs=1)
     for _ in range(1000):
-        site.engine.scheduler.life.outlook.completion.lengths.observe(5)
+        site.engine.completion.lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
     site.step()
     # It would be in time after the first, which is expected to be much shorter.
@@ -120,7 +120,7 @@ def test_prices_are_learnt_from_the_steps() -> None:
     for key in range(2, 42):
         site.submit(key, 10 + 2 * key)
         site.run()
-    fit = site.engine.scheduler.life.outlook.pace.fit
+    fit = site.engine.sizing.fit
     assert fit.is_trusted
     step = {"num_prefill_tokens": 100, "num_decodes": 0, "num_context_tokens": 100}
     assert fit.step_time_s(**step) == pytest.approx(0.11, rel=0.1)

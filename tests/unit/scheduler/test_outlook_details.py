@@ -6,10 +6,10 @@ import pytest
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
 from penstock.scheduler.contention import Contention
+from penstock.scheduler.cost_model import StepError
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.request import FailureReason, FinishReason, SamplingParams
-from penstock.scheduler.step_errors import StepError
 from penstock.scheduler.step_fit import StepFit
 from support.priced_site import BUDGET, PricedSite
 
@@ -44,10 +44,10 @@ def test_at_admission_the_prefill_is_forgiven_it_too(
     site = PricedSite()
     forgive(monkeypatch, error)
     request = site.request(1, 100, ttft_deadline_s=0.08)
-    verdict = site.outlook.verdict_at_admission(request, [], site.clock())
-    assert (verdict is not None) is is_dropped
+    rejection = site.engine.predictor.check_at_admission(request, [], site.clock())
+    assert (rejection is not None) is is_dropped
     late = site.request(2, 100, ttft_deadline_s=0.05)
-    assert site.outlook.verdict_at_admission(late, [], site.clock()) is not None
+    assert site.engine.predictor.check_at_admission(late, [], site.clock()) is not None
 
 
 @pytest.mark.parametrize(("error", "is_dropped"), [(0.0, True), (0.5, False)])
@@ -60,10 +60,10 @@ def test_and_so_is_what_prompts_under_way_take_of_it(
     forgive(monkeypatch, error)
     # Its own 110 ms, and as much for what shares its steps; in the best case half of both.
     request = site.request(2, 100, ttft_deadline_s=0.15)
-    verdict = site.outlook.verdict_at_admission(request, [], site.clock())
-    assert (verdict is not None) is is_dropped
+    rejection = site.engine.predictor.check_at_admission(request, [], site.clock())
+    assert (rejection is not None) is is_dropped
     late = site.request(3, 100, ttft_deadline_s=0.10)
-    assert site.outlook.verdict_at_admission(late, [], site.clock()) is not None
+    assert site.engine.predictor.check_at_admission(late, [], site.clock()) is not None
 
 
 def test_a_long_prompt_under_way_weighs_no_more_than_the_prompt_it_shares_steps_with() -> None:
@@ -71,7 +71,7 @@ def test_a_long_prompt_under_way_weighs_no_more_than_the_prompt_it_shares_steps_
     site.submit(1, 1000)
     site.step()
     request = site.request(2, 100, ttft_deadline_s=0.3)
-    assert site.outlook.verdict_at_admission(request, [], site.clock()) is None
+    assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
 
 
 def test_at_admission_the_output_is_no_longer_than_it_must_be(
@@ -80,11 +80,11 @@ def test_at_admission_the_output_is_no_longer_than_it_must_be(
     site = PricedSite()
     forgive(monkeypatch, 0.0)
     request = site.request(1, 100, min_tokens=3, max_tokens=100, deadline_s=0.14)
-    assert site.outlook.verdict_at_admission(request, [], site.clock()) is None
+    assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
     longer = site.request(2, 100, min_tokens=5, max_tokens=100, deadline_s=0.14)
-    verdict = site.outlook.verdict_at_admission(longer, [], site.clock())
-    assert verdict is not None
-    assert verdict.reason is FailureReason.DEADLINE_UNREACHABLE
+    rejection = site.engine.predictor.check_at_admission(longer, [], site.clock())
+    assert rejection is not None
+    assert rejection.reason is FailureReason.DEADLINE_UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_nobody_reckons_where_the_deadline_is_far_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = PricedSite()
-    assert site.outlook.pace.last_step_s == pytest.approx(STEP_S)
+    assert site.engine.sizing.last_step_s == pytest.approx(STEP_S)
     calls: list[bool] = []
     load = Contention.load
 
@@ -118,7 +118,7 @@ def test_nobody_reckons_where_the_deadline_is_far_away(
 
     monkeypatch.setattr(Contention, "load", noted)
     request = site.request(1, num_prompt, min_tokens=min_tokens, max_tokens=20, deadline_s=left_s)
-    assert site.outlook.verdict_at_admission(request, [], site.clock()) is None
+    assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
     assert len(calls) == num_reckoned
 
 
@@ -158,10 +158,10 @@ def test_who_is_turned_away_is_told_of_them_too(what: str, monkeypatch: pytest.M
     now = site.clock()
     request = site.request(9, 100, max_tokens=1, tenant="own", ttft_deadline_s=0.1)
     if what == "crowded":
-        verdict = site.outlook.crowded(request, FailureReason.QUEUE_FULL, now)
+        rejection = site.engine.predictor.crowded(request, FailureReason.QUEUE_FULL, now)
     else:
-        verdict = site.outlook.dropped(request, now)
-    assert verdict.estimate_s == pytest.approx(2 * ALONE_S, abs=STEP_S)
+        rejection = site.engine.predictor.dropped(request, now)
+    assert rejection.estimate_s == pytest.approx(2 * ALONE_S, abs=STEP_S)
 
 
 # Prefixes.
@@ -178,12 +178,12 @@ def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
     due_s = site.clock() + 2.0
     waiting = site.submit(3, 400, hashed=True, ttft_deadline_s=2.0)
     assert waiting is not None
-    assert site.outlook.hopeless_s(waiting) == pytest.approx(due_s)
+    assert site.engine.predictor.hopeless_s(waiting) == pytest.approx(due_s)
     # 440 ms alone, from when on it has nothing to hope for but that prefix.
     site.run_until(due_s - 0.3)
     assert 3 not in site.ends
     site.engine.cancel(2)
-    assert site.outlook.hopeless_s(waiting) == pytest.approx(due_s - 0.44)
+    assert site.engine.predictor.hopeless_s(waiting) == pytest.approx(due_s - 0.44)
     site.run()
     end = site.ends[3]
     assert isinstance(end, Failed)
@@ -196,7 +196,7 @@ def test_one_whom_nobody_helps_is_dropped_when_it_is_hopeless(
     site = PricedSite(num_seqs=1)
     forgive(monkeypatch, 0.0)
     for _ in range(1000):
-        site.outlook.completion.lengths.observe(5)
+        site.engine.completion.lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
     site.step()
     due_s = site.clock() + 2.0
@@ -221,10 +221,10 @@ def test_a_cached_prefix_is_taken_off_the_prompt(
     # Logprobs of the prompt need all of it computed.
     sampling = SamplingParams(num_prompt_logprobs=num_logprobs)
     request = site.request(3, 402, hashed=True, ttft_deadline_s=0.4, sampling=sampling)
-    matched = site.engine.scheduler.life.cache.match(request)
+    matched = site.engine.cache.match(request)
     assert len(matched) == 100
-    verdict = site.outlook.verdict_at_admission(request, matched, site.clock())
-    assert (verdict is not None) is is_refused
+    rejection = site.engine.predictor.check_at_admission(request, matched, site.clock())
+    assert (rejection is not None) is is_refused
     waiting = site.submit(3, 402, hashed=True, sampling=sampling)
     assert waiting is not None
     assert waiting.num_uncached_tokens == (402 if is_refused else 2)
@@ -245,9 +245,8 @@ def test_who_is_promised_room_to_the_end_counts_with_all_of_it(
     site.step()
     site.submit(2, 10, max_tokens=90)
     behind = site.request(3, 10, max_tokens=90)
-    life = site.engine.scheduler.life
-    assert life.queue.ahead_of(behind, 10).num_blocks == num_blocks
-    assert site.outlook._want(behind, []).num_blocks == num_blocks
+    assert site.engine.queue.ahead_of(behind, 10).num_blocks == num_blocks
+    assert site.engine.predictor._demand(behind, []).num_blocks == num_blocks
 
 
 # When time alone ends it.

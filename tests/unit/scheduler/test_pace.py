@@ -11,14 +11,13 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import CostModel, StepMeasure
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.flight import Chunk
-from penstock.scheduler.pace import Pace
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_measure import StepMeasure
-from penstock.scheduler.step_note import StepNote
+from penstock.scheduler.step_sizing import StepSizing
 from support.core import make_info, make_spec
 
 PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.001, context_token_s=1e-5)
@@ -109,7 +108,7 @@ def test_every_step_is_measured_as_what_it_held_and_what_it_took(depth: int) -> 
 
 
 def test_without_a_target_the_limits_are_the_fixed_ones() -> None:
-    pace = Pace(make_info(max_num_seqs=8), SchedulerConfig(max_num_batched_tokens=100))
+    pace = StepSizing(make_info(max_num_seqs=8), SchedulerConfig(max_num_batched_tokens=100))
 
     assert pace.budget(6, 1000) == 94
     assert pace.max_num_running == 8
@@ -118,7 +117,7 @@ def test_without_a_target_the_limits_are_the_fixed_ones() -> None:
 
 def test_a_target_leaves_prefill_what_decodes_leave() -> None:
     config = SchedulerConfig(max_num_batched_tokens=200, target_itl_s=0.06, known_prices=PRICES)
-    pace = Pace(make_info(max_num_seqs=32, block_size=4), config)
+    pace = StepSizing(make_info(max_num_seqs=32, block_size=4), config)
     for _ in range(200):
         pace.learn(
             StepMeasure(num_prefill_tokens=10, num_decodes=10, num_context_tokens=0, seconds=0.03)
@@ -136,8 +135,8 @@ def test_a_target_leaves_prefill_what_decodes_leave() -> None:
 def test_an_executor_that_paces_itself_takes_no_target() -> None:
     info = replace(make_info(), is_self_paced=True)
     with pytest.raises(ValueError, match="target_itl_s"):
-        Pace(info, SchedulerConfig(target_itl_s=0.05))
-    assert not Pace(info, SchedulerConfig(known_prices=PRICES)).has_prices
+        StepSizing(info, SchedulerConfig(target_itl_s=0.05))
+    assert not StepSizing(info, SchedulerConfig(known_prices=PRICES)).has_prices
 
 
 def test_running_requests_keep_their_time_while_prompts_keep_coming() -> None:
@@ -167,4 +166,4 @@ def test_the_batch_shrinks_to_what_the_target_allows() -> None:
     assert max(measure.num_decodes for measure in measures) == 32
     late = [measure.num_decodes for measure in measures[len(measures) // 2 :]]
     assert max(late) < 20
-    assert len(engine.scheduler.life.running) == 0
+    assert len(engine.running) == 0

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.pacing import BatchLimit, PrefillPacer, StepBudget
+from penstock.scheduler.latency_target import BatchLimit, PrefillLimit, StepBudget
 from penstock.scheduler.step_fit import StepFit
 
 PRICES = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=1e-4, context_token_s=0.0)
@@ -22,12 +22,12 @@ TARGET_S = 0.05
 MAX_TOKENS = 2048
 
 
-def pacer(target_s: float = TARGET_S, **settings: int) -> PrefillPacer:
-    return PrefillPacer(target_s, **{"max_prefill_tokens": MAX_TOKENS, **settings})
+def pacer(target_s: float = TARGET_S, **settings: int) -> PrefillLimit:
+    return PrefillLimit(target_s, **{"max_prefill_tokens": MAX_TOKENS, **settings})
 
 
 def budget(
-    pacer: PrefillPacer, num_decodes: int, *, is_trusted: bool = True, context: int = 0
+    pacer: PrefillLimit, num_decodes: int, *, is_trusted: bool = True, context: int = 0
 ) -> StepBudget:
     return pacer.budget(
         PRICES, is_trusted=is_trusted, num_decodes=num_decodes, num_context_tokens=context
@@ -154,7 +154,7 @@ class Loop:
     pause_every: int = 0
     has_margin: bool = False
     fit: StepFit = field(default_factory=StepFit)
-    paced: PrefillPacer = field(default_factory=pacer)
+    paced: PrefillLimit = field(default_factory=pacer)
 
     def run(
         self, decodes: Iterable[int], backlog: Callable[[int], int] = lambda _: MAX_TOKENS

@@ -47,7 +47,7 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
 
 def test_a_tenant_of_many_short_requests_is_not_served_more_by_pauses() -> None:
     engine, _ = busy_engine(max_tokens=1500)
-    tenants = engine.scheduler.life.tenants
+    tenants = engine.tenants
 
     for key in range(100, 400):
         engine.submit((make_spec(key, 32, max_tokens=1, tenant="light"),))

@@ -36,9 +36,9 @@ def submit(engine: Engine, *specs: RequestSpec) -> list[int]:
 
 
 def rejected(engine: Engine) -> list[int]:
-    ends = [end for end in engine.scheduler.life.ends if isinstance(end, Failed)]
+    ends = [end for end in engine.events.ends if isinstance(end, Failed)]
     assert {end.reason for end in ends} <= {FailureReason.QUEUE_FULL}
-    engine.scheduler.life.ends.clear()
+    engine.events.ends.clear()
     engine.check_integrity()
     return [end.key for end in ends]
 
@@ -142,7 +142,7 @@ def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted(
     engine.step()  # admits the leader of the first, whose follower waits
     submit(engine, *specs_of("quiet", [10]))
     assert submit(engine, *specs_of("third", [11, 12, 13])) != [2]
-    assert 2 in engine.scheduler.life.requests
+    assert 2 in engine.requests
 
 
 def test_a_request_that_takes_more_than_a_fair_part_by_itself_gives_way() -> None:
@@ -183,12 +183,12 @@ def test_a_prompt_that_takes_more_than_a_fair_part_of_the_tokens_gives_way() -> 
 def test_a_request_of_more_outputs_than_places_is_rejected_for_good() -> None:
     engine = engine_of(max_num_waiting=4)
     engine.submit(outputs_of("", range(1, 6)))
-    ends = [end for end in engine.scheduler.life.ends if isinstance(end, Failed)]
+    ends = [end for end in engine.events.ends if isinstance(end, Failed)]
     assert [end.reason for end in ends] == [FailureReason.TOO_MANY_OUTPUTS] * 5
     assert {end.retry_after_s for end in ends} == {math.inf}
 
     engine.submit(outputs_of("", range(11, 15)))
-    assert len(engine.scheduler.life.queue) == 4
+    assert len(engine.queue) == 4
 
 
 def test_a_request_that_is_rejected_for_its_deadline_displaces_nothing() -> None:
@@ -197,7 +197,7 @@ def test_a_request_that_is_rejected_for_its_deadline_displaces_nothing() -> None
 
     engine.submit((make_spec(9, tenant="quiet", deadline_s=-1.0),))
 
-    ends = [end.key for end in engine.scheduler.life.ends]
+    ends = [end.key for end in engine.events.ends]
     assert ends == [9]
 
 

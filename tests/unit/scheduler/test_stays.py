@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import Preempted, Stay
-from penstock.scheduler.stays import Stays
+from penstock.scheduler.running import Residencies
 from support.core import ends, make_engine, make_info, make_spec, run_until_idle
 from support.self_paced import make_self_paced
 
@@ -59,7 +59,7 @@ def test_a_prompt_that_is_not_answered_is_one_chunk() -> None:
 
 
 def test_who_is_asked_again_took_a_step_more() -> None:
-    stays = Stays(1)
+    stays = Residencies(1)
     stays.begin(0)
     stays.note_step(1, ())
     stays.start_decoding(0)
@@ -72,7 +72,7 @@ def test_who_is_asked_again_took_a_step_more() -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.data())
 def test_the_sizes_are_those_since_it_began(sizes: list[int], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(sizes) - 1))
-    stays = Stays(1)
+    stays = Residencies(1)
     for step, size in enumerate([1 + size for size in sizes]):
         if step == first:
             stays.begin(0)
@@ -85,7 +85,7 @@ def test_the_sizes_are_those_since_it_began(sizes: list[int], data: st.DataObjec
 
 
 def test_what_is_remembered_of_sizes_does_not_grow() -> None:
-    stays = Stays(4)
+    stays = Residencies(4)
     stays.begin(0)
     for step in range(10_000):
         stays.note_step(1 + step % 4, ())

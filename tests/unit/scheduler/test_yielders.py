@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler import yielders
+from penstock.scheduler import victims
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Preempted, StepEvents
-from penstock.scheduler.request import Request, RequestSpec
-from penstock.scheduler.request_options import Constraint, ConstraintKind
-from penstock.scheduler.shares import Shares
-from penstock.scheduler.yielders import MAX_YIELDERS, MAX_YIELDS, Lack, choose_yielders
-from support.core import FakeClock, make_engine, make_info, make_spec
+from penstock.scheduler.fair_share import FairShare
+from penstock.scheduler.request import Constraint, ConstraintKind, Request, RequestSpec
+from penstock.scheduler.victims import MAX_YIELDERS, MAX_YIELDS, Shortage
+from support.core import FakeClock, make_engine, make_info, make_spec, victims_of
 
 CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("any",))
 MAX_TRIES = 8
@@ -44,26 +43,24 @@ def run(engine: Engine, specs: Sequence[RequestSpec]) -> None:
     for spec in specs:
         engine.submit((spec,))
     engine.step()
-    assert engine.scheduler.num_running == len(specs)
+    assert len(engine.running) == len(specs)
 
 
-def shares_of(engine: Engine) -> Shares:
-    life = engine.scheduler.life
-    return Shares(life.arrays, life.cache, life.running, life.tenants, 2.0)
+def shares_of(engine: Engine) -> FairShare:
+    return FairShare(engine.arrays, engine.cache, engine.running, engine.tenants, 2.0)
 
 
 def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> list[int]:
     """Keys of those who yield to one of a tenant that holds nothing."""
-    life = engine.scheduler.life
-    lack = Lack(
-        tenant=life.tenants.join("quiet"),
+    lack = Shortage(
+        tenant=engine.tenants.join("quiet"),
         level=0,
         is_slot=is_slot,
         num_blocks_short=num_blocks_short,
         num_blocks=1,
     )
-    found = choose_yielders(life, shares_of(engine), lack, set())
-    life.tenants.leave(lack.tenant)
+    found = victims_of(engine).choose_for_tenant(shares_of(engine), lack, set())
+    engine.tenants.leave(lack.tenant)
     return [request.spec.key for request, _ in found]
 
 
@@ -102,10 +99,10 @@ def test_whose_output_has_a_form_stays() -> None:
 def test_those_who_may_not_give_way_count_among_those_looked_at(
     num_done: int, found: list[int]
 ) -> None:
-    assert yielders._MAX_TRIES == MAX_TRIES
+    assert victims._MAX_TRIES == MAX_TRIES
     engine, _ = build()
     run(engine, [*(flood(key, 5) for key in range(1, num_done + 1)), flood(99, 8)])
-    requests = engine.scheduler.life.requests
+    requests = engine.requests
     for key in range(1, num_done + 1):
         requests[key].num_yields = MAX_YIELDS
     assert chosen(engine, 1) == found
@@ -120,7 +117,7 @@ def test_a_step_looks_at_few_however_many_run(monkeypatch: pytest.MonkeyPatch) -
         looked_at.append(request.spec.key)
         return False
 
-    monkeypatch.setattr(yielders, "_may_yield", noted)
+    monkeypatch.setattr(victims, "_may_yield", noted)
     assert chosen(engine, 1) == []
     assert len(looked_at) == MAX_TRIES
 
@@ -132,15 +129,15 @@ def test_who_was_looked_at_in_vain_is_not_looked_at_again(monkeypatch: pytest.Mo
         engine, [*(flood(key, 12) for key in range(1, 7)), *(flood(key, 8) for key in (11, 12, 13))]
     )
     for key in range(1, 7):
-        engine.scheduler.life.requests[key].num_yields = MAX_YIELDS
+        engine.requests[key].num_yields = MAX_YIELDS
     looked_at: list[int] = []
-    may_yield = yielders._may_yield
+    may_yield = victims._may_yield
 
     def noted(request: Request) -> bool:
         looked_at.append(request.spec.key)
         return may_yield(request)
 
-    monkeypatch.setattr(yielders, "_may_yield", noted)
+    monkeypatch.setattr(victims, "_may_yield", noted)
     assert chosen(engine, 6) == [11, 12, 13]
     assert sorted(key for key in looked_at if key < 10) == [1, 2, 3, 4, 5, 6]
 
@@ -151,11 +148,11 @@ def test_what_is_promised_counts_as_held() -> None:
     )
     # One block each now, ten in the end.
     run(engine, [flood(1, 4, max_tokens=37)])
-    life, tenant = engine.scheduler.life, engine.scheduler.life.requests[1].tenant
-    assert int(life.arrays.num_blocks[life.requests[1].slot]) < 10
+    tenant = engine.requests[1].tenant
+    assert int(engine.arrays.num_blocks[engine.requests[1].slot]) < 10
     shares = shares_of(engine)
     assert shares.dominant[tenant] == pytest.approx(10 / 20)
-    other = life.tenants.join("quiet")
+    other = engine.tenants.join("quiet")
     assert shares.is_light(other, num_slots=1, num_blocks=5)
     assert not shares.is_light(other, num_slots=1, num_blocks=6)
 
@@ -178,7 +175,7 @@ def test_light_tenants_too_pass_a_huge_one_for_a_while_alone(
     run(engine, [flood(key, 20) for key in (1, 2, 3)])
     engine.submit((flood(9, 40),))
     engine.step()
-    assert engine.scheduler.num_waiting == 1
+    assert len(engine.queue) == 1
     clock.now_s += wait_s
     engine.submit((make_spec(20, 20, tenant="quiet", max_tokens=2),))
     assert bool(preempted(engine.step())) is is_taken
@@ -191,19 +188,18 @@ def test_a_block_that_both_would_hold_is_none_that_comes_free() -> None:
     engine.submit((flood(2, 40),))
     engine.step()
     engine.step()
-    life = engine.scheduler.life
     # It would share the eight blocks of the first, and nothing else of it comes free but one more.
     late = make_spec(9, [*prompt, *range(700, 728)], tenant="quiet", max_tokens=2)
-    matched = life.cache.pool.match(late.block_hashes)
+    matched = engine.cache.pool.match(late.block_hashes)
     assert len(matched) == 8
-    held = int(life.arrays.num_blocks[life.requests[1].slot])
-    lack = Lack(
-        tenant=life.tenants.join("quiet"),
+    held = int(engine.arrays.num_blocks[engine.requests[1].slot])
+    lack = Shortage(
+        tenant=engine.tenants.join("quiet"),
         level=0,
         is_slot=False,
         num_blocks_short=held - 8,
         num_blocks=1,
         matched=tuple(matched),
     )
-    found = choose_yielders(life, shares_of(engine), lack, set())
+    found = victims_of(engine).choose_for_tenant(shares_of(engine), lack, set())
     assert [(request.spec.key, num_freed) for request, num_freed in found] == [(1, held - 8)]

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.events import Failed, StepEvents
-from penstock.scheduler.request import FailureReason, RequestSpec
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason, RequestSpec
 from penstock.server.link.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
 from penstock.server.link.frames import Frame, decode, encode
 from penstock.server.link.spec_frames import Submit, SubmitFrame

@@ -108,7 +108,7 @@ def few_collections() -> Generator[None, None, None]:
 
 
 def _progress(replica: Replica, recorder: RunRecorder, wall_s: float) -> Progress:
-    num_running = replica.engine.scheduler.num_running
+    num_running = len(replica.engine.running)
     return Progress(
         now_s=replica.now_s,
         wall_s=wall_s,

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, cast
 from urllib.parse import unquote
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1 import options_pb2 as pb

@@ -10,8 +10,8 @@ returned to the first at the end.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.scheduler.flight import Chunk
 from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.launched_step import Chunk
 from penstock.scheduler.request import Request
 
 MIN_SHARE = 0.125
@@ -30,7 +30,7 @@ class _Grant:
     remaining: int
 
 
-class Grants:
+class TokenBudget:
     """The remaining budget, and the grants.
 
     `max_share`: of what is left, what one prompt may take at first. `is_whole`: prompts are taken
@@ -38,7 +38,7 @@ class Grants:
     """
 
     def __init__(self, budget_tokens: int, *, max_share: float, is_whole: bool) -> None:
-        self.budget_tokens = budget_tokens
+        self.num_left = budget_tokens
         self._max_share = max_share
         self._is_whole = is_whole
         self._min_tokens = max(1, int(budget_tokens * MIN_SHARE))
@@ -64,31 +64,31 @@ class Grants:
 
     def size(self, num_remaining: int, *, is_shared: bool = True) -> int:
         """Tokens that a prompt with `num_remaining` to compute is granted now."""
-        if self._is_whole or num_remaining <= self.budget_tokens:
+        if self._is_whole or num_remaining <= self.num_left:
             return num_remaining
         if not is_shared:
-            return self.budget_tokens
-        most = max(int(self.budget_tokens * self._max_share), self._min_tokens)
-        return min(most, self.budget_tokens)
+            return self.num_left
+        most = max(int(self.num_left * self._max_share), self._min_tokens)
+        return min(most, self.num_left)
 
     def add(self, request: Request, start: int, count: int, num_remaining: int) -> None:
         """`count` of `num_remaining` tokens from position `start` on; blocks are there."""
         self._grants.append(_Grant(request, start, count, num_remaining))
-        self.budget_tokens -= count
+        self.num_left -= count
 
     def top_up(self, cache: KVCache) -> None:
         """Grant what is left, first come first served, as far as blocks are free."""
         for grant in self._grants:
-            if self.budget_tokens <= 0:
+            if self.num_left <= 0:
                 return
-            more = min(grant.remaining - grant.count, self.budget_tokens)
+            more = min(grant.remaining - grant.count, self.num_left)
             missing = cache.num_missing(grant.request.slot, grant.start + grant.count + more)
-            if more <= 0 or missing > cache.pool.num_available:
+            if more <= 0 or missing > cache.num_available:
                 continue
             if missing:
                 cache.extend(grant.request.slot, missing)
             grant.count += more
-            self.budget_tokens -= more
+            self.num_left -= more
 
     def chunks(self) -> Iterator[Chunk]:
         """The prefill rows, in order."""

@@ -3,32 +3,29 @@
 Owns the refusals at submission, in order: a request id in use, a size that can never fit, a time
 that has passed, more outputs than may ever run or wait at once, a tenant over a quota or over its
 part of the queue, a full queue, and a deadline that cannot be met. At a full queue a request may
-displace others (queue_places.py). A replayed request is refused only for the first three. Changes
+displace others (displacement.py). A replayed request is refused only for the first three. Changes
 nothing.
 """
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.outlook import Outlook, Prospect, Verdict
-from penstock.scheduler.quota_accounts import QuotaAccounts
-from penstock.scheduler.quotas import QuotaBreach, QuotaKind
+from penstock.scheduler.quotas import QuotaAccounts, QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.transitions import LiveRequests
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
-class Door:
-    """Checks requests before they wait; the outputs of one request are admitted or refused as one.
+class AdmissionControl:
+    """Checks requests before they wait; outputs of one request are admitted or refused as one."""
 
-    `keys`, `request_ids`: of live requests.
-    """
-
-    def __init__(  # noqa: PLR0913 - each is one thing that it checks
+    def __init__(
         self,
         info: ExecutorInfo,
         config: SchedulerConfig,
@@ -37,9 +34,8 @@ class Door:
         queue: WaitingQueue,
         tenants: Tenants,
         quotas: QuotaAccounts,
-        outlook: Outlook,
-        keys: Container[int],
-        request_ids: Container[str],
+        predictor: DeadlinePredictor,
+        requests: LiveRequests,
     ) -> None:
         self._info = info
         self._config = config
@@ -47,55 +43,58 @@ class Door:
         self._queue = queue
         self._tenants = tenants
         self._quotas = quotas
-        self._outlook = outlook
-        self._keys = keys
-        self._request_ids = request_ids
+        self._predictor = predictor
+        self._requests = requests
 
-    def look_at(self, requests: Sequence[Request], now: float) -> Prospect:
-        """The outcome for the outputs of one request, leader first; with a verdict, their
+    def check(self, requests: Sequence[Request], now: float) -> QueueEstimate:
+        """The outcome for the outputs of one request, leader first; with a rejection, their
         refusal.
         """
         leader = requests[0]
-        reason = self._flaw([request.spec for request in requests])
+        reason = self._validate([request.spec for request in requests])
         if reason is not None:
-            return Prospect(num_ahead=0, verdict=Verdict(reason=reason))
+            return QueueEstimate(num_ahead=0, rejection=Rejection(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
-            return Prospect(num_ahead=0, verdict=self._outlook.dropped(leader, now))
+            return QueueEstimate(num_ahead=0, rejection=self._predictor.dropped(leader, now))
         # A replay was admitted before: it is not refused because all others return with it.
         if leader.spec.num_replays:
-            return self._outlook.prospect(leader, now)
-        verdict = self._too_many(requests) or self._over_quota(requests, now)
-        displaced = None if verdict is not None else self._displaced(requests)
+            return self._predictor.estimate(leader, now)
+        rejection = self._check_limits(requests, now)
+        displaced = None if rejection is not None else self._displaced(requests)
         if displaced is None:
-            full = verdict or self._outlook.crowded(leader, FailureReason.QUEUE_FULL, now)
-            return Prospect(num_ahead=0, verdict=full)
-        prospect = self._outlook.prospect(leader, now)
+            full = rejection or self._predictor.crowded(leader, FailureReason.QUEUE_FULL, now)
+            return QueueEstimate(num_ahead=0, rejection=full)
+        estimate = self._predictor.estimate(leader, now)
         for follower in requests[1:]:
             follower.is_trial, follower.is_new = leader.is_trial, leader.is_new
-        return replace(prospect, displaced=displaced)
+        return replace(estimate, displaced=displaced)
 
-    def _flaw(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
+    def _validate(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
         """An error of the request itself."""
         keys = {spec.key for spec in specs}
-        is_known = specs[0].request_id in self._request_ids
-        if is_known or len(keys) < len(specs) or any(key in self._keys for key in keys):
+        is_known = self._requests.has_id(specs[0].request_id)
+        if is_known or len(keys) < len(specs) or any(key in self._requests for key in keys):
             return FailureReason.REQUEST_ID_IN_USE
         for spec in specs:
-            reason = self._misfit(spec)
+            reason = self._fits(spec)
             if reason is not None:
                 return reason
         return None
 
-    def _misfit(self, spec: RequestSpec) -> FailureReason | None:
+    def _fits(self, spec: RequestSpec) -> FailureReason | None:
         """Why this output could not run even on an idle engine."""
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
-        if self._cache.blocks_for(num_kept) > self._cache.pool.num_blocks:
+        if self._cache.blocks_for(num_kept) > self._cache.num_blocks:
             return FailureReason.EXCEEDS_KV_CACHE
         return None
 
-    def _too_many(self, requests: Sequence[Request]) -> Verdict | None:
+    def _check_limits(self, requests: Sequence[Request], now: float) -> Rejection | None:
+        """A limit of the queue or of the tenant that is exceeded."""
+        return self._too_many(requests) or self._over_quota(requests, now)
+
+    def _too_many(self, requests: Sequence[Request]) -> Rejection | None:
         """Why so many outputs of one request could not wait or run even on an idle engine."""
         num_outputs, breach = len(requests), None
         most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live
@@ -103,15 +102,17 @@ class Door:
             breach = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most, retry_after_s=math.inf)
         if breach is None and num_outputs <= self._config.max_num_waiting:
             return None
-        return Verdict(reason=FailureReason.TOO_MANY_OUTPUTS, retry_after_s=math.inf, breach=breach)
+        return Rejection(
+            reason=FailureReason.TOO_MANY_OUTPUTS, retry_after_s=math.inf, breach=breach
+        )
 
-    def _over_quota(self, requests: Sequence[Request], now: float) -> Verdict | None:
+    def _over_quota(self, requests: Sequence[Request], now: float) -> Rejection | None:
         """The quota of the tenant that is exceeded, its part of the queue included."""
         leader = requests[0]
         tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
         breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
         if breach is not None:
-            return Verdict(
+            return Rejection(
                 reason=FailureReason.TENANT_OVER_QUOTA,
                 retry_after_s=breach.retry_after_s,
                 breach=breach,
@@ -120,11 +121,11 @@ class Door:
         num_waiting = self._tenants.num_waiting_of(tenant)
         if most is None or not num_waiting or num_waiting + len(requests) <= most:
             return None
-        verdict = self._outlook.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
+        rejection = self._predictor.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
         breach = QuotaBreach(
-            kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=verdict.retry_after_s
+            kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=rejection.retry_after_s
         )
-        return replace(verdict, breach=breach)
+        return replace(rejection, breach=breach)
 
     def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
         """Waiting requests that an arriving one displaces; None when there is no room for it.
@@ -140,7 +141,7 @@ class Door:
             return ()
         if config.order is not SchedulingOrder.FAIR:
             return None
-        units = queue.places.displaced_by(requests, num_over, num_tokens_over)
+        units = queue.displaced_by(requests, num_over, num_tokens_over)
         if units is None:
             return None
         # The leader of each last: no follower takes its place in between.

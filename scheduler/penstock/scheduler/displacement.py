@@ -29,7 +29,7 @@ from penstock.scheduler.tenants import Tenants
 MAX_DISPLACED = 32
 
 
-class QueuePlaces:
+class Displacement:
     """The parts of all tenants with waiting requests."""
 
     def __init__(self, config: SchedulerConfig, tenants: Tenants) -> None:

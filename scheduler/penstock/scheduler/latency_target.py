@@ -1,6 +1,6 @@
 """Step limits that keep the time between tokens of running requests within a target.
 
-Owns two limits that follow the fitted cost model: the prefill budget of each step (`PrefillPacer`)
+Owns two limits that follow the fitted cost model: the prefill budget of each step (`PrefillLimit`)
 and how many requests may run at once (`BatchLimit`). Pure: measures nothing, sees no clock, and
 only limits admissions; it never takes anything from running requests.
 
@@ -54,7 +54,7 @@ class StepBudget:
     is_over_target: bool
 
 
-class PrefillPacer:
+class PrefillLimit:
     """The prefill budget of each step for a target inter-token time.
 
     The aim leaves room for the error of the cost model, so that not half of the steps miss the
@@ -323,7 +323,7 @@ class BatchLimit:
     ) -> int:
         """Move with a step of these decodes, with this sum of contexts; returns the new limit.
 
-        `margin`: as in `PrefillPacer`.
+        `margin`: as in `PrefillLimit`.
         """
         if num_decodes:
             mean = num_context_tokens / num_decodes

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
 
@@ -26,7 +26,7 @@ _CROWD = 2.0
 """Times `yield_ratio`, where no tenant holds more than all others together."""
 
 
-class Shares:
+class FairShare:
     """Dominant shares of the tenants with running requests, at present.
 
     `dominant` float64 [capacity of the tenants' table]: the greater of a tenant's shares of slots
@@ -37,7 +37,7 @@ class Shares:
         self,
         arrays: SlotArrays,
         cache: KVCache,
-        running: Running,
+        running: RunningSet,
         tenants: Tenants,
         yield_ratio: float,
     ) -> None:
@@ -46,7 +46,7 @@ class Shares:
         held = arrays.num_blocks[columns] + cache.reserved[columns]
         self._num_slots = np.bincount(index, weights=arrays.key[columns] != 0, minlength=count)
         self._num_blocks = np.bincount(index, weights=held, minlength=count)
-        self._all_slots, self._all_blocks = arrays.num_slots, cache.pool.num_blocks
+        self._all_slots, self._all_blocks = arrays.num_slots, cache.num_blocks
         self._weight = tenants.weight
         slots, blocks = self._num_slots / self._all_slots, self._num_blocks / self._all_blocks
         self.dominant: NDArray[np.float64] = np.maximum(slots, blocks) / self._weight

@@ -6,17 +6,17 @@ target both are the fixed ones. Does not know which requests run.
 """
 
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import StepMeasure
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.pacing import BatchLimit, PrefillPacer
+from penstock.scheduler.latency_target import BatchLimit, PrefillLimit
 from penstock.scheduler.step_fit import DEFAULT_PRIOR, StepFit
-from penstock.scheduler.step_measure import StepMeasure
 
 _LEARN_EVERY_STEPS = 8
 _LEARN_EVERY_PREFILL_STEPS = 2
 _CONFIRMING_STEPS = 16
 
 
-class Pace:
+class StepSizing:
     """Learns from the steps of one executor and limits the next ones.
 
     `fit`: the cost model; `last_step_s`: the duration of the last step, seconds, and
@@ -39,7 +39,7 @@ class Pace:
         self._is_self_paced = info.is_self_paced
         self._max_tokens = config.max_num_batched_tokens
         self._max_num_seqs = info.max_num_seqs
-        self._prefill: PrefillPacer | None = None
+        self._prefill: PrefillLimit | None = None
         self._batch: BatchLimit | None = None
         target_s = config.target_itl_s
         if target_s is None:
@@ -50,7 +50,7 @@ class Pace:
                 " itself"
             )
         least = min(info.block_size, self._max_tokens)
-        self._prefill = PrefillPacer(
+        self._prefill = PrefillLimit(
             target_s,
             max_prefill_tokens=self._max_tokens,
             min_prefill_tokens=least,

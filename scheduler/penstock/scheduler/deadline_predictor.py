@@ -20,20 +20,21 @@ that no step has confirmed for a second on an idle machine: that request is admi
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.contention import Contention
-from penstock.scheduler.deadlines import Deadlines, deadlines_of
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.forecast import (
-    Ahead,
+    Deadlines,
+    Demand,
     Forecast,
     Load,
     Machine,
-    Want,
+    QueuedAhead,
+    deadlines_of,
     forecast,
     forecast_alone,
     hopeless_at_s,
@@ -41,22 +42,23 @@ from penstock.scheduler.forecast import (
 )
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.live_prefixes import LivePrefixes
-from penstock.scheduler.pace import Pace
 from penstock.scheduler.quotas import QuotaBreach
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.urgency import urgent_of
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
+_SPARE_STEPS = 2
+"""Full steps that others may have before a prompt is in time no longer; less, and it is urgent."""
 _FAR = 20.0
 """So many times the steps that a request needs, at the duration of the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Rejection:
     """Why a request is refused or dropped, and the reported figures: see `events.Failed`."""
 
     reason: FailureReason
@@ -68,46 +70,46 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
-    """The prediction for an arriving request: see `events.Queued`; `verdict`: why to reject it,
+class QueueEstimate:
+    """The prediction for an arriving request: see `events.Queued`; `rejection`: why to reject it,
     None to admit it. `displaced`: waiting requests that it then displaces.
     """
 
     num_ahead: int
     queue_s: float | None = None
-    verdict: Verdict | None = None
+    rejection: Rejection | None = None
     displaced: tuple[Request, ...] = ()
 
 
-class Outlook:
+class DeadlinePredictor:
     """Predicts for the requests of one engine."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one thing that a prediction depends on
         self,
         info: ExecutorInfo,
         config: SchedulerConfig,
         *,
+        sizing: StepSizing,
+        completion: CompletionPredictor,
         arrays: SlotArrays,
         cache: KVCache,
-        running: Running,
+        running: RunningSet,
         queue: WaitingQueue,
         tenants: Tenants,
     ) -> None:
-        self.pace = Pace(info, config)
-        self.completion = CompletionPredictor(
-            config.min_deadline_chance, self.pace.fit, arrays=arrays, running=running
-        )
+        self._sizing = sizing
+        self._completion = completion
         self._contention = Contention(
             config,
-            self.pace,
-            self.completion.lengths,
+            sizing,
+            completion.lengths,
             arrays=arrays,
             cache=cache,
             running=running,
             queue=queue,
             tenants=tenants,
         )
-        self.prefixes = LivePrefixes()
+        self._prefixes = LivePrefixes()
         self._arrays = arrays
         self._cache = cache
         self._running = running
@@ -126,43 +128,53 @@ class Outlook:
         request.num_expected_tokens = round(self._expected_tokens(request))
         request.num_uncached_tokens = num_tokens
         request.recheck_s = min(spec.time_limit_s, deadlines_of(request).earliest_s)
-        if not self.pace.has_prices:
+        if not self._sizing.has_prices:
             return
         matched = self._cache.match(request)
-        request.num_uncached_tokens = self._want(request, matched).num_prefill_tokens
+        request.num_uncached_tokens = self._demand(request, matched).num_prefill_tokens
         if self._is_foreseeing:
             if not request.num_preemptions:
-                self.prefixes.add(request, len(matched))
+                self._prefixes.add(request, len(matched))
             request.recheck_s = min(spec.time_limit_s, self._hopeless_s(request, matched))
 
-    def prospect(self, request: Request, now: float) -> Prospect:
+    def forget(self, request: Request) -> None:
+        """A request has ended."""
+        self._prefixes.remove(request)
+
+    def faults(self, live: Mapping[int, Request]) -> list[str]:
+        """Inconsistencies, given the live requests; empty when there are none."""
+        return self._prefixes.faults(live)
+
+    def estimate(self, request: Request, now: float) -> QueueEstimate:
         """The prediction for a request that is about to join the queue, and whether it
         should not.
         """
-        if not self.pace.has_prices:
-            return Prospect(num_ahead=self._queue.ahead_of(request, 0).num_requests)
+        if not self._sizing.has_prices:
+            return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = deadlines_of(request)
         if deadlines.total_s != NO_TIME:
-            has_line = self._queue.sums.has_line(request)
-            self.completion.note_arrival(request, now, finds_queue=has_line)
+            has_line = self._queue.has_line(request)
+            self._completion.note_arrival(request, now, finds_queue=has_line)
         if not (deadlines.is_any or len(self._queue)) and self._has_place:
-            return Prospect(num_ahead=0, queue_s=0.0)
+            return QueueEstimate(num_ahead=0, queue_s=0.0)
         machine = self._machine()
         matched = self._cache.match(request)
-        want = self._want(request, matched)
-        load, ahead = self._contention.of_arrival(request, want)
-        likely = forecast(machine, want, load, ahead)
-        verdict = None
+        demand = self._demand(request, matched)
+        load, ahead = self._contention.of_arrival(request, demand)
+        likely = forecast(machine, demand, load, ahead)
+        rejection = None
         if deadlines.is_any and self._is_able and not self._is_trial(request, now):
-            alone = forecast_alone(machine, want)
-            hope = replace(alone, queue_s=likely.queue_left * likely.queue_s)
-            verdict = self._rejection(request, want, load, likely, hope, now)
-            if verdict is not None and (
-                self.prefixes.is_wanted(request, len(matched))
-                or self._is_exploring(request, verdict)
+            alone = forecast_alone(machine, demand)
+            optimistic = replace(alone, queue_s=likely.queue_left * likely.queue_s)
+            rejection = self._rejection(request, demand, load, likely, optimistic, now)
+            if rejection is not None and (
+                self._prefixes.is_wanted(request, len(matched))
+                or self._is_exploring(request, rejection)
             ):
-                verdict = None
-        return Prospect(num_ahead=ahead.num_requests, queue_s=likely.queue_s, verdict=verdict)
+                rejection = None
+        return QueueEstimate(
+            num_ahead=ahead.num_requests, queue_s=likely.queue_s, rejection=rejection
+        )
 
     def hopeless_s(self, request: Request) -> float:
         """When a waiting request can no longer meet its deadlines, as predicted now.
@@ -170,44 +182,44 @@ class Outlook:
         NO_TIME for never. A prefix that another request may compute counts as found.
         """
         matched = self._cache.match(request)
-        if self.prefixes.is_wanted(request, len(matched)):
+        if self._prefixes.is_wanted(request, len(matched)):
             return deadlines_of(request).earliest_s
         return self._hopeless_s(request, matched)
 
-    def dropped(self, request: Request, now: float) -> Verdict:
-        """The verdict for a request at its `hopeless_s`."""
+    def dropped(self, request: Request, now: float) -> Rejection:
+        """The rejection of a request at its `hopeless_s`."""
         deadlines = deadlines_of(request)
-        if not self.pace.has_prices:
-            return Verdict(reason=deadlines.passed_by(now))
-        want = self._want(request, self._cache.match(request))
-        load, ahead = self._contention.of_arrival(request, want)
-        likely = forecast(self._machine(), want, load, ahead)
-        verdict = self._late(request, want, likely, likely, now)
+        if not self._sizing.has_prices:
+            return Rejection(reason=deadlines.passed_by(now))
+        demand = self._demand(request, self._cache.match(request))
+        load, ahead = self._contention.of_arrival(request, demand)
+        likely = forecast(self._machine(), demand, load, ahead)
+        rejection = self._late(request, demand, likely, likely, now)
         is_over = deadlines.earliest_s <= now
-        return replace(verdict, reason=deadlines.passed_by(now)) if is_over else verdict
+        return replace(rejection, reason=deadlines.passed_by(now)) if is_over else rejection
 
-    def crowded(self, request: Request, reason: FailureReason, now: float) -> Verdict:
-        """The verdict for a request that does not fit into the queue."""
-        if not self.pace.has_prices:
-            return Verdict(reason=reason)
-        want = self._want(request, self._cache.match(request))
-        load, ahead = self._contention.of_arrival(request, want)
-        likely = forecast(self._machine(), want, load, ahead)
+    def crowded(self, request: Request, reason: FailureReason, now: float) -> Rejection:
+        """The rejection of a request that does not fit into the queue."""
+        if not self._sizing.has_prices:
+            return Rejection(reason=reason)
+        demand = self._demand(request, self._cache.match(request))
+        load, ahead = self._contention.of_arrival(request, demand)
+        likely = forecast(self._machine(), demand, load, ahead)
         # As much as its own demand must have left the queue by then.
-        leaving = Ahead(
+        leaving = QueuedAhead(
             num_requests=1,
-            num_prefill_tokens=want.num_prefill_tokens,
-            num_blocks=want.num_blocks,
-            num_output_tokens=want.expected_output_tokens,
+            num_prefill_tokens=demand.num_prefill_tokens,
+            num_blocks=demand.num_blocks,
+            num_output_tokens=demand.expected_output_tokens,
         )
-        until = forecast(self._machine(), want, load, leaving)
-        return Verdict(
+        until = forecast(self._machine(), demand, load, leaving)
+        return Rejection(
             reason=reason, estimate_s=likely.ttft_s, retry_after_s=retry_after_s(until, now)
         )
 
-    def verdict_at_admission(
+    def check_at_admission(
         self, request: Request, matched: list[int], now: float
-    ) -> Verdict | None:
+    ) -> Rejection | None:
         """Why a request that could run now is not worth it; None when it is.
 
         With the running requests and the present budget of prefill it takes the time of
@@ -218,64 +230,73 @@ class Outlook:
             return None
         if self._is_far(request, deadlines, now):
             return None
-        machine, want = self._machine(), self._want(request, matched)
-        load = self._contention.of_admission(request, want)
-        likely = forecast(machine, want, load, Ahead())
-        alone = forecast_alone(machine, want)
-        hope = Forecast(
+        machine, demand = self._machine(), self._demand(request, matched)
+        load = self._contention.of_admission(request, demand)
+        likely = forecast(machine, demand, load, QueuedAhead())
+        alone = forecast_alone(machine, demand)
+        optimistic = Forecast(
             queue_s=likely.queue_left * likely.queue_s,
             prefill_s=likely.prefill_left * likely.prefill_s,
             decode_s=alone.decode_s,
         )
-        return self._rejection(request, want, load, likely, hope, now)
+        return self._rejection(request, demand, load, likely, optimistic, now)
 
-    def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
-        """A step was timed; whether it is worth learning from."""
-        self.completion.token_time.note_step(seconds, now)
-        return self.pace.note_step(seconds, now, has_prefill=has_prefill)
-
-    def given_up(self, now: float) -> list[tuple[Request, Verdict]]:
-        """Running requests that have less than the smallest chance to end before their deadlines.
+    def given_up(self, now: float) -> list[tuple[Request, Rejection]]:
+        """RunningSet requests that have less than the smallest chance to end before their
+        deadlines.
 
         Only once in a while; empty in between.
         """
-        if not (self._is_able and self.completion.is_check_due(now)):
+        if not (self._is_able and self._completion.is_check_due(now)):
             return []
         load = self._contention.load()
-        token_s = self.completion.token_time.beside(load, now)
-        found: list[tuple[Request, Verdict]] = []
-        for request, chance in self.completion.running_late(token_s, now):
-            want = self._want(request, [])
-            likely = forecast(self._machine(), want, load, Ahead())
-            done_s = now + want.min_output_tokens * token_s
-            found.append((request, self._unlikely(request, want, likely, chance, done_s)))
+        token_s = self._completion.token_time.beside(load, now)
+        found: list[tuple[Request, Rejection]] = []
+        for request, chance in self._completion.running_late(token_s, now):
+            demand = self._demand(request, [])
+            likely = forecast(self._machine(), demand, load, QueuedAhead())
+            done_s = now + demand.min_output_tokens * token_s
+            found.append((request, self._unlikely(request, demand, likely, chance, done_s)))
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Slots of prompts under way that must not share (urgency.py), and when they are due."""
+        """Slots of prompts that are late unless they have whole steps from now on; when they are
+        due.
+
+        Several long prompts that share each step are all late where one after the other some are in
+        time.
+        """
         due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
         if not (due and self._is_able):
             return {}
-        load, arrays = self._contention.load(), self._arrays
-        return urgent_of(due, machine=self._machine(), load=load, arrays=arrays, now=now)
+        load, arrays, machine = self._contention.load(), self._arrays, self._machine()
+        num_spare = _SPARE_STEPS * load.prefill_budget_tokens
+        urgent: dict[int, float] = {}
+        for slot, due_s in due.items():
+            num_done = int(arrays.num_computed[slot])
+            num_left = int(arrays.num_tokens[slot]) - num_done
+            demand = Demand(num_prefill_tokens=num_left + num_spare, num_cached_tokens=num_done)
+            if now + forecast(machine, demand, load, QueuedAhead()).prefill_s > due_s:
+                urgent[slot] = due_s
+        return urgent
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
         """Whether a deadline is so far away that no prediction is needed: only to save cost."""
         num_tokens, spec = len(request.tokens), request.spec
-        is_judged = deadlines.total_s != NO_TIME and self.completion.min_chance > 0.0
+        is_judged = deadlines.total_s != NO_TIME and self._completion.min_chance > 0.0
         num_output = spec.max_tokens if is_judged else spec.min_tokens
-        num_steps = 2 * num_tokens // self.pace.prefill_budget_tokens + num_output + 2
+        num_steps = 2 * num_tokens // self._sizing.prefill_budget_tokens + num_output + 2
         left_s = deadlines.earliest_s - now
-        return left_s > _FAR * num_steps * self.pace.last_step_s
+        return left_s > _FAR * num_steps * self._sizing.last_step_s
 
     @property
     def _has_place(self) -> bool:
-        return len(self._running) < self.pace.max_num_running
+        return len(self._running) < self._sizing.max_num_running
 
     @property
     def _is_able(self) -> bool:
-        return self._is_foreseeing and self.pace.has_prices
+        return self._is_foreseeing and self._sizing.has_prices
 
     def _is_trial(self, request: Request, now: float) -> bool:
         """Whether this request is admitted to measure whether the machine's speed has changed.
@@ -283,13 +304,13 @@ class Outlook:
         If old measurements refused all requests, none would ever run to correct them.
         """
         is_idle = not (len(self._running) or len(self._queue))
-        is_due = is_idle and now - self.pace.last_step_at_s >= _TRIAL_AFTER_S
+        is_due = is_idle and now - self._sizing.last_step_at_s >= _TRIAL_AFTER_S
         request.is_trial = request.is_trial or is_due
         return request.is_trial
 
-    def _is_exploring(self, request: Request, verdict: Verdict) -> bool:
+    def _is_exploring(self, request: Request, rejection: Rejection) -> bool:
         """Whether this request is admitted to measure whether output lengths have changed."""
-        chance, judge = verdict.chance, self.completion
+        chance, judge = rejection.chance, self._completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance
         request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
         return request.is_trial
@@ -300,38 +321,44 @@ class Outlook:
             return deadlines.earliest_s
         return hopeless_at_s(
             self._machine(),
-            self._want(request, matched),
+            self._demand(request, matched),
             ttft_deadline_s=deadlines.ttft_s,
             deadline_s=deadlines.total_s,
         )
 
     def _rejection(
-        self, request: Request, want: Want, load: Load, likely: Forecast, hope: Forecast, now: float
-    ) -> Verdict | None:
-        """Why not to admit a request with `hope` at best; None to admit it."""
-        if not deadlines_of(request).are_met(hope, now):
-            return self._late(request, want, likely, hope, now)
+        self,
+        request: Request,
+        demand: Demand,
+        load: Load,
+        likely: Forecast,
+        optimistic: Forecast,
+        now: float,
+    ) -> Rejection | None:
+        """Why not to admit a request with `optimistic` at best; None to admit it."""
+        if not deadlines_of(request).are_met(optimistic, now):
+            return self._late(request, demand, likely, optimistic, now)
         if request.spec.deadline_s == NO_TIME:
             return None
-        completion = self.completion.assess(
+        completion = self._completion.assess(
             request,
-            queue_s=hope.queue_s,
+            queue_s=optimistic.queue_s,
             prefill_s=likely.prefill_left * likely.prefill_s,
-            token_s=self.completion.token_time.beside(load, now),
+            token_s=self._completion.token_time.beside(load, now),
             now=now,
         )
         if completion is None or completion.chance >= completion.required:
             return None
-        return self._unlikely(request, want, likely, completion.chance, now + completion.needed_s)
+        return self._unlikely(request, demand, likely, completion.chance, now + completion.needed_s)
 
     def _unlikely(
-        self, request: Request, want: Want, likely: Forecast, chance: float, done_s: float
-    ) -> Verdict:
-        """The verdict for a request that will probably be late; `done_s`: its predicted end."""
+        self, request: Request, demand: Demand, likely: Forecast, chance: float, done_s: float
+    ) -> Rejection:
+        """The rejection for a request that will probably be late; `done_s`: its predicted end."""
         spec = request.spec
-        alone = forecast_alone(self._machine(), want)
+        alone = forecast_alone(self._machine(), demand)
         is_possible = spec.arrival_s + alone.total_s < spec.deadline_s
-        return Verdict(
+        return Rejection(
             reason=FailureReason.DEADLINE_UNREACHABLE,
             estimate_s=max(done_s, spec.deadline_s) - spec.arrival_s,
             deadline_s=spec.deadline_s - spec.arrival_s,
@@ -340,25 +367,32 @@ class Outlook:
         )
 
     def _late(
-        self, request: Request, want: Want, likely: Forecast, hope: Forecast, now: float
-    ) -> Verdict:
-        """The verdict for a request that is late even with `hope`; the reported figures are the
+        self, request: Request, demand: Demand, likely: Forecast, optimistic: Forecast, now: float
+    ) -> Rejection:
+        """The rejection for a request that is late even with `optimistic`; the reported figures are
+        the
         likely ones.
         """
         deadlines, arrival_s = deadlines_of(request), request.spec.arrival_s
-        is_ttft = now + hope.ttft_s >= deadlines.ttft_s
-        needed_s = max(likely.ttft_s, hope.ttft_s) if is_ttft else max(likely.total_s, hope.total_s)
-        alone = forecast_alone(self._machine(), want)
+        is_ttft = now + optimistic.ttft_s >= deadlines.ttft_s
+        needed_s = (
+            max(likely.ttft_s, optimistic.ttft_s)
+            if is_ttft
+            else max(likely.total_s, optimistic.total_s)
+        )
+        alone = forecast_alone(self._machine(), demand)
         chance: float | None = None
         if not is_ttft:
-            chance = self.completion.chance_in(request, deadlines.total_s - now - hope.ttft_s)
+            chance = self._completion.chance_in(
+                request, deadlines.total_s - now - optimistic.ttft_s
+            )
             if chance is not None:
                 # As many tokens as have the smallest chance are late already by the forecast.
-                chance = min(chance, self.completion.min_chance)
+                chance = min(chance, self._completion.min_chance)
         wait_s = retry_after_s(
             likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
         )
-        return Verdict(
+        return Rejection(
             reason=FailureReason.TTFT_DEADLINE_UNREACHABLE
             if is_ttft
             else FailureReason.DEADLINE_UNREACHABLE,
@@ -370,7 +404,7 @@ class Outlook:
         )
 
     def _machine(self) -> Machine:
-        fit = self.pace.fit
+        fit = self._sizing.fit
         return Machine(
             prices=fit,
             max_prefill_tokens=self._max_tokens,
@@ -378,7 +412,7 @@ class Outlook:
             decode_error=fit.decode_error,
         )
 
-    def _want(self, request: Request, matched: list[int]) -> Want:
+    def _demand(self, request: Request, matched: list[int]) -> Demand:
         spec = request.spec
         num_tokens = len(request.tokens)
         num_cached = 0
@@ -387,9 +421,9 @@ class Outlook:
         num_known = num_tokens - spec.num_original_prompt_tokens
         num_least = max(spec.min_tokens - num_known, 1)
         if spec.deadline_s != NO_TIME:
-            num_least = max(num_least, self.completion.least_tokens(request))
+            num_least = max(num_least, self._completion.least_tokens(request))
         kept = self._info.num_kept_tokens(spec.max_total_tokens)
-        return Want(
+        return Demand(
             num_prefill_tokens=num_tokens - num_cached,
             num_cached_tokens=num_cached,
             num_blocks=self._cache.num_taken(
@@ -403,5 +437,5 @@ class Outlook:
         """Tokens it is expected to generate still, at least the certain ones."""
         spec, num_tokens = request.spec, len(request.tokens)
         num_certain = spec.num_original_prompt_tokens + spec.min_tokens - num_tokens
-        expected = self.completion.lengths.expected(spec.max_total_tokens - num_tokens)
+        expected = self._completion.lengths.expected(spec.max_total_tokens - num_tokens)
         return max(expected, num_certain, 1.0)
