@@ -203,8 +203,8 @@ def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
         kind = _kinds_of(descriptor).get(number, _PLAIN)
         if begin < 0 or stop - begin <= _MAX_SHORT_BYTES:
             kept += data[begun:stop]
-        elif kind.inner in holders:
-            inner = _short_fields(cast(Descriptor, kind.inner), data[begin:stop])
+        elif kind.inner is not None and kind.inner in holders:
+            inner = _short_fields(kind.inner, data[begin:stop])
             kept += _as_varint(number << 3 | _DELIMITED) + _as_varint(len(inner)) + inner
         begun = stop
     return bytes(kept)
