@@ -66,8 +66,10 @@ _CHECK_EVERY_S = 0.25
 class TokenTime:
     """The time between two tokens of a running request, over the steps of the last seconds.
 
-    Time over steps, both decaying. While the machine is idle it counts as many steps as it could
-    have made for one request alone: a step full of prefill in an idle minute delays no request.
+    Time over steps, both decaying. A step that leaves decodes out for a light tenant's prompt is
+    time without a token: a request must have time for such pauses. While the machine is idle it
+    counts as many steps as it could have made for one request alone: a step full of prefill in an
+    idle minute delays no request.
     """
 
     __slots__ = ("_at_s", "_fit", "_num_tokens", "_seconds")
@@ -83,12 +85,12 @@ class TokenTime:
         """For a request that has the machine to itself."""
         return self._fit.step_time_s(num_prefill_tokens=0, num_decodes=1, num_context_tokens=0)
 
-    def note_step(self, seconds: float, now: float) -> None:
-        """Record the duration of a step."""
+    def note_step(self, seconds: float, now: float, *, has_paused: bool = False) -> None:
+        """Record the duration of a step; `has_paused`: it left decodes out."""
         self._idle_until(now - seconds)
         self._fade(seconds)
         self._seconds += seconds
-        self._num_tokens += 1.0
+        self._num_tokens += not has_paused
         self._at_s = max(self._at_s, now)
 
     def beside(self, load: Load, now: float) -> float:

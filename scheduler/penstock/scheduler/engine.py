@@ -259,7 +259,7 @@ class Engine:
     def note_duration(self, batch: Batch, seconds: float, now: float) -> None:
         """A step took so long, from its begin or the end of the step before to its result."""
         has_prefill = batch.num_rows > batch.num_decodes
-        self.completion.token_time.note_step(seconds, now)
+        self.completion.token_time.note_step(seconds, now, has_paused=batch.num_paused > 0)
         if self.sizing.note_step(seconds, now, has_prefill=has_prefill):
             self.sizing.learn(measure_of(batch, seconds))
 

@@ -237,6 +237,13 @@ def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:
     assert time.beside(idle, 1000.0) == pytest.approx(0.01)
 
 
+def test_a_step_that_leaves_decodes_out_is_time_without_a_token() -> None:
+    time = TokenTime(StepFit(PRICES))
+    for step in range(1, 801):
+        time.note_step(0.05, 0.05 * step, has_paused=bool(step % 4))
+    assert time.beside(Load(), 40.0) == pytest.approx(0.2, rel=0.05)
+
+
 def test_a_queue_stands_by_the_time_in_which_somebody_waits() -> None:
     queues, line = StandingQueues(), (0, "a")
     assert queues.share(line) == 0.0

@@ -82,12 +82,3 @@ def test_the_sizes_are_those_since_it_began(sizes: list[int], data: st.DataObjec
     assert stays.end(0) == Stay(
         num_chunks=0, num_steps=len(seen), min_batch_size=min(seen), max_batch_size=max(seen)
     )
-
-
-def test_what_is_remembered_of_sizes_does_not_grow() -> None:
-    stays = Residencies(4)
-    stays.begin(0)
-    for step in range(10_000):
-        stays.note_step(1 + step % 4, ())
-    remembered = (*stays._least._values, *stays._greatest._values)
-    assert len(remembered) <= 8

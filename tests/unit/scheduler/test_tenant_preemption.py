@@ -12,7 +12,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Preempted, StepEvents
 from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.request import Constraint, ConstraintKind, Request, RequestSpec
-from penstock.scheduler.victims import MAX_YIELDERS, MAX_YIELDS, Shortage
+from penstock.scheduler.victims import MAX_PREEMPTED, MAX_TENANT_PREEMPTIONS, Shortage
 from support.core import FakeClock, make_engine, make_info, make_spec, victims_of
 
 CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("any",))
@@ -71,8 +71,8 @@ def preempted(events: StepEvents) -> list[int]:
 def test_so_many_give_way_to_one_and_no_more() -> None:
     engine, _ = build()
     run(engine, [flood(key, 12) for key in range(1, 11)])
-    assert len(chosen(engine, 3 * MAX_YIELDERS)) == MAX_YIELDERS
-    assert chosen(engine, 3 * MAX_YIELDERS + 1) == []
+    assert len(chosen(engine, 3 * MAX_PREEMPTED)) == MAX_PREEMPTED
+    assert chosen(engine, 3 * MAX_PREEMPTED + 1) == []
 
 
 def test_a_tenant_keeps_its_only_request() -> None:
@@ -104,7 +104,7 @@ def test_those_who_may_not_give_way_count_among_those_looked_at(
     run(engine, [*(flood(key, 5) for key in range(1, num_done + 1)), flood(99, 8)])
     requests = engine.requests
     for key in range(1, num_done + 1):
-        requests[key].num_yields = MAX_YIELDS
+        requests[key].num_tenant_preemptions = MAX_TENANT_PREEMPTIONS
     assert chosen(engine, 1) == found
 
 
@@ -117,7 +117,7 @@ def test_a_step_looks_at_few_however_many_run(monkeypatch: pytest.MonkeyPatch) -
         looked_at.append(request.spec.key)
         return False
 
-    monkeypatch.setattr(victims, "_may_yield", noted)
+    monkeypatch.setattr(victims, "_may_be_preempted", noted)
     assert chosen(engine, 1) == []
     assert len(looked_at) == MAX_TRIES
 
@@ -129,15 +129,15 @@ def test_who_was_looked_at_in_vain_is_not_looked_at_again(monkeypatch: pytest.Mo
         engine, [*(flood(key, 12) for key in range(1, 7)), *(flood(key, 8) for key in (11, 12, 13))]
     )
     for key in range(1, 7):
-        engine.requests[key].num_yields = MAX_YIELDS
+        engine.requests[key].num_tenant_preemptions = MAX_TENANT_PREEMPTIONS
     looked_at: list[int] = []
-    may_yield = victims._may_yield
+    may_be_preempted = victims._may_be_preempted
 
     def noted(request: Request) -> bool:
         looked_at.append(request.spec.key)
-        return may_yield(request)
+        return may_be_preempted(request)
 
-    monkeypatch.setattr(victims, "_may_yield", noted)
+    monkeypatch.setattr(victims, "_may_be_preempted", noted)
     assert chosen(engine, 6) == [11, 12, 13]
     assert sorted(key for key in looked_at if key < 10) == [1, 2, 3, 4, 5, 6]
 

@@ -1,4 +1,4 @@
-"""Line charts as values, and as SVG text that needs no network and no library.
+"""Line charts as values, as SVG text that needs no network and no library, and as PNG files.
 
 Owns the value and its drawing. Does not know what is plotted.
 """
@@ -6,6 +6,10 @@ Owns the value and its drawing. Does not know what is plotted.
 import math
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,3 +176,48 @@ def _line(x1: float, y1: float, x2: float, y2: float) -> str:
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+class PlotsUnavailable(Exception):
+    """matplotlib is not installed; the message has the command to install it."""
+
+
+def has_matplotlib() -> bool:
+    """Whether PNG files can be drawn."""
+    return find_spec("matplotlib") is not None
+
+
+def write_png(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
+    """Draw each chart as `<name>.png`; the files. Raises PlotsUnavailable."""
+    if not has_matplotlib():
+        raise PlotsUnavailable("PNG plots need matplotlib: install penstock[plots]")
+    # Its own classes, not pyplot: no state of the process is touched and no display is looked for.
+    figures: Any = import_module("matplotlib.figure")
+
+    paths: list[Path] = []
+    for chart in charts:
+        figure = figures.Figure(figsize=(8.0, 4.0), dpi=120, layout="constrained")
+        axes = figure.add_subplot()
+        for series in chart.series:
+            x, y = chart.points(series)
+            axes.plot(x, y, label=series.name)
+        axes.set(
+            title=chart.title,
+            xlabel=axis_label(chart.x_label, chart.is_log_x),
+            ylabel=axis_label(chart.y_label, chart.is_log_y),
+        )
+        if chart.is_log_x:
+            axes.set_xscale("log")
+        else:
+            axes.set_xlim(left=0.0)
+        if chart.is_log_y:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0.0)
+        axes.grid(visible=True, alpha=0.4)
+        if len(chart.series) > 1:
+            axes.legend()
+        path = folder / f"{chart.name}.png"
+        figure.savefig(path)
+        paths.append(path)
+    return paths
