@@ -5,8 +5,7 @@ from typing import TypeGuard
 
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
-from penstock.scheduler.request import FailureReason
-from penstock.scheduler.request_options import ConstraintKind
+from penstock.scheduler.request import ConstraintKind, FailureReason
 from penstock.server.front.errors import ErrorReason, FieldViolation, QuotaViolation, Refusal
 from penstock.server.front.generation import Generation
 from penstock.server.front.phases import PhaseClock

@@ -7,11 +7,10 @@ import logging
 from collections.abc import Sequence
 
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.flight import Chunk
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_note import StepNote
 
 log = logging.getLogger(__name__)
 
