@@ -114,6 +114,7 @@ def held(num_streams: int, *, is_active: bool) -> Held:
             "connections": _NUM_CONNECTIONS * num_fronts,
             "request": request(480),
             "until": "token" if is_active else "message",
+            "limit": _LIMIT_S,
         }
         command = client_command("hold", options)
         with subprocess.Popen(
