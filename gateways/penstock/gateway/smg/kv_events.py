@@ -16,8 +16,8 @@ from penstock.gateway.smg.kv_batches import KvBatches
 from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
 from penstock.server.front.event_router import STALLED
 from penstock.server.front.front import Front
-from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.submission import shared_salt
+from penstock.server.front.watched_write import SharedWriter
 from penstock.server.link.cache_frames import CacheUpdate
 from penstock.server.link.cache_subscriber import CachePort
 from penstock.server.rpc.access_control import AccessControl, require

@@ -26,6 +26,7 @@ from penstock.gateway.smg.worker_info import (
     model_info_of,
     server_info_of,
 )
+from penstock.server.front.accounts import RequestAccount
 from penstock.server.front.errors import (
     ErrorReason,
     RequestError,
@@ -34,7 +35,6 @@ from penstock.server.front.errors import (
     refuse_field,
 )
 from penstock.server.front.front import Front
-from penstock.server.front.request_account import RequestAccount
 from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request

@@ -18,9 +18,9 @@ import uvloop
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig
 from penstock.server.facades import NO_FACADE, load_facade
+from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
-from penstock.server.front.text_quota import TextQuotas
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.request_recorder import RequestRecorder

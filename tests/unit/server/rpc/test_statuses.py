@@ -20,8 +20,7 @@ from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.request_options import Constraint, ConstraintKind
-from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
-from penstock.server.front.failures import refusal_for
+from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal, refusal_for
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.phases import PhaseClock
 from penstock.server.rpc.statuses import (
