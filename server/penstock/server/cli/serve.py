@@ -53,7 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _add_flags(parser: Parser) -> None:
     from penstock.server.config import GROUPS, SETTINGS
-    from penstock.server.settings.flags import add_flags
+    from penstock.server.settings.table import add_flags
 
     add_flags(parser, SETTINGS, GROUPS)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from penstock.scheduler.config import SchedulingOrder
 from penstock.server.facades import NO_FACADE, load_facade
 from penstock.server.observe.logs.limits import ALWAYS
-from penstock.server.security.exposure import check_exposure, is_loopback
-from penstock.server.security.security import Security
+from penstock.server.security.security import Security, check_exposure, is_loopback
 from penstock.server.settings.sources import Sources
 from penstock.server.tenants import tenant_fault
 

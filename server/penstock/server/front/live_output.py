@@ -13,8 +13,7 @@ from penstock.server.front.events import OutputEnd
 from penstock.server.front.generation import ChatInput, Generation, TextInput
 from penstock.server.front.stream import TokenStream
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.stop_strings import StopStrings
-from penstock.server.text.text_stream import TextStream
+from penstock.server.text.text_stream import StopStrings, TextStream
 
 RequestT = TypeVar("RequestT")
 

@@ -4,8 +4,8 @@ Owns the order of the checks: what can be refused by counting bytes is refused b
 tokenised, and a text counts against its tenant's quotas first. Every text is charged, also of
 prompts that are refused afterwards and of calls that only tokenise, to this front's accounts of the
 limits per minute; the engine's accounts, which all fronts share, are charged for admitted requests
-(`quota_accounts.py`), so a tenant must meet both. An account holds a minute's worth and fills at the
-rate of the limit, as the engine's do; it is stored as the time at which it is full again.
+(`quota_accounts.py`), so a tenant must meet both. An account holds a minute's worth and fills at
+the rate of the limit, as the engine's do; it is stored as the time at which it is full again.
 """
 
 import secrets

@@ -2,10 +2,10 @@
 
 Owns one list: the engine's events are appended, the writer takes everything at once. So a write
 carries all events since the last one: one token while the reader keeps up, more under load, and at
-least as many as its client wants in a message. Those are counted for each output separately, because
-a message carries tokens of one only; at most one timer runs at a time, and it is not reset for each
-token. The writer is the stream's own, or one that serves many (`watched_write.py`). Does not know
-gRPC, nor what the events mean.
+least as many as its client wants in a message. Those are counted for each output separately,
+because a message carries tokens of one only; at most one timer runs at a time, and it is not reset
+for each token. The writer is the stream's own, or one that serves many (`watched_write.py`). Does
+not know gRPC, nor what the events mean.
 
 Single event loop; appending never blocks.
 """

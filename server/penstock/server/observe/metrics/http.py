@@ -24,9 +24,8 @@ from penstock.server.observe.metrics.application import (
 from penstock.server.observe.metrics.callers import MAX_CALL_S, MAX_SILENT, Callers
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from penstock.server.security.exposure import is_loopback
-from penstock.server.security.https import HttpsContext
-from penstock.server.security.security import Security
+from penstock.server.security.security import Security, is_loopback
+from penstock.server.security.tls_files import HttpsContext
 
 _POLL_S: Final = 0.1
 _RETRY_AFTER_S: Final = 1
