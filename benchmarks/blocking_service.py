@@ -32,10 +32,8 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.frames import FrontHello, decode, encode
+from penstock.server.link.frames import EngineHello, FrontHello, Submit, decode, encode
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
-from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb

@@ -24,8 +24,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.frames import FrontHello, encode
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import FrontHello, Submit, encode
 from report import Check, arguments, print_checks, print_table, write_json
 
 NUM_QUEUED = 600

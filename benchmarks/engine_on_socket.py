@@ -15,8 +15,8 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
 
 
 @contextlib.contextmanager

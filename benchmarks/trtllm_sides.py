@@ -28,8 +28,8 @@ from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, say
 from usage import tell_usage

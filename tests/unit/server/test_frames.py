@@ -14,8 +14,7 @@ from penstock.scheduler.events import Failed, StepEvents
 from penstock.scheduler.request import FailureReason, RequestSpec
 from penstock.scheduler.request_options import Constraint, ConstraintKind
 from penstock.server.link.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
-from penstock.server.link.frames import Frame, decode, encode
-from penstock.server.link.spec_frames import Submit, SubmitFrame
+from penstock.server.link.frames import Frame, Submit, SubmitFrame, decode, encode
 from penstock.server.link.step_frames import split_by_front
 from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, LinkError
 from penstock.server.observe import frames as observer_frames

@@ -11,7 +11,7 @@ import numpy as np
 from smg_grpc_proto.generated import common_pb2 as common
 
 from penstock.scheduler.cache_book import CacheChange, CachedBlock
-from penstock.server.link.cache_frames import CacheUpdate
+from penstock.server.link.frames import CacheUpdate
 
 _HASH_BYTES: Final = 8
 

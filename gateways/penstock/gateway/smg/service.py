@@ -35,7 +35,7 @@ from penstock.server.front.errors import (
     refuse_field,
 )
 from penstock.server.front.front import Front
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper

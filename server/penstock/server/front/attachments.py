@@ -24,9 +24,8 @@ from penstock.server.front.generation import Generation
 from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.link.ports import EngineHello, EngineUnavailable
-from penstock.server.link.resume_frames import Attached, AttachFailure, ResumeSpec
-from penstock.server.link.resume_port import ResumePort
+from penstock.server.link.frames import Attached, AttachFailure, EngineHello, ResumeSpec
+from penstock.server.link.ports import EngineUnavailable, ResumePort
 from penstock.server.link.step_frames import part_of
 from penstock.server.tenants import PriorityCeilings, engine_request_id
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from penstock.server.link.connection import Connection, PersistentConnection
 from penstock.server.link.dispatch import CarryOut
-from penstock.server.link.operator_frames import Command, CommandResult
+from penstock.server.link.frames import Command, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,

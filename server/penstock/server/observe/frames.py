@@ -7,7 +7,7 @@ know sockets.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.server.link.operator_frames import Command, CommandResult
+from penstock.server.link.frames import Command, CommandResult
 from penstock.server.link.wire import Codec, TaggedFrame
 from penstock.server.observe.heartbeat import Heartbeat
 

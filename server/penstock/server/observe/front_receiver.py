@@ -11,9 +11,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.server.link.connection import Connection
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
-from penstock.server.link.pending_calls import PendingCalls
+from penstock.server.link.connection import Connection, PendingCalls
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.request_record import RequestRecord
 

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.observe.logs import set_log_level
 from penstock.server.processes.stack_sampler import sample
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.server.link.suspected_request import SuspectedRequest
+from penstock.server.link.quarantine import SuspectedRequest
 
 _FORGET_AFTER_S = 600.0
 _MAX_KEPT = 4096

@@ -23,11 +23,10 @@ from penstock.server.config import EngineLaunch, ServerConfig
 from penstock.server.facades import NO_FACADE
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.engine_status import StatusBoardExecutor, StatusPublisher
+from penstock.server.link.engine_loop import EngineLoop, StatusBoardExecutor, StatusPublisher
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.kept_streams import KeptLimits
-from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
 from penstock.server.observe.engine_listeners import EngineListeners
 from penstock.server.observe.flight.facts import facts_of

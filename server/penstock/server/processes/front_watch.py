@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.scheduler.events import Queued, StepEvents
-from penstock.server.link.ports import EngineHello, EngineListener
+from penstock.server.link.frames import EngineHello
+from penstock.server.link.ports import EngineListener
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Hello
 from penstock.server.observe.heartbeat import Heartbeat, HeartbeatTimer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.flight.layout import FACTS_OFFSET, GENERATION_OFFSET
 from penstock.server.observe.flight.writer import FlightWriter

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.server.link.board import LoadState
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.metrics import catalogue, labels
 from penstock.server.observe.metrics.catalogue import MetricSpec

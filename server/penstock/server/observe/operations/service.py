@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.error_reason import REFUSALS
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
 from penstock.server.observe.operations.engine_steps import EngineSteps
 from penstock.server.observe.operations.snapshot import (
