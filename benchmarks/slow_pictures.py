@@ -29,7 +29,7 @@ from typing import Any
 import picture_browser
 import picture_timeline
 from penstock.client import PenstockError, SyncOperationsClient
-from penstock.server.cli.top_board import Board
+from penstock.server.cli.top_view import Board
 from picture_browser import Page
 from picture_trace import SeenSpan, waterfall
 from slow_cases import Case, cases

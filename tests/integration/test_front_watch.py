@@ -10,7 +10,7 @@ from penstock.server.observe import heartbeat
 from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.heartbeat import Heartbeat
 from penstock.server.observe.service_listeners import ServiceListener
-from penstock.server.processes.front_watch import FrontWatch
+from penstock.server.processes.front_process import FrontWatch
 from penstock.server.text.model_text import ModelText
 from support.fronts import make_text, serving
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import penstock.v1 as pb
 from penstock.client import OperationsClient
-from penstock.server.cli.top_board import SORT_KEYS
+from penstock.server.cli.top_view import SORT_KEYS
 from penstock.server.rpc.operations_methods import MAX_PROFILE_S
 from penstock.server.rpc.operations_service import MAX_CALLS
 from penstock.v1 import operations_service_pb2

@@ -13,10 +13,18 @@ from rich.console import Console
 
 from penstock.client import LiveRequest, RequestPhase, ServerStats
 from penstock.client.operations_decoding import decode_live_request, decode_stats
-from penstock.server.cli import top_board
-from penstock.server.cli.top_board import MAX_COURSE, SORT_KEYS, Board
-from penstock.server.cli.top_figures import cells_of, count, duration, span, sparkline
-from penstock.server.cli.top_view import frame_of
+from penstock.server.cli import top_view
+from penstock.server.cli.top_view import (
+    MAX_COURSE,
+    SORT_KEYS,
+    Board,
+    cells_of,
+    count,
+    duration,
+    frame_of,
+    span,
+    sparkline,
+)
 from penstock.server.observe.operations.snapshot import CacheSnapshot, Snapshot
 from penstock.server.rpc.mapping_operations import live_request_of, stats_of
 from support.operations_house import MODEL, SNAPSHOT, request_view, waiting_view
@@ -106,7 +114,7 @@ def test_nothing_is_cut_where_there_is_no_terminal() -> None:
 
 
 def test_requests_that_were_not_asked_for_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_board, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(top_view, "MAX_REQUESTS", 3)
     fronts = tuple(dataclasses.replace(front, num_live=624) for front in SNAPSHOT.fronts[:1] * 2)
     many = Board("here")
     many.take(stats(dataclasses.replace(SNAPSHOT, fronts=fronts)), live(*map(request_view, (1, 2))))
