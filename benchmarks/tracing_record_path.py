@@ -35,7 +35,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import Submission
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import Hello
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.observe.trace_context import TraceIds, trace_metadata
 from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb

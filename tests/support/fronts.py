@@ -26,7 +26,7 @@ from penstock.server.front.stream import TokenStream
 from penstock.server.link.cache_feeds import CacheListener
 from penstock.server.link.frames import EngineHello
 from penstock.server.link.ports import EngineListener, EngineUnavailable
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer

@@ -24,10 +24,10 @@ from penstock.server.observe.request_record import (
     Content,
     RequestOptions,
     RequestRecord,
+    RequestRecorder,
     Segment,
     TraceParent,
 )
-from penstock.server.observe.request_recorder import RequestRecorder
 from penstock.server.observe.trace_context import NOT_TRACED, RemoteParent, TraceIds
 from penstock.server.tenants import NO_CEILINGS, PriorityCeilings
 

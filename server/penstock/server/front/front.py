@@ -35,7 +35,7 @@ from penstock.server.front.watched_write import SharedWriter
 from penstock.server.link.frames import EngineHello
 from penstock.server.link.ports import EnginePort, EngineUnavailable, ResumePort
 from penstock.server.observe.frames import FrontView
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id
 from penstock.server.text.model_text import ModelText
 

@@ -21,6 +21,7 @@ from penstock.server.link.frames import Command, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,
+    Heartbeat,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -29,7 +30,6 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 

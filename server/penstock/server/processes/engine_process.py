@@ -31,10 +31,9 @@ from penstock.server.link.frames import EngineHello
 from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.observe.engine_listeners import EngineListeners
-from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.flight.layout import FlightError
+from penstock.server.observe.flight.layout import FlightError, facts_of
 from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.processes.command_runner import Orders
 from penstock.server.processes.control import ChildControl, begin, die_with_parent, exit_at_once

@@ -68,7 +68,7 @@ class FlightMemory:
 
     async def dump(self, why: str) -> None:
         """Write what is there to a file of the flight folder and log its path, or why not."""
-        from penstock.server.observe.flight.dump import dump
+        from penstock.server.observe.flight.reader import dump
 
         if self.fd < 0:
             log.warning("the flight recorder is off: no record was written")

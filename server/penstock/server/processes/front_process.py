@@ -31,9 +31,8 @@ from penstock.server.link.frames import EngineHello
 from penstock.server.link.ports import EngineListener
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
-from penstock.server.observe.frames import FrontView, Hello
-from penstock.server.observe.heartbeat import Heartbeat, HeartbeatTimer
-from penstock.server.observe.request_recorder import NO_ROOM, RequestRecorder
+from penstock.server.observe.frames import FrontView, Heartbeat, HeartbeatTimer, Hello
+from penstock.server.observe.request_record import NO_ROOM, RequestRecorder
 from penstock.server.processes.command_runner import Orders
 from penstock.server.processes.control import ChildControl, begin
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK

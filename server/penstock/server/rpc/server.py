@@ -24,7 +24,7 @@ from penstock.server.front.front import Front
 from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
 from penstock.server.link.frames import EngineHello
 from penstock.server.link.ports import EnginePort
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc import (
     generation_service,
     health,

@@ -20,7 +20,7 @@ from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
-from penstock.server.observe.request_recorder import UNREADABLE
+from penstock.server.observe.request_record import UNREADABLE
 from support.record_log import RecordLog
 
 CANCELLED = Outcome(1)

@@ -15,6 +15,7 @@ from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
     FrontView,
+    Heartbeat,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -23,7 +24,6 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Heartbeat
 
 PATIENCE_S = 20.0
 HELLO = Hello(front_id=3, pid=42)

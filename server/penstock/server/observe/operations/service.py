@@ -19,8 +19,7 @@ from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
 from penstock.server.observe.logs import LOG_LEVELS
-from penstock.server.observe.operations.operations import OperationsError
-from penstock.server.observe.operations.snapshot import RequestView, Snapshot
+from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 from penstock.server.observe.operations.snapshots import SnapshotMaker
 
 MAX_PROFILE_S = 60.0

@@ -29,15 +29,13 @@ from opentelemetry.trace import (
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import RequestRecord, SegmentKind, TraceParent
 from penstock.server.observe.spans.attributes import (
-    end_attributes,
-    segment_attributes,
-    start_attributes,
-)
-from penstock.server.observe.spans.keys import (
     PREEMPTED_EVENT,
     REPLAYED_EVENT,
     SAMPLING_REASON,
     SCHEMA_URL,
+    end_attributes,
+    segment_attributes,
+    start_attributes,
 )
 from penstock.server.observe.spans.sampler import reason_to_keep
 from penstock.server.observe.status_codes import is_server_error
