@@ -7,7 +7,8 @@ Sequence numbers count from 0; row n is at index n % size, so each ring has its 
 One process writes while others read: a row is valid if it was not overwritten meanwhile, which the
 reader detects by the counts in the header, read before and after.
 
-Times are seconds on the machine's monotonic clock. It contains no prompt, output or token id.
+Times are seconds on the machine's monotonic clock; the facts have a pair of readings that
+converts them to Unix time. It contains no prompt, output or token id.
 
 The header, little-endian:
 

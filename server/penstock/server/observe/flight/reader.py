@@ -2,6 +2,8 @@
 
 Owns the protocol that keeps a reader from seeing partial rows: counts are read before and after the
 rows are copied, and rows that may have been overwritten are dropped. The writer never waits.
+
+Owns the files that are written of a running or ended engine: folder, names, permissions, number.
 """
 
 import contextlib

@@ -4,6 +4,20 @@ Owns the tracks. Groups of tracks: the engine (steps, planning, result processin
 blocks, requests and tokens), the slots (a slice for each residency of a request, with prefill
 chunks and decode inside), the queue (a slice for each wait, on as many lanes as overlap). A flow
 connects each request from the queue through its slots to the step that ended it. Pure.
+
+Owns the format, too: "Trace Event Format", Chromium project.
+
+Behaviour of viewers beyond the format, and the workarounds:
+
+- A slice that exceeds its parent by a nanosecond is dropped. Times are whole nanoseconds, written
+  as microseconds plus a quarter of a nanosecond, so that truncating and rounding readers agree.
+- Perfetto identifies a thread by its number alone when it is named, so numbers differ between
+  processes.
+- A flow binds to the slice that began last on its track; at equal times slices come first, then
+  flows, then nested slices. The end of a flow has `"bp": "e"`, or it would bind to the slice after
+  it.
+- A flow cannot bind to an async event, and async events of one name share one track: overlapping
+  intervals are slices on separate lanes, so that flows can bind to them.
 """
 
 import heapq

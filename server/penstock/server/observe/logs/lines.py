@@ -1,6 +1,17 @@
 """Formats log lines: text for people, JSON for collectors, both with the same fields.
 
 Owns the fields, their names and the escaping, which keeps an event on one line for any request id.
+
+Of an exception it logs always type and frames, the message only if it is safe.
+The message of an exception raised while handling a request may quote the request
+("invalid literal: '...'"), so messages are logged only from these sources:
+
+- our own exceptions, except those of packages that handle client data; the part after a colon may
+  quote the exception's cause, so it is removed if there is one;
+- errors of the operating system, by their number;
+- errors of device drivers, which do not contain request data.
+
+A process that cannot start logs the full message of the error in its one line.
 """
 
 import json
