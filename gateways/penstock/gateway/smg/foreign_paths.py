@@ -1,4 +1,4 @@
-"""Refusals in the words of the contract that was spoken.
+"""Refusals with the field names of the gateway's contract.
 
 Owns the table from our field paths to a gateway's. A caller that sent `sampling_params.stop`
 does not know `stopping.stop_strings`.
@@ -35,8 +35,8 @@ _ENTRY: Final = {"token_id": "key", "bias": "value"}
 """A list here, a map there. Its entries have keys and no places."""
 
 
-def in_foreign_words(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
-    """The same refusal, its fields named as the caller knows them.
+def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
+    """The same refusal with the caller's field names.
 
     `bias_ids`: the token ids of our `logit_bias`, in its order.
     """

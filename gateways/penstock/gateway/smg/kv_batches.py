@@ -1,4 +1,4 @@
-"""What is cached, as a gateway's contract has it: batches of events, numbered within a stream.
+"""Cache events in a gateway's contract: batches, numbered within a stream.
 
 Owns the foreign messages for it and their numbers. A gateway takes the hash of a block for a name
 and nothing else, so the first eight bytes of ours serve.
@@ -25,7 +25,7 @@ class KvBatches:
         self._num_events = 0
 
     def cleared(self) -> common.KvEventBatch:
-        """Nothing is cached any more: the engine is gone."""
+        """All blocks are lost: the engine has ended."""
         batch = self._next_batch()
         self._next_event(batch).cleared.SetInParent()
         return batch
@@ -73,7 +73,7 @@ class KvBatches:
         return common.KvEventBatch(sequence_number=self._num_batches, timestamp=self._wall_clock())
 
     def _next_event(self, batch: common.KvEventBatch) -> common.KvCacheEvent:
-        """Those of a snapshot did not happen, and have no number."""
+        """The next event id; events of a snapshot have none."""
         if batch.HasField("snapshot"):
             return batch.events.add()
         self._num_events += 1

@@ -1,4 +1,4 @@
-"""A gateway follows what is cached: one stream for each that does.
+"""Cache events for gateways: one stream for each subscriber.
 
 Owns the right to subscribe, the choice of blocks, and the end of a subscriber that does not read. A
 stream has the blocks that its caller's requests may share, because blocks reveal the tokens of
@@ -41,7 +41,7 @@ class KvEvents:
         self._num_streams = 0
 
     async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
-        """Send what is cached, then every change, until the stream or the service ends.
+        """Send the cached blocks, then every change, until the stream or the service ends.
 
         Raises RequestError: FEATURE_UNSUPPORTED where nothing is known of the cache,
         SEQUENCE_UNAVAILABLE for the number of an earlier stream, of which nothing is kept,

@@ -1,4 +1,4 @@
-"""Where traces are put together: provider, sampler, exporters, the thread that writes.
+"""Assembles tracing: provider, sampler, exporters, the thread that writes.
 
 Owns the composition and its end. The provider is not made the process's, and
 the SDK's `_OTelSDKConfigurator` is not used, because it would make one for the whole process,
@@ -44,7 +44,7 @@ _HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HE
 
 
 class OncePerMinute(logging.Filter):
-    """Lets each message of the code through once a minute, whatever its arguments."""
+    """Passes each message template at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class WithoutHeaders(logging.Filter):
 
 
 def quieten_exporters(environment: Mapping[str, str]) -> None:
-    """Before any exporter is made. `environment`: where they find their headers."""
+    """Call before any exporter is made. `environment`: where they find their headers."""
     headers = logging.getLogger(_HEADER_LOGGER)
     for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
         headers.removeFilter(known)
@@ -133,7 +133,7 @@ _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
-    """All exporters asked for; `otlp` if none is named, no exporter for `none`."""
+    """All configured exporters; `otlp` if none is named, no exporter for `none`."""
     names = environment.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     if names.lower() == "none":
         return ()
@@ -172,7 +172,7 @@ _LAST_WORDS_S = 0.2
 
 
 class Tracing(ServiceListener):
-    """Makes traces of records. Calls but `close` return at once."""
+    """Makes traces of records. Calls other than `close` return at once."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Tracing(ServiceListener):
         self._worker.put(records)
 
     def counters(self) -> dict[str, int]:
-        """What became of traces and spans since the start: the names of `counts.NAMES`."""
+        """Counts of traces and spans by outcome since the start: the names of `counts.NAMES`."""
         return self._counts.counts()
 
     def close(self, limit_s: float) -> None:

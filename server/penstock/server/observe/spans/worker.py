@@ -1,4 +1,4 @@
-"""The thread that writes traces, and the bounded queue that leads to it.
+"""The thread that writes traces, and its bounded queue.
 
 The observer's event loop hands records over and never waits: what finds the queue full is dropped
 and counted. Knows records and a writer; no OpenTelemetry.
@@ -40,11 +40,11 @@ class TraceWorker:
         self._thread = threading.Thread(target=self._run, name="trace-worker", daemon=True)
 
     def start(self) -> None:
-        """Begin. Records that came before wait."""
+        """Start; records queued before are written now."""
         self._thread.start()
 
     def put(self, records: Sequence[RequestRecord]) -> None:
-        """Queue them, as far as there is room."""
+        """Queue them, as far as they fit."""
         if not records:
             return
         with self._changed:
@@ -59,7 +59,7 @@ class TraceWorker:
             self._counts.add(f"traces_dropped_{reason}", num_dropped)
 
     def finish(self, limit_s: float) -> bool:
-        """Take no more, write what is queued; False if that took longer than `limit_s`."""
+        """Accept no more, write those queued; False if that took longer than `limit_s`."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -67,7 +67,7 @@ class TraceWorker:
         return not self._thread.is_alive()
 
     def give_up(self) -> None:
-        """Drop what is queued."""
+        """Drop the queued records."""
         with self._changed:
             self._has_given_up = True
             num_left = len(self._queue)
@@ -96,7 +96,7 @@ class TraceWorker:
             self._counts.add("traces_kept" if is_kept else "traces_sampled_out", 1)
 
     def _complain(self, error: Exception) -> None:
-        """Once in a while, and without the error's text: it may quote what it choked on."""
+        """Log at intervals, without the error's text, which may quote the record."""
         now_s = time.monotonic()
         if now_s >= self._quiet_until_s:
             self._quiet_until_s = now_s + _COMPLAINT_PAUSE_S

@@ -29,7 +29,7 @@ from penstock.server.observe.spans.variables import (
 from penstock.server.observe.spans.worker import TraceWorker
 from support.request_records import request_record
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Stage:
