@@ -25,8 +25,8 @@ import psutil
 
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import capacity, request, service, simulated
+from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from services import MEASURED, capacity, request, service, simulated
 
 ATTACKS = (
     *("rapid_reset", "open_and_hang", "settings_flood", "ping_flood", "empty_data"),
@@ -86,7 +86,7 @@ class Probe:
         self._thread.join()
 
     def _run(self) -> None:
-        message = GenerateRequest.FromString(bytes.fromhex(request(2)))
+        message = GenerateRequest.FromString(request(2))
         with grpc.insecure_channel(self.address) as channel:
             generate = pb_grpc.GenerationServiceStub(channel).Generate
             while not self._is_over.is_set():
@@ -127,7 +127,7 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
         rss_peak=peak,
         growth=growth,
     )
-    print(f"{name}: p99 {run.p99_ms:.1f} ms, {run.num_errors} errors", file=sys.stderr)
+    progress(f"{name}: p99 {run.p99_ms:.1f} ms, {run.num_errors} errors")
     return run
 
 
@@ -173,12 +173,11 @@ def _cpu_s(process: psutil.Process) -> float:
 def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
     """Every attack's probe against its goal, then what is left of all of them."""
     checks = [
-        Check(
-            name=f"probe p99 during {run.attack}",
-            value=run.p99_ms,
-            goal=MAX_PROBE_P99_MS,
-            unit="ms",
-            sense="at most",
+        at_most(
+            f"probe p99 during {run.attack}",
+            run.p99_ms,
+            MAX_PROBE_P99_MS,
+            "ms",
             is_settled=run.num_probes >= _MIN_PROBES,
         )
         for run in runs
@@ -195,15 +194,15 @@ def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
 
 
 def _at_most(name: str, value: float, goal: float, unit: str) -> Check:
-    return Check(name=name, value=value, goal=goal, unit=unit, sense="at most")
+    return at_most(name, value, goal, unit)
 
 
 def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
     """All attacks on one service, then malformed messages."""
-    options = ("--simulated-config", simulated(0.002), *capacity(1024, 900))
+    options = (*simulated(0.002), *capacity(1024, 900), *MEASURED)
     limits = ("--handshake-timeout-s", "2", "--max-reader-stall-s", "2", "--max-arrival-s", "5")
-    with service(*options, *limits, num_fronts=1) as (port, fronts, _):
-        address, front = f"127.0.0.1:{port}", psutil.Process(fronts[0])
+    with service(*options, *limits) as found:
+        address, front = found.address, psutil.Process(found.pids("front")[0])
         # What a front takes once, whoever calls.
         _program("support.attacks", "rapid_reset", address)
         with Probe(address) as probe:

@@ -29,7 +29,7 @@ from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from simulated_service import RunFailed
+from services import RunFailed
 from survival_streams import request
 
 STEP_S = 0.01

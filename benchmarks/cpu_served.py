@@ -27,10 +27,10 @@ with needing("torch"):
 
     from penstock.executor.torch.create import create_torch_executor
 
-from live_service import live_service
 from penstock.executor.config import ExecutorConfig
-from report import Check, arguments, print_checks, print_table, write_json
+from report import arguments, at_least, conclude, print_table
 from served_model import Load, Wave, served
+from services import service
 from word_tokenizer import write_tokenizer
 
 LOAD = Load(num_prompt=288, num_new=128, vocab_size=VOCAB_SIZE)
@@ -66,16 +66,16 @@ async def through_streams(
 ) -> dict[int, Wave]:
     """By streams, the wave of median speed."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    async with live_service(
+    with service(
         *("--model", str(folder), "--device", "cpu", "--threads", str(threads)),
         *("--prefix-caching", "off", "--max-seq-len", str(MAX_LENGTH)),
         *("--max-num-seqs", str(STREAMS[-1]), "--max-num-batched-tokens", str(BUDGET)),
         *flags,
         num_fronts=num_fronts,
-    ) as service:
+    ) as serving:
         found: dict[int, Wave] = {}
         for count in STREAMS:
-            waves, _ = await served(service, LOAD, count, num_waves=rounds)
+            waves, _ = await served(serving, LOAD, count, num_waves=rounds)
             waves.sort(key=lambda wave: wave.tokens_per_s)
             found[count] = waves[len(waves) // 2]
             print(f"served, {count} streams: {found[count].tokens_per_s:,.0f} tokens/s", flush=True)
@@ -84,7 +84,7 @@ async def through_streams(
 
 def main() -> None:
     """Measure and report."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
     parser.add_argument("--fronts", type=int, default=1, help="front processes")
@@ -111,19 +111,15 @@ def main() -> None:
     columns = ("streams", "offline", "served", "ratio", "TTFT p50 ms", "ITL p50 ms", "ITL p99 ms")
     print_table("Tokens per second", columns, rows)
     checks = [
-        Check(
-            name=f"served over offline, {count} streams",
-            value=waves[count].tokens_per_s / alone[count],
-            goal=GOAL_OVER_OFFLINE,
-            unit="x",
-            sense="at least",
+        at_least(
+            f"served over offline, {count} streams",
+            waves[count].tokens_per_s / alone[count],
+            GOAL_OVER_OFFLINE,
+            "x",
         )
         for count in (32, 128)
     ]
-    print_checks(checks)
-    write_json(
-        options.json, {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}, checks
-    )
+    conclude(options, {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}, checks)
 
 
 if __name__ == "__main__":

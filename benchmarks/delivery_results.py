@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from delivery_cells import (
@@ -21,7 +22,9 @@ from delivery_cells import (
     Seen,
 )
 from delivery_engine import EngineCost
+from penstock.tools.simulation.chart import Chart
 from report import Check
+from report_page import lines
 
 MAX_FOREIGN_CORES = 0.3
 BASE: Load = (256, 20.0)
@@ -201,3 +204,37 @@ def checks_of(results: Results, engine: EngineCost) -> list[Check]:
     # Of many steps each, not of runs.
     checks.add(name, engine.delivery_us, ("at most", 1.0), "us", MIN_RUNS)
     return checks.found
+
+
+def charts_of(seen: Iterable[Seen]) -> list[Chart]:
+    """Processor time and p99 delay over streams, a line for each side: two charts for each step
+    time that was measured with more than one number of streams."""
+    runs = list(seen)
+    charts: list[Chart] = []
+    for step_ms in sorted({each.cell.step_ms for each in runs}, reverse=True):
+        its = [each for each in runs if each.cell.step_ms == step_ms]
+        if len({each.cell.num_streams for each in its}) < 2:
+            continue
+        for name, title, unit, figure in (
+            ("cpu", "Server CPU", "us per token", "server_us"),
+            ("p99", "p99 delay", "ms", "delay_p99_ms"),
+        ):
+            charts.append(
+                Chart(
+                    name=f"{name}_{step_ms:g}",
+                    title=f"{title}, steps of {step_ms:g} ms",
+                    x_label="streams",
+                    y_label=unit,
+                    series=lines(
+                        its,
+                        SIDES,
+                        lambda each: each.cell.side,
+                        lambda each: each.cell.num_streams,
+                        attrgetter(figure),
+                    ),
+                    is_log_x=True,
+                    is_log_y=True,
+                    has_marks=True,
+                )
+            )
+    return charts

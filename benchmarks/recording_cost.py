@@ -24,7 +24,7 @@ from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import EngineCore
 from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, print_checks, print_table, write_json
 
 NUM_PROMPT = 64
 NUM_STEPS = 256
@@ -83,7 +83,7 @@ def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure and tell."""
-    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    options = arguments(__doc__).parse_args()
     rounds = 15 if options.full else 5
     rows = [(num, *measure(num, rounds)) for num in (32, 256)]
     columns = ("running", "step us", "added us", "beside us")
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _check(name: str, value: float, goal: float) -> Check:
-    return Check(name=name, value=value, goal=goal, unit="us", sense="at most")
+    return at_most(name, value, goal, "us")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ process, turn by turn; and the same with a longer and longer queue.
 """
 
 import gc
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.step_measure import measure_of
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, conclude, print_table, progress
 
 BLOCK_SIZE = 16
 ROOT = chain_root(b"benchmark")
@@ -253,18 +252,17 @@ def measure_order(num_steps: int) -> tuple[list[list[object]], list[Check]]:
         p99 = float(np.percentile(total_us, 99))
         rows.append([case[0].value, case[1], medians[case], means[case], p99, ended])
     checks = [
-        Check(
-            name=f"256 running, 1,000 waiting, fair against FCFS: {name}",
-            value=of[fair, 1000] / of[fcfs, 1000],
-            goal=MAX_FAIR_RATIO,
-            unit="x",
-            sense="at most",
+        at_most(
+            f"256 running, 1,000 waiting, fair against FCFS: {name}",
+            of[fair, 1000] / of[fcfs, 1000],
+            MAX_FAIR_RATIO,
+            "x",
         )
         for name, of in (("median", medians), ("mean", means))
     ]
     ratio = medians[fair, 10_000] / medians[fair, 100]
     name = "a queue of 10,000 against one of 100: median"
-    checks.append(Check(name=name, value=ratio, goal=MAX_QUEUE_RATIO, unit="x", sense="at most"))
+    checks.append(at_most(name, ratio, MAX_QUEUE_RATIO, "x"))
     return rows, checks
 
 
@@ -277,7 +275,7 @@ def _fill(bench: Bench, num_running: int) -> None:
 
 def main() -> None:
     """Measure and tell."""
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     num_steps = 3000 if options.full else 600
     loads = {"decode": decode, "decode + 512 prefill": mixed, "closed loop": closed_loop}
     results: list[dict[str, object]] = []
@@ -300,13 +298,11 @@ def main() -> None:
                     "ends_per_step": float(np.mean([t.num_ended for t in turns])),
                 }
                 results.append(row)
-                print(f"{load}, depth {depth}, {num_running} running", file=sys.stderr)
+                progress(f"{load}, depth {depth}, {num_running} running")
                 if load == "decode" and num_running in GOALS_US:
                     name = f"decode of {num_running}, depth {depth}: schedule + update, median"
                     goal = GOALS_US[num_running]
-                    checks.append(
-                        Check(name=name, value=p50, goal=goal, unit="us", sense="at most")
-                    )
+                    checks.append(at_most(name, p50, goal, "us"))
     print_table(
         "Scheduler, host microseconds a step (prefix caching on)",
         list(results[0]),
@@ -317,8 +313,7 @@ def main() -> None:
     columns = ["order", "waiting", "total_us_p50", "total_us_mean", "total_us_p99", "ends_per_step"]
     print_table("The order of the queue, 256 running, closed loop", columns, rows)
     results += [dict(zip(columns, row, strict=True)) for row in rows]
-    print_checks(checks)
-    write_json(options.json, results, checks)
+    conclude(options, results, checks)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from typing import Any
 
 import survival_kills
 import survival_load
-from report import Check, arguments, print_checks, write_json
-from simulated_service import RunFailed
+from report import Check, arguments, print_checks, progress, write_json
+from services import RunFailed
 
 _HERE = Path(__file__).resolve().parent
 _SIBLING_S = 1800.0
@@ -73,17 +73,8 @@ async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
         if not path.exists():
             raise RunFailed(f"{name}.py ended with {done.returncode} and found nothing")
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    checks = [
-        Check(
-            name=one["name"],
-            value=one["value"],
-            goal=one["goal"],
-            unit=one["unit"],
-            sense=one["sense"],
-            is_settled=one["is_settled"],
-        )
-        for one in document["checks"]
-    ]
+    fields = ("name", "value", "goal", "unit", "sense", "is_settled")
+    checks = [Check(**{name: one[name] for name in fields}) for one in document["checks"]]
     return document["results"], checks
 
 
@@ -112,8 +103,7 @@ def _chosen(wanted: str | None, known: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Measure, print, write; exit code 1 when a goal was missed or a section could not be run."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller numbers")
+    parser = arguments(__doc__)
     parser.add_argument("--sections", metavar="NAME,...", help="only these")
     options = parser.parse_args()
     known = sections(QUICK if options.quick else WHOLE)
@@ -126,11 +116,11 @@ def main() -> None:
             found, told = asyncio.run(_awaited(known[name]()))
         except RunFailed as error:
             failed.append(name)
-            print(f"{name} could not be measured: {error}", file=sys.stderr)
+            progress(f"{name} could not be measured: {error}")
             continue
         results[name] = {"found": found, "checks": [check.name for check in told]}
         checks += told
-        print(f"{name}: {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
+        progress(f"{name}: {time.monotonic() - begun_s:.0f} s")
         # What was found so far is kept, whatever happens to the rest.
         write_json(options.json, results, checks)
     print_checks(checks)

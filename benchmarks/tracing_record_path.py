@@ -40,7 +40,7 @@ from penstock.server.observe.trace_context import TraceIds, trace_metadata
 from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
-from simulated_service import RunFailed, expect_ready, process
+from services import RunFailed, expect_ready, process
 
 _NUM_BATCH = 500
 _NUM_TOKENS = 16

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from penstock.server.processes.orphans import entry_of, send_signal
+from penstock.server.processes.process_table import entry_of, send_signal
 from support.engine_conduct import Load, Worker, engine_conduct, is_worker_of, workers_in
 from support.service import launched, simulated, started, stream, until_gone
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -11,18 +10,11 @@ import pytest
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, make_text, rich_error
+from support.fronts import PATIENCE_S, rich_error
 from support.stepped_service import request, stepped
 
 LONG = 400
 MOST_STEPS = 2
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None:

@@ -7,7 +7,6 @@ without asking it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -25,7 +24,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, make_text
+from support.fronts import PATIENCE_S
 from support.overload_calls import Calls, fill_slots, read_all, show_queue
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
@@ -33,13 +32,6 @@ SLOTS = 4
 MAX_WAITING = 8
 NUM_TOKENS = 3
 FULL = SchedulerConfig(max_num_waiting=MAX_WAITING, max_num_batched_tokens=256)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def num_heard(service: SteppedService) -> int:

@@ -7,7 +7,7 @@ with the reference generation, token for token.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -26,7 +26,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.server.text.text_stream import StopMatcher, TextStream
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import FakeClock, make_spec
-from support.fronts import admitted, collect, make_text, rich_error, serving, text_of
+from support.fronts import admitted, collect, rich_error, serving, text_of
 from support.simulated_output import simulated_output
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
@@ -35,13 +35,6 @@ POISON = 77
 SECRET = "what a client wrote"
 NUM_REQUESTS = 32
 NUM_TOKENS = 12
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def prompt_of(index: int) -> list[int]:

@@ -27,7 +27,7 @@ from penstock.server.processes.exit_codes import (
     EXIT_ORPHANED,
 )
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 MODULE = "penstock.server.processes.engine_process"
 SIMULATED = ExecutorConfig(kind=ExecutorKind.SIMULATED, num_blocks=1024, max_seq_len=8192)
 

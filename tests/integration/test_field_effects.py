@@ -6,7 +6,6 @@ For each field two requests are sent that differ in it alone, and all that follo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,7 +27,6 @@ from support.fronts import (
     ServedFront,
     collect,
     flat_logprobs,
-    make_text,
     rich_error,
     serving,
     until_written,
@@ -343,13 +341,6 @@ CASES = [
         before='adapter { name: "poet" scale: 1 }',
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def request(words: str) -> pb.GenerateRequest:

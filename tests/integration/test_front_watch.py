@@ -14,7 +14,7 @@ from penstock.server.processes.front_process import FrontWatch
 from penstock.server.text.model_text import ModelText
 from support.fronts import make_text, serving
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Beats(ServiceListener):

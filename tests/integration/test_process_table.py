@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.processes.orphans import (
+from penstock.server.processes.process_table import (
     ProcessEntry,
     children_of,
     entry_of,

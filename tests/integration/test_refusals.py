@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -17,22 +17,9 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
-from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
+from support.fronts import PATIENCE_S, ServedFront, rich_error, serving
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
 
 
 async def stream_bytes(

@@ -64,7 +64,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert engine.stdout.readline() == b"flying\n"
     finally:
         engine.send_signal(signal.SIGKILL)
-        engine.wait(30)
+        engine.wait(60)
         engine.stdin.close()
         engine.stdout.close()
     path = dump(fd, tmp_path_factory.mktemp("flights"), "engine died")

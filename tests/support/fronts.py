@@ -36,7 +36,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import tiny_tokenizers
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 INFO = ExecutorInfo(
     name="scripted",
     vocab_size=600,

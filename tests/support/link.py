@@ -31,7 +31,7 @@ from penstock.server.link.unix_port import UnixEnginePort
 INFO = ExecutorInfo(
     name="fake", vocab_size=100, block_size=4, num_blocks=8, max_seq_len=64, max_num_seqs=4
 )
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def hello(epoch: int = 1, info: ExecutorInfo = INFO) -> EngineHello:

@@ -11,7 +11,7 @@ from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_tellings import request_view, snapshot
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class House:

@@ -42,7 +42,7 @@ from support.fake_trtllm import write_model_folder
 if TYPE_CHECKING:
     from tensorrt_llm.fake_control import EngineControl, View
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 VOCAB = 4096
 MAX_SEQ_LEN = 64
 RESPONSE_TIMEOUT_S = 30.0

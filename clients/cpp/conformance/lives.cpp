@@ -8,7 +8,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kEndedWithin = 5s;
+constexpr auto kEndedWithin = 20s;
 
 // Whether a new request may have the id, which nobody alive has then.
 bool is_free(const Talk& talk, penstock::Client& client, const std::string& request_id) {

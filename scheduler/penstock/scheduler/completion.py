@@ -144,7 +144,7 @@ class StandingQueues:
 
 
 class PrefillCredit:
-    """The chances that other load costs, accounted for the recently admitted prompts.
+    """The chance lost to other load, accounted for the recently admitted prompts.
 
     While on average at most `1 - _BESIDE_OTHERS` of their tokens are likely to be computed in vain
     because of other load, a single request may have less.
@@ -164,7 +164,7 @@ class PrefillCredit:
         return min(max(_BESIDE_OTHERS - credit / num_tokens, 0.0), _BESIDE_OTHERS)
 
     def note(self, num_tokens: int, share: float, now: float) -> None:
-        """A prompt is admitted with this share of its chance alone."""
+        """Record that a prompt is admitted, with this share of its chance alone."""
         self._fade(now)
         self._kept += num_tokens * min(share, 1.0)
         self._tokens += num_tokens
@@ -224,7 +224,7 @@ class CompletionPredictor:
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
     def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
-        """A running request ended with so many tokens; `is_cut`: not by its own end.
+        """A running request ended after that many tokens; `is_cut`: truncated.
 
         Without a token that could have ended it, its limit is no evidence of the lengths of others.
         """
@@ -299,7 +299,7 @@ class CompletionPredictor:
         return found
 
     def chance_in(self, request: Request, seconds: float) -> float | None:
-        """Probability that it ends in so much time from its next token on, decoding alone."""
+        """Probability that it ends within that time from its next token on, decoding alone."""
         distribution = self.distribution(request)
         if distribution is None:
             return None
@@ -382,7 +382,7 @@ def _may_end(spec: RequestSpec) -> bool:
 
 
 def _tokens_in(seconds: float, token_s: float) -> int:
-    """Tokens in so much time from the first one on, that one included."""
+    """Tokens generated in that time from the first one on, including it."""
     if seconds < 0.0:
         return 0
     return 1 + int(min(seconds / token_s, 2.0**31)) if token_s > 0.0 else 2**31

@@ -1,4 +1,4 @@
-"""What a request shares the machine with: running requests, and waiting requests ahead of it.
+"""The load next to a request: running requests, and waiting requests ahead of it.
 
 Owns both as the sums that forecast.py takes. Does not judge.
 
@@ -87,7 +87,7 @@ class Contention:
         return load, ahead
 
     def of_admission(self, request: Request, want: Want) -> Load:
-        """What runs together with a request that is about to get a slot."""
+        """The load that runs together with a request about to get a slot."""
         shares = self._light_beside(request, want, Ahead())
         return self._before(self.load(has_place=True), request, want, Ahead(), shares)
 
@@ -127,7 +127,7 @@ class Contention:
         return shares if is_light else None
 
     def _with_place(self, load: Load, want: Want, ahead: Ahead) -> Load:
-        """The load once others have yielded what all these lack, where they may."""
+        """The load after the preemptions that would admit all of these, where allowed."""
         if not self._has_yielders:
             return load
         return replace(

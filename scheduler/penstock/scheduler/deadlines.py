@@ -38,7 +38,7 @@ class Deadlines:
 
 
 def deadlines_of(request: Request) -> Deadlines:
-    """Of a request; a first token that was sent before a preemption has met its deadline."""
+    """The open deadlines; a first token sent before a preemption has met its deadline."""
     spec = request.spec
     is_first_due = request.first_token_s == NO_TIME
     return Deadlines(

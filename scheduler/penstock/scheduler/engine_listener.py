@@ -17,7 +17,7 @@ class EngineListener(Protocol):
     """Called on the engine's thread, in every turn: it must be quick, and must not raise."""
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """These are about to be queued: the outputs of one request, leader first."""
+        """The outputs of one request, leader first, are about to be queued."""
         ...
 
     def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:

@@ -159,7 +159,7 @@ def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast
 
 
 def forecast_alone(machine: Machine, want: Want) -> Forecast:
-    """The same with the whole machine to itself from now on, and with its minimum output.
+    """The forecast with the whole machine from now on, and with its minimum output.
 
     The error of the cost model is taken off.
     """
@@ -297,7 +297,7 @@ def _beside_s(machine: Machine, load: Load) -> float:
 
 
 def _filled(load: Load, ahead: Ahead) -> Load:
-    """The load once those ahead have taken the free slots, each as long as its prompt."""
+    """The load after those ahead took the free slots, each as long as its prompt."""
     num_joining = _num_joining(load, ahead)
     if not num_joining:
         return load
@@ -318,7 +318,7 @@ def _num_joining(load: Load, ahead: Ahead) -> int:
 
 
 def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
-    """Steps until enough requests have left for all ahead and this one."""
+    """Steps until enough requests have ended for all ahead and this one."""
     blocks_each, steps_each = 1.0, 1.0
     if load.num_running:
         blocks_each = max(load.num_used_blocks / load.num_running, 1.0)

@@ -31,7 +31,7 @@ class _Grant:
 
 
 class Grants:
-    """The rest of a budget, and the grants.
+    """The remaining budget, and the grants.
 
     `max_share`: of what is left, what one prompt may take at first. `is_whole`: prompts are taken
     whole, beyond the budget if need be.

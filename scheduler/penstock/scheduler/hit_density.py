@@ -54,7 +54,7 @@ class HitDensity:
         self._begun[kind] += count
 
     def hit(self, kind: int, age: int, count: int = 1) -> None:
-        """`count` blocks of class `kind` would have been found again at `age`, or were."""
+        """`count` blocks of class `kind` were hit at `age`, or would have been."""
         self._hits[kind][bin_of(age)] += count
 
     def refit(self) -> None:

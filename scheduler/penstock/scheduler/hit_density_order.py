@@ -1,7 +1,7 @@
 """Eviction order by expected hits for the occupied memory.
 
-Owns the order; hit_density.py knows the value of a class and age, and use_history.py the class of a
-block, which is its number of uses.
+Owns the order; hit_density.py computes the value of a class and age, and use_history.py the class
+of a block, which is its number of uses.
 
 The blocks of one class that one request releases are a segment: of the same age, and evicted from
 its tail, for without its head the rest of a prefix is not found. A choice compares the oldest and

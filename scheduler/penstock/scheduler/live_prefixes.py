@@ -23,7 +23,7 @@ class LivePrefixes:
         self._first_of: dict[int, bytes] = {}
 
     def add(self, request: Request, num_matched: int) -> None:
-        """A request joins whose first `num_matched` blocks are cached."""
+        """Add a request whose first `num_matched` blocks are cached."""
         spec = request.spec
         if num_matched >= len(spec.block_hashes):
             return

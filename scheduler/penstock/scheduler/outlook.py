@@ -165,7 +165,7 @@ class Outlook:
         return Prospect(num_ahead=ahead.num_requests, queue_s=likely.queue_s, verdict=verdict)
 
     def hopeless_s(self, request: Request) -> float:
-        """When a waiting request will be late whatever happens, by present knowledge.
+        """When a waiting request can no longer meet its deadlines, as predicted now.
 
         NO_TIME for never. A prefix that another request may compute counts as found.
         """
@@ -175,7 +175,7 @@ class Outlook:
         return self._hopeless_s(request, matched)
 
     def dropped(self, request: Request, now: float) -> Verdict:
-        """The verdict for a request whose `hopeless_s` has come."""
+        """The verdict for a request at its `hopeless_s`."""
         deadlines = deadlines_of(request)
         if not self.pace.has_prices:
             return Verdict(reason=deadlines.passed_by(now))
@@ -187,7 +187,7 @@ class Outlook:
         return replace(verdict, reason=deadlines.passed_by(now)) if is_over else verdict
 
     def crowded(self, request: Request, reason: FailureReason, now: float) -> Verdict:
-        """The verdict for a request that the queue has no room for."""
+        """The verdict for a request that does not fit into the queue."""
         if not self.pace.has_prices:
             return Verdict(reason=reason)
         want = self._want(request, self._cache.match(request))
@@ -278,7 +278,7 @@ class Outlook:
         return self._is_foreseeing and self.pace.has_prices
 
     def _is_trial(self, request: Request, now: float) -> bool:
-        """Whether this one is admitted to see whether the machine's speed has changed.
+        """Whether this request is admitted to measure whether the machine's speed has changed.
 
         If old measurements refused all requests, none would ever run to correct them.
         """
@@ -288,7 +288,7 @@ class Outlook:
         return request.is_trial
 
     def _is_exploring(self, request: Request, verdict: Verdict) -> bool:
-        """Whether this one is admitted to see whether output lengths have changed."""
+        """Whether this request is admitted to measure whether output lengths have changed."""
         chance, judge = verdict.chance, self.completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance
         request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
@@ -400,7 +400,7 @@ class Outlook:
         )
 
     def _expected_tokens(self, request: Request) -> float:
-        """What it is expected to generate still, at least what is certain."""
+        """Tokens it is expected to generate still, at least the certain ones."""
         spec, num_tokens = request.spec, len(request.tokens)
         num_certain = spec.num_original_prompt_tokens + spec.min_tokens - num_tokens
         expected = self.completion.lengths.expected(spec.max_total_tokens - num_tokens)

@@ -75,7 +75,7 @@ class LengthDistribution:
         self._log_survival = log_survival
 
     def chance_within(self, num_tokens: int, bounds: OutputBounds) -> float:
-        """Probability that the output ends with at most so many tokens in all.
+        """Probability that the output ends with at most that many tokens in all.
 
         0 below `bounds.least` and 1 from `bounds.max_tokens` on, whatever was learned.
         """
@@ -104,7 +104,7 @@ class LengthDistribution:
         return min(max(num_tokens, bounds.least), bounds.max_tokens)
 
     def _log_reach(self, num_tokens: int) -> float:
-        """Logarithm of the probability that an output has at least so many tokens."""
+        """Logarithm of the probability that an output has at least that many tokens."""
         index = _bucket_of(num_tokens)
         before, after = self._log_survival[index : index + 2]
         part = (num_tokens - _FIRST[index]) / (_FIRST[index + 1] - _FIRST[index])
@@ -166,7 +166,7 @@ class _Histogram:
     def at_risk(
         self, running: NDArray[np.int32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each bucket how many outputs reached it and could end there, and how many did.
+        """For each bucket, how many outputs reached it and could end there, and how many did.
 
         Outputs truncated within a bucket count half there (the actuarial estimate). `running`:
         lengths so far of running outputs, which count as truncated.
@@ -292,6 +292,6 @@ class OutputLengths:
 
 
 def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
-    """From the general to the special; limits of one octave are one group."""
+    """The groups, most general first; limits of one octave are one group."""
     octave = max_tokens.bit_length()
     return ((None, None), (None, octave), (tenant, None), (tenant, octave))

@@ -149,7 +149,7 @@ class PrefillPacer:
         )
 
     def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
-        """What the cost model allows; infinite for everything."""
+        """The limit that the cost model allows; infinite for none."""
         if not is_trusted:
             self._num_distrusted += 1
             # This is neither a rise nor a fall.
@@ -182,7 +182,7 @@ class PrefillPacer:
 
 
 class _Probes:
-    """Rises of a limit, and how long to wait after one that was reversed.
+    """Increases of a limit, and how long to wait after one that was reversed.
 
     A fall is justified by more load; a fall under no more load than at the last rise shows that the
     rise changed the cost model.

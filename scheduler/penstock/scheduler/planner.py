@@ -97,7 +97,7 @@ class Planner:
         return flight
 
     def _prefill_tokens(self, num_decodes: int) -> int:
-        """Tokens of prefill that the step may hold in addition to so many decodes."""
+        """Tokens of prefill that the step may hold in addition to that many decodes."""
         life, pace = self._life, self._life.outlook.pace
         if not pace.has_target:
             return pace.budget(num_decodes)

@@ -187,7 +187,7 @@ class Results:
             alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
 
     def _ask_again(self, flight: Flight, answered: set[int]) -> None:
-        """Rows that sampled nothing this time: revert their step."""
+        """Revert the step of rows that sampled nothing."""
         silent = [
             slot
             for slot in flight.rows.slots.tolist()

@@ -98,7 +98,7 @@ class Running:
         self._roster = None
 
     def prefill_again(self, slots: list[int]) -> None:
-        """These sampled nothing: their last known token is computed again, like a last chunk."""
+        """Compute the last known token of these again, like a last chunk: they sampled nothing."""
         for slot in slots:
             request = self._request_of[slot]
             if request is not None:
@@ -108,7 +108,7 @@ class Running:
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
-        """These need no more steps: a step in flight ends them."""
+        """These need no more steps: a launched step ends them."""
         for slot in slots.tolist():
             self.stays.stop_decoding(slot)
         self._is_decoding[slots] = False

@@ -60,7 +60,7 @@ class Shares:
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
 
     def is_light_anew(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
-        """The same of a tenant of so much weight that holds nothing and is not known."""
+        """Whether an unknown tenant of that weight, without requests, is light."""
         slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
@@ -79,14 +79,14 @@ class Shares:
         return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
 
     def give_back(self, request: Request, num_blocks: int) -> None:
-        """A running request is about to release its slot and so many blocks."""
+        """A running request is about to release its slot and that many blocks."""
         tenant = request.tenant
         self._num_slots[tenant] -= 1
         self._num_blocks[tenant] -= num_blocks
         self._measure(tenant)
 
     def take(self, tenant: int, num_blocks: int) -> None:
-        """A request of a tenant got a slot and so many blocks."""
+        """A request of a tenant got a slot and that many blocks."""
         self._num_slots[tenant] += 1
         self._num_blocks[tenant] += num_blocks
         self._measure(tenant)

@@ -79,7 +79,7 @@ class Stays:
         self.num_steps = 0
 
     def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
-        """A step of so many rows is planned, `chunks` of them prefill."""
+        """A step of that many rows is planned, `chunks` of them prefill."""
         # A step without rows has no residents.
         if size and size != self._size:
             self._size = size
@@ -112,7 +112,7 @@ class Stays:
         self._stop_decoding(self._accounts[slot])
 
     def stop_decoding(self, slot: int) -> None:
-        """It has had its last step."""
+        """Its last step is launched."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         account.sizes = self._sizes_since(account.first_step)

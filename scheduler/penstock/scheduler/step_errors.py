@@ -47,7 +47,7 @@ class StepError:
         return 1.0 + self.bias
 
     def left_of(self, num_steps: float) -> float:
-        """The share of the time of so many steps that remains less the error.
+        """The share of the time of that many steps that remains after subtracting the error.
 
         Errors of many steps cancel out, but the bias is known from `WINDOW` of them only.
         """

@@ -279,7 +279,7 @@ class StepFit:
         )
 
     def _begin_recent(self) -> None:
-        """As high as low, so that half of the window must agree on a jump."""
+        """Half high and half low values, so that half of the window must agree on a jump."""
         size = SEEDED_SHARE * self._max_error
         self._recent: deque[float] = deque((size, -size) * (_JUMP_WINDOW // 2))
         self._sorted_recent = sorted(self._recent)

@@ -36,7 +36,7 @@ class StepWatch:
         self._num_decode_context = 0
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """These are about to be queued."""
+        """See `EngineListener.note_submit`."""
         self._listener.note_submit(specs)
 
     def launch(self, flight: Flight, begun_s: float, launched_s: float) -> None:

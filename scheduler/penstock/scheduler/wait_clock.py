@@ -53,7 +53,7 @@ class WaitClock:
         self._turn: tuple[int, int, int, int] | None = None
 
     def tell(self, reason: WaitReason | None, now: float) -> None:
-        """What the next in line lacks from now on; None when nothing."""
+        """Record what the next request lacks from now on; None for nothing."""
         if reason is not self.reason:
             self._spent = self._spent_at(now)
             self._since_s = now

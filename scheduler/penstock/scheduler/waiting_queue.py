@@ -46,7 +46,7 @@ class Order(Protocol):
         ...
 
     def first(self, max_num: int) -> list[Request]:
-        """The next requests if nothing changed, so many at most; slow, for operators.
+        """At most that many next requests if nothing changed; slow, for operators.
 
         Without those of tenants at their running limit. Changes nothing.
         """

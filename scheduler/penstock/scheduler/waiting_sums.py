@@ -19,7 +19,7 @@ _BUCKET_S = 0.125
 
 @dataclass(slots=True)
 class _Sum:
-    """`num_kept_tokens`: what the admission of all takes in blocks, in tokens.
+    """`num_kept_tokens`: the blocks that admitting all takes, in tokens.
 
     `num_output_tokens`: what all are expected to generate.
     """

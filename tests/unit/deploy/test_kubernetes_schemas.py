@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from typing import Any
 
 import pytest
@@ -30,19 +31,20 @@ def validator() -> Any:
 def test_every_resource_fits_its_schema(
     builds: dict[str, list[dict[str, Any]]], validator: Any
 ) -> None:
-    newest = validator.latest_version()
-    num_checked = 0
-    for name, manifests in builds.items():
-        for manifest in manifests:
-            if manifest["apiVersion"] in OF_OTHERS:
-                continue
-            for version in (OLDEST, newest):
-                try:
-                    validator.validate(manifest, version, strict=True)
-                except validator.ValidationError as error:
-                    pytest.fail(f"{name} {manifest['kind']} {version}: {error.message}")
-                num_checked += 1
-    assert num_checked > 2 * 8 * len(builds) - 1
+    # Builds share most of what they are made of.
+    distinct = {
+        json.dumps(manifest): f"{name} {manifest['kind']}"
+        for name, manifests in builds.items()
+        for manifest in manifests
+        if manifest["apiVersion"] not in OF_OTHERS
+    }
+    assert len(distinct) > len(builds)
+    for text, name in distinct.items():
+        for version in (OLDEST, validator.latest_version()):
+            try:
+                validator.validate(json.loads(text), version, strict=True)
+            except validator.ValidationError as error:
+                pytest.fail(f"{name} {version}: {error.message}")
 
 
 def test_every_folder_is_built_and_every_file_is_used(

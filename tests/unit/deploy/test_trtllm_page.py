@@ -79,29 +79,3 @@ def test_commands_of_the_containers_files_parse() -> None:
         assert unknown == []
         assert args.executor == "trtllm"
         assert args.host == "0.0.0.0"
-
-
-def words_of(path: Path) -> str:
-    """All text literals of a file, pieces of one literal put together."""
-    literals: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            literals.append(node.value)
-        elif isinstance(node, ast.JoinedStr):
-            parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
-            literals.append("…".join(str(part) for part in parts))
-    return "\n".join(literals)
-
-
-def test_messages_that_the_page_ascribes_to_penstock_are_in_the_code() -> None:
-    files = [
-        path
-        for root in ("executors", "server", "deploy")
-        for path in sorted((REPOSITORY / root).rglob("*.py"))
-    ]
-    said = "\n".join(words_of(path) for path in files)
-    rows = re.findall(r"^\| (.*?) \| Penstock \| ", TEXT, re.M)
-    quoted = [words for row in rows for words in re.findall(r"`([^`]+)`", row)]
-
-    assert len(quoted) >= 12
-    assert [words for words in quoted if words not in said] == []

@@ -21,7 +21,7 @@ from penstock.scheduler.request import FinishReason, SamplingParams
 from penstock.server.front.events import LogprobRows, TopToken
 from support.core import make_spec
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def request_of(

@@ -134,7 +134,7 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
 
     def carry_out(order: Command, answer: Callable[[CommandResult], None]) -> None:
         def work() -> None:
-            assert working.wait(20.0)
+            assert working.wait(60)
             answer(CommandResult(ticket=order.ticket, payload=b"done"))
 
         threads.append(threading.Thread(target=work))

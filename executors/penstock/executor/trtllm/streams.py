@@ -45,7 +45,7 @@ class _Stream:
     grace: asyncio.TimerHandle | None = None
 
     def abort(self) -> None:
-        """Ask the engine to end it; once, and only while it runs."""
+        """Abort it in the engine; once, and only while it runs."""
         if not self.is_aborted and self.result is not None and not self.result.finished:
             self.result.abort()
         self.is_aborted = True

@@ -32,11 +32,11 @@ RESERVED = ("--host", "--port", "--operations-host", "--operations-port")
 
 
 class ServiceFailed(Exception):
-    """The service did not start, or is gone; the message is for operators."""
+    """The service did not start, or has ended; the message is for operators."""
 
 
 def command_line(options: Sequence[str]) -> tuple[str, ...]:
-    """What is run for these options of `penstock serve`. Raises ValueError naming one we set."""
+    """The command for these options of `penstock serve`. Raises ValueError naming one we set."""
     for option in options:
         flag = option.partition("=")[0]
         if flag in RESERVED:
@@ -88,11 +88,11 @@ class OwnService:
 
     @property
     def pid(self) -> int:
-        """Of its supervisor."""
+        """Process id of its supervisor."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raise ServiceFailed when its process is gone. An engine that restarts is no such case:
+        """Raise ServiceFailed when its process has ended. An engine restart does not count:
         the service itself takes care of that, and requests continue."""
         code = self._process.poll()
         if code is not None:

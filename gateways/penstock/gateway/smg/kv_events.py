@@ -1,4 +1,4 @@
-"""A gateway follows what is cached: one stream for each that does.
+"""Cache events for gateways: one stream for each subscriber.
 
 Owns the right to subscribe, the choice of blocks, and the end of a subscriber that does not read. A
 stream has the blocks that its caller's requests may share, because blocks reveal the tokens of
@@ -47,7 +47,7 @@ class KvBatches:
         self._num_events = 0
 
     def cleared(self) -> common.KvEventBatch:
-        """Nothing is cached any more: the engine is gone."""
+        """All blocks are lost: the engine has ended."""
         batch = self._next_batch()
         self._next_event(batch).cleared.SetInParent()
         return batch
@@ -95,7 +95,7 @@ class KvBatches:
         return common.KvEventBatch(sequence_number=self._num_batches, timestamp=self._wall_clock())
 
     def _next_event(self, batch: common.KvEventBatch) -> common.KvCacheEvent:
-        """Those of a snapshot did not happen, and have no number."""
+        """The next event id; events of a snapshot have none."""
         if batch.HasField("snapshot"):
             return batch.events.add()
         self._num_events += 1
@@ -116,7 +116,7 @@ class KvEvents:
         self._num_streams = 0
 
     async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
-        """Send what is cached, then every change, until the stream or the service ends.
+        """Send the cached blocks, then every change, until the stream or the service ends.
 
         Raises RequestError: FEATURE_UNSUPPORTED where nothing is known of the cache,
         SEQUENCE_UNAVAILABLE for the number of an earlier stream, of which nothing is kept,

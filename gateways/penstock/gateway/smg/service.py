@@ -146,16 +146,18 @@ class VllmEngineService:
             if encoder.usage is not None:
                 self._loads.note(encoder.usage)
         except CallFailed as error:
-            raise CallFailed(in_foreign_words(error.refusal, bias_ids), error.request_id) from None
+            raise CallFailed(
+                with_foreign_paths(error.refusal, bias_ids), error.request_id
+            ) from None
         except RequestError as error:
             request_id = "" if request is None else request.request_id
-            raise CallFailed(in_foreign_words(error.refusal, bias_ids), request_id) from None
+            raise CallFailed(with_foreign_paths(error.refusal, bias_ids), request_id) from None
         finally:
             if request is not None:
                 self._front.release(request)
 
     async def abort(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        """Cancel live requests of the caller's tenant; those that are over are over."""
+        """Cancel live requests of the caller's tenant; ended ones are ignored."""
         del context
         message = parse(vllm.AbortRequest, data)
         violations = Violations()
@@ -187,14 +189,14 @@ class VllmEngineService:
         return info.SerializeToString()
 
     async def server_info(self, data: bytes, context: Context) -> bytes:
-        """What the worker is."""
+        """The model and configuration of this worker."""
         del context
         parse(vllm.GetServerInfoRequest, data)
         uptime_s = self._front.clock() - self._started_s
         return server_info_of(self._hello().executor, uptime_s).SerializeToString()
 
     async def loads(self, data: bytes, context: Context) -> bytes:
-        """How busy the engine is, with the requests of all callers."""
+        """The load of the engine, with the requests of all callers."""
         del context
         message = parse(vllm.GetLoadsRequest, data)
         if message.dp_rank != 0:
@@ -223,7 +225,7 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """Of the engine that serves. Raises RequestError while requests are refused."""
+        """The current engine's startup report. Raises RequestError while requests are refused."""
         self._front.current_limits()
         hello = self._front.hello
         if hello is None:
@@ -239,8 +241,8 @@ def _refusing(feature: str) -> Callable[[bytes, Context], Any]:
     return refuse_call
 
 
-def in_foreign_words(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
-    """The same refusal, its fields named as the caller knows them.
+def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
+    """The same refusal with the caller's field names.
 
     `bias_ids`: the token ids of our `logit_bias`, in its order.
     """

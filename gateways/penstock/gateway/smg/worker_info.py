@@ -81,7 +81,7 @@ def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoRes
 
 
 def load_of(load: Load) -> vllm.SchedulerLoad:
-    """The load of the one rank there is."""
+    """The load of the only rank."""
     return vllm.SchedulerLoad(
         dp_rank=0,
         num_running_reqs=load.num_running,

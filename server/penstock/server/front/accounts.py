@@ -83,7 +83,7 @@ class RequestAccount:
     num_stalls: int = 0
 
     def share(self, writer: WatchedWrite) -> None:
-        """Its messages are sent by `writer`, with those of others."""
+        """Its messages are sent by `writer`, with those of other requests."""
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
 

@@ -364,7 +364,7 @@ class Front:
             request.fail(refusal, now_s)
 
     def leave_resumable(self, refusal: Refusal) -> None:
-        """This front is about to stop: resumable requests are left to the engine.
+        """This front is about to stop: pass resumable requests to the engine.
 
         Their readers get `refusal`.
         """
@@ -454,7 +454,7 @@ class Front:
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
     def _remove(self, request: LiveRequest) -> None:
-        """Remove it from this front. Idempotent."""
+        """Remove the request from this front. Idempotent."""
         if request.is_released:
             return
         request.is_released = True
@@ -467,7 +467,7 @@ class Front:
         self.table.remove(request)
 
     def _park(self, request: LiveRequest) -> None:
-        """It has no reader here: the engine keeps its events; here it waits for a replay."""
+        """Park a request without a reader: the engine keeps its events, this front its replay."""
         request.is_parked = True
         stream = request.stream
 

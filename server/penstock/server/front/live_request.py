@@ -189,7 +189,7 @@ class LiveRequest:
         self.head.accept()
 
     def report_queue_position(self) -> None:
-        """After all of a step's events: see `StreamHead.report_queue_position`."""
+        """Call after all of a step's events: see `StreamHead.report_queue_position`."""
         self.head.report_queue_position(self.state, self.phases.spent_s(Phase.QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:

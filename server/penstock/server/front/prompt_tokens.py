@@ -130,7 +130,7 @@ class TextQuotas:
         self._add(tenant, 0, num_tokens)
 
     def take_back(self, tenant: str, num_tokens: int) -> None:
-        """A text that was charged is not tokenised after all."""
+        """Refund a charged text that is not tokenised."""
         self._add(tenant, -1, -num_tokens)
 
     def _add(self, tenant: str, num_requests: int, num_tokens: int) -> None:

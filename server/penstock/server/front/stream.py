@@ -294,7 +294,7 @@ class TokenStream(WatchedWrite):
             waiter.set_result(None)
 
     async def take(self) -> list[StreamEvent]:
-        """Everything that is due since the last call; waits while there is nothing.
+        """Everything that is due since the last call; waits for at least one event.
 
         Returns an empty list at the end; raises RequestError when the stream failed.
         """

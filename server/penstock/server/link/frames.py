@@ -141,7 +141,7 @@ class CommandKind(enum.IntEnum):
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Which requests are live? `ticket` (32 bits) comes back in the answer."""
+    """Query of the live requests. `ticket` (32 bits) comes back in the answer."""
 
     ticket: int
 

@@ -101,13 +101,13 @@ class KeptStream:
 
     @property
     def has_come_to_something(self) -> bool:
-        """Whether the engine has taken it: one that it refused has nothing to come back to."""
+        """Whether the engine has accepted it: a rejected one cannot be resumed."""
         return bool(self._tokens) or any(
             segment.changes or len(segment.tokens) for segment in self._segments
         )
 
     def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
-        """A token, the `row`th of a step's news."""
+        """Add a token, the `row`th of a step's events."""
         if self.is_lost:
             return
         if not self._tokens:
@@ -139,12 +139,12 @@ class KeptStream:
         self._append(StepEvents(step=events.step, at_s=events.at_s, ends=(end,)))
 
     def history(self) -> tuple[StepEvents, ...]:
-        """All that has come so far."""
+        """All events so far."""
         self._seal()
         return tuple(self._segments)
 
     def lose(self) -> None:
-        """Forget what came: the request runs on, and its stream is to be had no more."""
+        """Drop the events: the request continues, and its stream cannot be resumed any more."""
         self.is_lost = True
         self._segments.clear()
         self._keys, self._tokens, self._rows = array("q"), array("i"), None
@@ -184,7 +184,7 @@ class _LogprobRows:
         self._clear()
 
     def append(self, logprobs: TokenLogprobs, row: int) -> None:
-        """A row of a step's. A step has as many columns as its widest request, or more."""
+        """Append a row of a step. A step has as many columns as its widest request, or more."""
         top = slice(self.num_top)
         self._chosen.append(logprobs.chosen[row])
         self._ranks.append(logprobs.ranks[row])
@@ -192,7 +192,7 @@ class _LogprobRows:
         self._top_logprobs.extend(logprobs.top_logprobs[row, top].tolist())
 
     def take(self) -> TokenLogprobs | None:
-        """All rows, which are not here any more; None where there are none."""
+        """Remove and return all rows; None if there are none."""
         num_rows = len(self._chosen)
         if not num_rows:
             return None
@@ -262,7 +262,7 @@ class KeptStreams:
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
-        """How a request ended whose stream is kept; None where none did."""
+        """The final state of a request whose stream is kept; None if it has not ended."""
         stream = self._streams.get(name)
         if stream is None or stream.live:
             return None
@@ -278,7 +278,7 @@ class KeptStreams:
         self._grew(stream)
 
     def forget(self, stream: KeptStream) -> None:
-        """Nothing is kept of it from now on. Idempotent."""
+        """Drop its stream. Idempotent."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
         self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
@@ -298,14 +298,14 @@ class KeptStreams:
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
-        """No client reads it any more at this front, if the front has it."""
+        """Record that no client reads it at this front any more."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
             self._park(stream)
             self._make_room()
 
     def front_gone(self, front_id: int) -> list[KeptStream]:
-        """A front is gone; returns its streams, which have no front now."""
+        """A front has ended; returns its streams, which have no front now."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
         for stream in lost:
             stream.front_id = NO_FRONT
@@ -343,7 +343,7 @@ class KeptStreams:
     def _of(
         self, news: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
-        """What of `news` is of a stream that is kept."""
+        """The part of `news` that belongs to a kept stream."""
         find = self._by_key.get
         for item in news:
             stream = find(key_of(item))
@@ -368,7 +368,7 @@ class KeptStreams:
             self._park(stream)
 
     def _park(self, stream: KeptStream) -> None:
-        """It has no reader: its time to be resumed starts now."""
+        """Record that it has no reader: its resume timeout starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unpark(stream)

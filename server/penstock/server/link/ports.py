@@ -98,7 +98,7 @@ class ResumePort(EnginePort, Protocol):
         ...
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """These streams have no reader here any more. A no-op without an engine."""
+        """Report that these streams have no reader here any more. A no-op without an engine."""
         ...
 
     def on_detached(self, listener: DetachListener) -> None:

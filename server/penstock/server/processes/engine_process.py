@@ -248,14 +248,14 @@ def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None)
 
 
 def _cache_book(launch: EngineLaunch, engine: Engine) -> CacheBook | None:
-    """What is cached, for gateways to follow; None where none is served, or it cannot be known."""
+    """The index of cached blocks for gateways; None if no gateway is served or it is unknown."""
     if launch.server.facade == NO_FACADE or engine.ready_fd is not None:
         return None
     return engine.keep_cache_book()
 
 
 def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
-    """What keeps the tenants' limits up to date; None where there is no policy."""
+    """The updater of the tenants' limits; None without a policy."""
     path = launch.server.security.policy_file
     if path is None:
         return None

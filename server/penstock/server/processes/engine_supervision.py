@@ -67,7 +67,7 @@ class FlightMemory:
             self.fd = -1
 
     async def dump(self, why: str) -> None:
-        """Write what is there to a file of the flight folder and log its path, or why not."""
+        """Write the content to a file in the flight folder; log its path or the failure."""
         from penstock.server.observe.flight.reader import dump
 
         if self.fd < 0:

@@ -90,7 +90,7 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
 
 
 class _Observer:
-    """All of it, put together and taken apart. An observer that cannot start just ends."""
+    """Starts and stops all parts. An observer that cannot start exits."""
 
     def __init__(self, control: ChildControl, launch: ObserverLaunch) -> None:
         self._control = control
@@ -251,7 +251,7 @@ def _metrics(
 
 
 def _board(launch: ObserverLaunch) -> BoardView | None:
-    """What the engine shows of its load; None where there is no board."""
+    """The reading side of the engine's load board; None without a board."""
     if launch.board_fd < 0:
         return None
     try:

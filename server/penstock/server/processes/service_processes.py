@@ -60,11 +60,11 @@ class ServiceProcesses:
         return keeper
 
     def expect_exit(self, process: SupervisedProcess) -> None:
-        """From now on the end of this process is no loss."""
+        """From now on this process may end: the service does not require it."""
         self._leaving.add(process)
 
     def require(self, process: SupervisedProcess) -> None:
-        """The end of this process is a loss after all."""
+        """From now on the service requires this process; undoes `expect_exit`."""
         self._leaving.discard(process)
         self._changed.set()
 

@@ -149,7 +149,7 @@ class GenerationService:
 
 
 class LoopTurns:
-    """Makes the parts of one response, and lets the event loop turn where that takes long.
+    """Makes the parts of one response and yields to the event loop if that takes long.
 
     One clock for all of them: a stream whose events are all there gives them without a turn.
     """

@@ -242,7 +242,7 @@ class HandlerWrapper:
 
     @property
     def num_calls(self) -> int:
-        """Calls that were begun so far."""
+        """Calls begun so far."""
         return self._num_calls
 
     async def wait_until_idle(self) -> None:

@@ -71,7 +71,7 @@ class OnceEncoder:
 
 
 class _Output:
-    """What has come of one output."""
+    """The received part of one output."""
 
     __slots__ = ("_num_tokens", "_records", "_texts")
 
@@ -90,7 +90,7 @@ class _Output:
             yield
 
     def parts(self, index: int) -> Iterator[bytes]:
-        """Nothing is known of its length before all of it is there."""
+        """A single part: the length is unknown before the end."""
         text = "".join(self._texts)
         head = pb.TokenDelta(output_index=index, text=text, num_tokens=self._num_tokens)
         data = head.SerializeToString()

@@ -141,7 +141,7 @@ class RequestReadLimiter:
     def add_registered_method_handlers(
         self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     ) -> None:
-        """The same handlers again, for servers that know methods in advance: not needed."""
+        """Ignore the second registration of the same handlers, by method name."""
 
     def _policy_of(self, path: str, found: "grpc.RpcMethodHandler[Any, Any]") -> _MethodPolicy:
         right = right_of(path)

@@ -116,7 +116,7 @@ class ControlTokens:
 
     @cached_property
     def _added_ids(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after any text."""
+        """The tokens that the tokenizer adds before and after any text."""
         encoding = self._tokenizer.encode("a")
         ids, is_added = encoding.ids, encoding.special_tokens_mask
         start = is_added.index(0) if 0 in is_added else len(ids)
@@ -239,7 +239,7 @@ def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 
 def _is_markup(content: str, template: str) -> bool:
-    """True for what a template writes as a marker: neither a plain word nor white space."""
+    """True for a marker of a template: neither a plain word nor white space."""
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))
 
 

@@ -25,7 +25,7 @@ from penstock.server.observe.frames import (
     encode,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 HELLO = Hello(front_id=3, pid=42)
 
 

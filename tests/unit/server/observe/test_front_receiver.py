@@ -36,7 +36,7 @@ from penstock.server.observe.request_record import RequestRecord, encode_record
 from support.flights import Flown, make_facts
 from support.request_records import request_record
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Heard(ServiceListener):

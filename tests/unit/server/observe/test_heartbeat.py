@@ -28,7 +28,7 @@ class Ticks:
 
     async def next(self) -> tuple[float, ...]:
         self.beaten.clear()
-        await asyncio.wait_for(self.beaten.wait(), 20.0)
+        await asyncio.wait_for(self.beaten.wait(), 60)
         return self.beats[-1]
 
 

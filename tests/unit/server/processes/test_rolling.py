@@ -18,7 +18,7 @@ from penstock.server.processes.service_processes import ServiceProcesses
 from penstock.server.processes.spawn_context import SpawnContext
 from penstock.server.processes.supervised_process import SupervisedProcess
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def no_child() -> Child:

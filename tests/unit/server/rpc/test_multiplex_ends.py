@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from grpc import StatusCode
@@ -17,15 +16,8 @@ from penstock.server.rpc.multiplex_table import MAX_UNSENT_REFUSALS
 from penstock.server.text.errors import TextError
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import admitted, finished, make_text
+from support.fronts import admitted, finished
 from support.multiplex import cancel, credit, played_call, submit, told_error
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def refusal_of(task: asyncio.Task[None]) -> RequestError:

@@ -214,38 +214,6 @@ def test_a_chart_is_well_formed_svg() -> None:
         assert 0.0 <= y <= 300.0
 
 
-@pytest.mark.parametrize(
-    ("is_log", "label", "lowest"), [(False, "seconds", "0"), (True, "seconds (log)", "5")]
-)
-def test_an_axis_begins_at_zero_or_is_labelled_as_logarithmic(
-    is_log: bool, label: str, lowest: str
-) -> None:
-    line = Series(name="a", x=np.array([5.0, 10.0]), y=np.array([5.0, 10.0]))
-    chart = Chart(
-        name="c",
-        title="t",
-        x_label="seconds",
-        y_label="seconds",
-        series=(line,),
-        is_log_x=is_log,
-        is_log_y=is_log,
-    )
-    texts = [e.text for e in ET.fromstring(svg(chart)).iter() if e.tag.endswith("text")]
-
-    assert texts.count(label) == 2
-    assert texts[0] == lowest
-
-
-@pytest.mark.parametrize("values", [[], [2.0], [math.nan], [0.0, 0.0]])
-def test_charts_of_little_can_be_drawn(values: list[float]) -> None:
-    line = Series(name="a", x=np.array(values), y=np.array(values))
-    for is_log_x in (False, True):
-        chart = Chart(
-            name="c", title="t", x_label="x", y_label="y", series=(line,), is_log_x=is_log_x
-        )
-        ET.fromstring(svg(chart))
-
-
 def test_without_matplotlib_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

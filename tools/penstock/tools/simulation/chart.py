@@ -19,7 +19,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """One line: `x` and `y` float64 [n], x in order. What is not finite is left out."""
+    """One line: `x` and `y` float64 [n], x in order. Values that are not finite are omitted."""
 
     name: str
     x: NDArray[np.float64]
@@ -42,7 +42,7 @@ class Chart:
     has_marks: bool = False
 
     def points(self, series: Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What is drawn of a line: finite points, thinned to some hundred."""
+        """The drawn points of a line: finite ones, thinned to some hundred."""
         is_drawn = np.isfinite(series.x) & np.isfinite(series.y)
         if self.is_log_x:
             is_drawn &= series.x > 0.0

@@ -102,7 +102,7 @@ def cluster_settings(run: ClusterRun) -> dict[str, Any]:
 
 
 def cluster_json(run: ClusterRun, summary: ClusterSummary) -> str:
-    """Settings and figures as JSON; what was not measured is null."""
+    """Settings and figures as JSON; figures that were not measured are null."""
     document = {
         "settings": cluster_settings(run),
         "figures": finite_or_none(dataclasses.asdict(summary.total)),

@@ -1,4 +1,4 @@
-"""Flight recordings where a trace or measured steps are asked for.
+"""Flight recordings as input in place of a trace or measured steps.
 
 Owns their report. Their layout is the flight package's.
 """

@@ -72,14 +72,14 @@ def read_settings(
 
 
 def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
-    """What the flags set of a configuration. Raises BadSetting."""
+    """The configuration values that the flags set. Raises BadSetting."""
     from penstock.server.settings.sources import gather
 
     return gather(_table(kind), vars(args), {})
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a trace and of what is done to it."""
+    """Add the flags of a trace and of its transformations."""
     from penstock.tools.simulation.transform import TransformConfig
 
     trace = parser.add_argument_group("trace")
@@ -172,7 +172,7 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
 def config_of(
     args: argparse.Namespace, cost: "CostModel", targets: "Targets | None" = None
 ) -> "SimulationConfig":
-    """One server. `targets`: where they are no flags. Raises UsageError, BadSetting."""
+    """One server. `targets`: used if there are no flags for them. Raises UsageError, BadSetting."""
     from penstock.scheduler.config import SchedulerConfig
     from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 
@@ -235,7 +235,7 @@ def _refuse_for_others(
 
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
-    """What is done to the trace. Raises UsageError, BadSetting."""
+    """The transformations of the trace. Raises UsageError, BadSetting."""
     from penstock.tools.simulation.synthetic import TenantShare
     from penstock.tools.simulation.trace_formats import check_unique
     from penstock.tools.simulation.transform import TransformConfig

@@ -39,7 +39,7 @@ class ProgressLine:
         self._has_shown = True
 
     def end(self) -> None:
-        """Leave the line."""
+        """End the line."""
         if self._has_shown:
             print(file=sys.stderr, flush=True)
             self._has_shown = False

@@ -26,7 +26,7 @@ _NEVER_SET = threading.Event()
 
 
 class SimulationStuck(Exception):
-    """Requests are left that will never run: a fault of the scheduler."""
+    """Requests remain that can never run: a scheduler bug."""
 
 
 class Replica:
@@ -54,7 +54,7 @@ class Replica:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that run or wait here: what a router balances."""
+        """Requests that run or wait here: the load that a router balances."""
         scheduler = self.engine.scheduler
         return len(self._gate) + scheduler.num_waiting + scheduler.num_running
 

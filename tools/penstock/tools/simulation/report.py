@@ -94,7 +94,7 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary_json(run: SimulationRun, summary: Summary) -> str:
-    """Settings and figures as JSON; what was not measured is null."""
+    """Settings and figures as JSON; figures that were not measured are null."""
     document = {
         "settings": settings_of(run),
         "figures": finite_or_none(dataclasses.asdict(summary)),
@@ -126,7 +126,7 @@ def settings_of(run: SimulationRun) -> dict[str, Any]:
 
 
 def finite_or_none(value: Any) -> Any:
-    """A JSON value with null where a number is not finite, which JSON has no word for."""
+    """A JSON value with null where a number is not finite, which JSON cannot represent."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value)
         return {key: finite_or_none(item) for key, item in items.items()}

@@ -1,4 +1,4 @@
-"""Which replica a request goes to.
+"""Chooses the replica of each request.
 
 Owns the rules. A router knows the request, the loads it is given and what it did itself; it does
 not know replicas. Equal choices go to the replica that was chosen longest ago, so that a run is the
@@ -87,7 +87,7 @@ class RoutingConfig:
 
 
 class Router(Protocol):
-    """Chooses a replica, and takes it that the request goes there."""
+    """Chooses a replica and records that the request was sent there."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
         """The replica for a request that arrives; `loads`: of each, as far as is known."""
@@ -95,7 +95,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """In turn, whatever the requests and the replicas are like."""
+    """Each replica in turn, independent of requests and load."""
 
     def __init__(self, num_replicas: int) -> None:
         self._turns = _Turns(num_replicas)
@@ -198,7 +198,7 @@ def build_router(config: RoutingConfig, num_replicas: int, num_cache_tokens: int
 
 
 class _Turns:
-    """Who was chosen when: of several, the one that has waited longest goes."""
+    """Breaks ties: chooses the replica that was chosen longest ago."""
 
     def __init__(self, num_replicas: int) -> None:
         self._chosen_at = list(range(-num_replicas, 0))

@@ -1,4 +1,4 @@
-"""A whole run: a trace through one simulated server, and what came of it.
+"""A whole run: a trace through one simulated server, and its result.
 
 Owns the order of arrivals against virtual time and the progress lines.
 """
@@ -33,7 +33,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulationRun:
-    """What a run left behind. `wall_s`, `cpu_s`: how long it took for real, and of one core."""
+    """The result of a run. `wall_s`, `cpu_s`: its wall-clock time, and CPU time of one core."""
 
     config: SimulationConfig
     recorder: RunRecorder
@@ -81,7 +81,7 @@ def simulate(
 
 @contextlib.contextmanager
 def few_collections() -> Generator[None, None, None]:
-    """Let Python's collector of cycles run seldom.
+    """Run Python's cyclic garbage collector less often.
 
     A step makes a dozen short-lived objects and no cycles: the collector would look for some
     hundred times a second, and at all that the process holds already.

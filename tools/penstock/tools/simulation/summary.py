@@ -1,4 +1,4 @@
-"""What a run was worth: goodput, latencies, memory, fairness.
+"""Figures of a run: goodput, latencies, memory, fairness.
 
 Owns the definitions. Times are virtual, so the same trace and settings give the same summary.
 """
@@ -168,7 +168,7 @@ def has_outcome(table: RequestTable, names: tuple[str, ...]) -> NDArray[np.bool_
 
 
 def durations(values_s: NDArray[np.float64]) -> Durations:
-    """The distribution of what is not NaN."""
+    """The distribution of the values that are not NaN."""
     known = values_s[~np.isnan(values_s)]
     if not len(known):
         return Durations(
@@ -183,7 +183,7 @@ def durations(values_s: NDArray[np.float64]) -> Durations:
 def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
-    """Mean and greatest share of blocks in use, and the share of places wasted in them."""
+    """Mean and maximum share of blocks in use, and the unused share of their token slots."""
     if len(samples.at_s) < 2:
         return math.nan, math.nan, math.nan
     at_s = np.array(samples.at_s)

@@ -96,7 +96,7 @@ class Kernels(Protocol):
 
     @property
     def barrier_us(self) -> float:
-        """Microseconds in which the threads meet between two operators, measured when loaded: one
+        """Microseconds of a barrier between two operators, measured when loaded: one
         or two on dedicated cores, many where other processes compute too."""
         ...
 

@@ -86,7 +86,7 @@ class StepMetrics:
         self._observe(rows)
 
     def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
-        """Set the recording's own counts, which miss no step and replace the counts of rows."""
+        """Set the recording's own counts, which cover every step and replace counts of rows."""
         self._enter(epoch)
         if epoch != self._epoch:
             return

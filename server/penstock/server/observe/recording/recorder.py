@@ -152,7 +152,7 @@ class Recorder:
 
     @property
     def is_recording(self) -> bool:
-        """False once it was closed, or something went wrong."""
+        """False after it was closed or failed."""
         return self._is_recording
 
     def start(self) -> None:
@@ -173,7 +173,7 @@ class Recorder:
         self._put(_Turn(keys=events.keys, ends=events.ends, measure=self._measure(note)))
 
     def close(self) -> None:
-        """Write what is left and close the files; with a time limit, in case the disk hangs."""
+        """Write the rest and close the files; with a time limit, in case the disk hangs."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)

@@ -1,4 +1,4 @@
-"""Where traces are put together: provider, sampler, exporters, the thread that writes.
+"""Assembles tracing: provider, sampler, exporters, the thread that writes.
 
 Owns the composition and its end. The provider is not made the process's, and the SDK's
 `_OTelSDKConfigurator` is not used, because it would make one for the whole process, metrics and
@@ -83,11 +83,11 @@ class TraceWorker:
         self._thread = threading.Thread(target=self._run, name="trace-worker", daemon=True)
 
     def start(self) -> None:
-        """Begin. Records that came before wait."""
+        """Start; records queued before are written now."""
         self._thread.start()
 
     def put(self, records: Sequence[RequestRecord]) -> None:
-        """Queue them, as far as there is room."""
+        """Queue them, as far as they fit."""
         if not records:
             return
         with self._changed:
@@ -102,7 +102,7 @@ class TraceWorker:
             self._counts.add(f"traces_dropped_{reason}", num_dropped)
 
     def finish(self, limit_s: float) -> bool:
-        """Take no more, write what is queued; False if that took longer than `limit_s`."""
+        """Accept no more, write those queued; False if that took longer than `limit_s`."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -110,7 +110,7 @@ class TraceWorker:
         return not self._thread.is_alive()
 
     def give_up(self) -> None:
-        """Drop what is queued."""
+        """Drop the queued records."""
         with self._changed:
             self._has_given_up = True
             num_left = len(self._queue)
@@ -139,7 +139,7 @@ class TraceWorker:
             self._counts.add("traces_kept" if is_kept else "traces_sampled_out", 1)
 
     def _complain(self, error: Exception) -> None:
-        """Once in a while, and without the error's text: it may quote what it choked on."""
+        """Log at intervals, without the error's text, which may quote the record."""
         now_s = time.monotonic()
         if now_s >= self._quiet_until_s:
             self._quiet_until_s = now_s + _COMPLAINT_PAUSE_S
@@ -147,7 +147,7 @@ class TraceWorker:
 
 
 class OncePerMinute(logging.Filter):
-    """Lets each message of the code through once a minute, whatever its arguments."""
+    """Passes each message template at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class WithoutHeaders(logging.Filter):
 
 
 def quieten_exporters(environment: Mapping[str, str]) -> None:
-    """Before any exporter is made. `environment`: where they find their headers."""
+    """Call before any exporter is made. `environment`: where they find their headers."""
     headers = logging.getLogger(_HEADER_LOGGER)
     for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
         headers.removeFilter(known)
@@ -224,7 +224,7 @@ def package_version() -> str:
 
 
 def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
-    """All exporters asked for; `otlp` if none is named, no exporter for `none`."""
+    """All configured exporters; `otlp` if none is named, no exporter for `none`."""
     names = environment.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     if names.lower() == "none":
         return ()
@@ -257,7 +257,7 @@ def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
 
 
 class Tracing(ServiceListener):
-    """Makes traces of records. Calls but `close` return at once."""
+    """Makes traces of records. Calls other than `close` return at once."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class Tracing(ServiceListener):
         self._worker.put(records)
 
     def counters(self) -> dict[str, int]:
-        """What became of traces and spans since the start: the names of `counts.NAMES`."""
+        """Counts of traces and spans by outcome since the start: the names of `counts.NAMES`."""
         return self._counts.counts()
 
     def close(self, limit_s: float) -> None:

@@ -203,7 +203,7 @@ def test_a_writer_in_another_process_is_read_while_it_runs_and_after_it_was_kill
                 copies.append(reader.copy(1.0))
     finally:
         writer.send_signal(signal.SIGKILL)
-        writer.wait(30)
+        writer.wait(60)
     assert num_seen
 
     for data in copies:

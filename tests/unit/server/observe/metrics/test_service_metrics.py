@@ -222,7 +222,7 @@ def test_counters_never_go_down_as_fronts_and_engines_come_and_go() -> None:
     lives: dict[int, int] = {}
     ended = epoch = num_fronts = 0
     before: Mapping[tuple[str, frozenset[str]], float] = {}
-    for _ in range(100):
+    for _ in range(40):
         if len(lives) < 3 and draw.random() < 0.3:
             num_fronts += 1
             lives[num_fronts] = 0

@@ -33,7 +33,7 @@ from penstock.server.observe.spans.variables import (
 )
 from support.request_records import request_record
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Stage:

@@ -23,7 +23,7 @@ import dev.penstock.v1.RequestState;
 
 /** The scenarios about how a request lives and ends, and what it survives. */
 final class Lives {
-  private static final long ENDED_WITHIN_NS = Duration.ofSeconds(5).toNanos();
+  private static final long ENDED_WITHIN_NS = Duration.ofSeconds(20).toNanos();
 
   private Lives() {}
 
