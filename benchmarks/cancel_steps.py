@@ -53,7 +53,7 @@ class CountedEngine(Engine):
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Note whose pages are to be free."""
-        request = self.scheduler.life.requests.get(key)
+        request = self.requests.get(key)
         if request is not None:
             self._leaving[key] = request.spec.request_id
         is_known = super().cancel(key, reason)
@@ -68,7 +68,7 @@ class CountedEngine(Engine):
         return events
 
     def _look(self) -> None:
-        arrays = self.scheduler.life.arrays
+        arrays = self.arrays
         for key in tuple(self._leaving):
             if key not in arrays.key:
                 num_steps = self.num_turns - self.asked.pop(key, self.num_turns)

@@ -139,7 +139,7 @@ def _run(
     engine: Engine, hub: FrontConnections, num_streams: int, num_steps: int, num_fronts: int
 ) -> EngineCost:
     whole, step, events = _Stopwatch(), _Stopwatch(), _Stopwatch()
-    timed_events = events.timing(engine.scheduler.take_events)
+    timed_events = events.timing(engine.events.take)
     give_up_s = time.monotonic() + _LIMIT_S
     num_full_steps = num_tokens = 0
 
@@ -158,7 +158,7 @@ def _run(
 
     real_step = engine.step
     with (
-        patch.object(engine.scheduler, "take_events", timed_events),
+        patch.object(engine.events, "take", timed_events),
         patch.object(engine, "step", step.timing(counted_step)),
     ):
         timed_turn = whole.timing(turn)

@@ -20,10 +20,9 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.step_measure import measure_of
 from report import Check, arguments, at_most, conclude, print_table, progress
 
 BLOCK_SIZE = 16
@@ -45,6 +44,23 @@ def _true_s(batch: Batch) -> float:
         num_decodes=batch.num_decodes,
         num_context_tokens=int(batch.starts.sum()) + batch.num_decodes + num_prefill,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _NoExecutor:
+    """Has limits alone: the benchmark answers for it."""
+
+    info: ExecutorInfo
+    ready_fd: int | None = None
+
+    def launch(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def collect(self) -> StepResult:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
 
 
 class Requests:
@@ -129,7 +145,7 @@ class Bench:
             known_prices=PRICES if has_all else None,
         )
         self._has_all = has_all
-        self.scheduler = Scheduler(info, config)
+        self.engine = Engine(_NoExecutor(info), config, time.monotonic)
         self._depth = depth
         self._launched: list[Batch] = []
 
@@ -137,7 +153,7 @@ class Bench:
         """Schedule, pretend to run, update; None while the pipeline fills."""
         now = time.monotonic()
         t0 = time.perf_counter_ns()
-        batch = self.scheduler.schedule(now)
+        batch = self.engine.schedule(now)
         t1 = time.perf_counter_ns()
         assert batch is not None
         self._launched.append(batch)
@@ -148,10 +164,10 @@ class Bench:
         result = StepResult(slots=oldest.sampled_slots, tokens=tokens)
         seconds = _true_s(oldest)
         t2 = time.perf_counter_ns()
-        if self._has_all and self.scheduler.note_step(oldest, seconds, now):
-            self.scheduler.learn(measure_of(oldest, seconds))
-        self.scheduler.update(result, now)
-        events = self.scheduler.take_events(batch.step, now)
+        if self._has_all:
+            self.engine.note_duration(oldest, seconds, now)
+        self.engine.update(result, now)
+        events = self.engine.events.take(batch.step, now)
         t3 = time.perf_counter_ns()
         return Turn(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
 
@@ -168,7 +184,7 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     """Everybody decodes."""
     bench, requests = Bench(num_running, max(8192, num_running), 4096, depth), Requests(1)
     for _ in range(num_running):
-        bench.scheduler.submit((requests.make(requests.between(200, 300), 3500),), 0.0)
+        bench.engine.submit_at((requests.make(requests.between(200, 300), 3500),), 0.0)
     _fill(bench, num_running)
     return bench.measure(num_steps)
 
@@ -177,10 +193,10 @@ def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     """Everybody decodes but four slots, which prefill long prompts 512 tokens a step."""
     bench, requests = Bench(num_running, num_running + 512, 4096, depth), Requests(2)
     for _ in range(num_running - 4):
-        bench.scheduler.submit((requests.make(requests.between(40, 80), 3900),), 0.0)
+        bench.engine.submit_at((requests.make(requests.between(40, 80), 3900),), 0.0)
     _fill(bench, num_running - 4)
     for _ in range(num_steps // 3 + 8):
-        bench.scheduler.submit((requests.make(1600, 2),), 0.0)
+        bench.engine.submit_at((requests.make(1600, 2),), 0.0)
     return bench.measure(num_steps)
 
 
@@ -192,7 +208,7 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     def arrive(count: int) -> None:
         for _ in range(count):
             spec = requests.make(requests.between(64, 512), requests.between(64, 192))
-            bench.scheduler.submit((spec,), 0.0)
+            bench.engine.submit_at((spec,), 0.0)
 
     arrive(num_running)
     for step in range(300 + num_steps):
@@ -220,7 +236,7 @@ def queues(
         has_all = order is SchedulingOrder.FAIR
         bench, requests = Bench(256, 2048, 1024, 1, order, has_all=has_all), Requests(4)
         for _ in range(256 + num_waiting):
-            bench.scheduler.submit((requests.make_any(),), 0.0)
+            bench.engine.submit_at((requests.make_any(),), 0.0)
         loops.append((bench, requests, []))
     for step in range(300 + num_steps):
         if step == 300:
@@ -233,7 +249,7 @@ def queues(
             if step >= 300:
                 turns.append(turn)
             for _ in range(turn.num_ended):
-                bench.scheduler.submit((requests.make_any(),), 0.0)
+                bench.engine.submit_at((requests.make_any(),), 0.0)
     gc.unfreeze()
     return {case: turns for case, (_, _, turns) in zip(cases, loops, strict=True)}
 
@@ -267,7 +283,7 @@ def measure_order(num_steps: int) -> tuple[list[list[object]], list[Check]]:
 
 
 def _fill(bench: Bench, num_running: int) -> None:
-    while bench.scheduler.num_running < num_running:
+    while len(bench.engine.running) < num_running:
         bench.turn()
     for _ in range(40):
         bench.turn()

@@ -69,7 +69,7 @@ class Storm:
 
     def arrive(self) -> None:
         for _ in range(self.random.randint(0, 12)):
-            waiting = self.house.engine.scheduler.num_waiting
+            waiting = len(self.house.engine.queue)
             if len(self.specs) < NUM_REQUESTS and waiting < MAX_WAITING:
                 key = len(self.specs) + 1
                 self.specs[key] = self.spec(key)

@@ -27,8 +27,13 @@ from penstock.executor.trtllm.config import (
 from penstock.executor.trtllm.request_mapping import RequestMapping
 from penstock.executor.trtllm.samplers import offered_features
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.request import (
+    CacheRetention,
+    Constraint,
+    ConstraintKind,
+    RequestSpec,
+    SamplingParams,
+)
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest

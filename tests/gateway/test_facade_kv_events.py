@@ -306,7 +306,7 @@ class Replay:
 
     async def until_cached(self, service: SteppedService, call: Any, salt: bytes = b"c") -> None:
         """Read until it is what the engine has under that salt."""
-        book = service.engine.scheduler.life.cache.pool.book
+        book = service.engine.cache.pool.book
         assert book is not None
         watch = book.watch(salt)
         book.unwatch(watch)

@@ -46,7 +46,7 @@ async def test_case_01_cancel_while_pending(one_slot: SteppedService) -> None:
     running = service.stub.Generate(request(LONG))
     await service.until_live(1)
     service.step()
-    (running_key,) = service.engine.scheduler.life.requests
+    (running_key,) = service.engine.requests
     waiting = service.stub.Generate(request(LONG, (9, 10, 11)))
     await service.until_live(2)
     service.step(5)
@@ -55,8 +55,8 @@ async def test_case_01_cancel_while_pending(one_slot: SteppedService) -> None:
     assert await waiting.code() is grpc.StatusCode.CANCELLED
     # Hearing of it is enough: no step is needed, and none was spent on it.
     service.hear()
-    assert list(service.engine.scheduler.life.requests) == [running_key]
-    assert service.engine.scheduler.num_waiting == 0
+    assert list(service.engine.requests) == [running_key]
+    assert len(service.engine.queue) == 0
     assert set(service.engine.computed) == {running_key}
     running.cancel()
 
@@ -113,7 +113,7 @@ def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Finishe
     (end,) = ends
     assert end.key == key
     assert not engine.has_work
-    assert engine.scheduler.life.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == 0
     return end
 
 

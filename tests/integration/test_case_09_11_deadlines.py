@@ -38,7 +38,7 @@ async def test_case_11_the_servers_own_deadline(text: ModelText) -> None:
         call = service.stub.Generate(request(LONG))
         await service.until_live(1)
         service.step(3)
-        (live,) = service.engine.scheduler.life.requests.values()
+        (live,) = service.engine.requests.values()
         assert live.spec.deadline_s == pytest.approx(now_s + 2.0)
         now_s += 1.9
         assert service.step(3) == 3, "not yet"

@@ -37,8 +37,7 @@ FULL = SchedulerConfig(max_num_waiting=MAX_WAITING, max_num_batched_tokens=256)
 def num_heard(service: SteppedService) -> int:
     """Requests that the engine has heard of: those who live, and those it has to refuse."""
     service.hear()
-    life = service.engine.scheduler.life
-    return len(life.requests) + len(life.ends)
+    return len(service.engine.requests) + len(service.engine.events.ends)
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
@@ -89,10 +88,10 @@ async def test_case_15_room_is_used_as_soon_as_it_is_shown(text: ModelText) -> N
         (error,) = refused.refused
         assert error.retry_s is not None
         assert error.retry_s >= 1.5, "as long as the queue is, and a share of it more"
-        while service.engine.scheduler.num_waiting == MAX_WAITING:
+        while len(service.engine.queue) == MAX_WAITING:
             service.step()
         shown.turned()
-        num_free = MAX_WAITING - service.engine.scheduler.num_waiting
+        num_free = MAX_WAITING - len(service.engine.queue)
         late = Calls()
         for _ in range(num_free + 2):
             late.send(service, request(NUM_TOKENS))
@@ -313,10 +312,9 @@ async def _steps_to_first_token(service: SteppedService) -> int:
     """Of one request of tenant b: engine turns from when the engine has it."""
     call: Any = service.stub.Generate(request(NUM_TOKENS), metadata=(("x-tenant", "b"),))
     reading = asyncio.ensure_future(read_all(call))
-    life = service.engine.scheduler.life
 
     def live() -> list[Any]:
-        return [found for found in life.requests.values() if found.spec.tenant == "b"]
+        return [found for found in service.engine.requests.values() if found.spec.tenant == "b"]
 
     async with asyncio.timeout(PATIENCE_S):
         while not live():
@@ -324,7 +322,7 @@ async def _steps_to_first_token(service: SteppedService) -> int:
             await asyncio.sleep(0)
     (mine,) = live()
     num_steps = 0
-    while mine.slot < 0 or life.arrays.num_tokens[mine.slot] == len(mine.spec.prompt_ids):
+    while mine.slot < 0 or service.engine.arrays.num_tokens[mine.slot] == len(mine.spec.prompt_ids):
         service.step()
         num_steps += 1
         assert num_steps < 100

@@ -192,7 +192,7 @@ def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
     specs = {key: make_spec(key, 3 + key, max_tokens=20) for key in range(1, 41)}
     for spec in specs.values():
         engine.submit((spec,))
-    pool = engine.scheduler.life.cache.pool
+    pool = engine.cache.pool
     random = np.random.default_rng(seed)
     said: dict[int, list[int]] = {key: [] for key in specs}
     ends: dict[int, object] = {}

@@ -72,7 +72,7 @@ def test_case_32_more_requests_than_memory(depth: int) -> None:
         assert isinstance(end, Finished)
         assert end.reason is FinishReason.LENGTH
         np.testing.assert_array_equal(outputs[key], simulated_output(spec, VOCAB))
-    assert engine.scheduler.life.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == 0
 
 
 async def test_case_35_late_news_of_who_has_left(
@@ -121,7 +121,7 @@ def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
         engine.submit((make_spec(key, max_tokens=40),))
     for _ in range(4):
         engine.step()
-    slots = {request.slot for request in engine.scheduler.life.running}
+    slots = {request.slot for request in engine.running}
     assert slots
     for key in range(1, 7):
         assert engine.cancel(key)
@@ -129,7 +129,7 @@ def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
     # Whatever is in flight comes in, and then a turn tells the executor which slots are free.
     told = steps_until_clean(engine, 2 + (depth - 1))
     assert {end.key for events in told for end in events.ends} == set(range(1, 7))
-    assert engine.scheduler.life.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == 0
     assert set(executor.released) >= slots
 
 

@@ -15,8 +15,13 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.request import (
+    CacheRetention,
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    RequestSpec,
+)
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText

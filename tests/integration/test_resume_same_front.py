@@ -322,7 +322,7 @@ async def test_streams_that_a_drain_ends_leave_the_engine_its_requests(text: Mod
             await service.end_of(call)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         service.hear()
-        assert len(service.engine.scheduler.life.requests) == 1
+        assert len(service.engine.requests) == 1
         assert service.server.num_live_requests == 0
 
 

@@ -31,7 +31,7 @@ async def service(text: ModelText) -> AsyncIterator[SteppedService]:
 
 def live_of(service: SteppedService) -> Counter[str]:
     """By tenant: what the engine holds, in the queue or running in place of another."""
-    return Counter(live.spec.tenant for live in service.engine.scheduler.life.requests.values())
+    return Counter(live.spec.tenant for live in service.engine.requests.values())
 
 
 async def until_live(service: SteppedService, tenant: str, count: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault
 from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler import waiting_queue
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import (
     AdmissionPolicy,
@@ -23,14 +25,19 @@ from penstock.scheduler.config import (
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Finished, Preempted, Queued, StepEvents
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.request import (
     NO_TIME,
+    CacheRetention,
+    Constraint,
+    ConstraintKind,
     FailureReason,
     FinishReason,
     RequestSpec,
     SamplingParams,
 )
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.tenants import Tenants
 from support.account_laws import check_accounts
 from support.end_laws import check_failure, check_finish, check_history, check_queued
 from support.foresight_laws import check_never, check_refused_alone
@@ -102,13 +109,14 @@ class EnginePlayer:
             max_num_waiting=MAX_WAITING,
             **settings,
         )
+        engine, witness = watched(executor, config, clock)
         self.game = Game(
-            engine=(engine := Engine(executor, config, clock)),
+            engine=engine,
             executor=executor,
             clock=clock,
             config=config,
             simulated=self.simulated,
-            witness=watched(engine, config),
+            witness=witness,
             knows_prices=known_prices == prices,
         )
         self.num_submitted = 0
@@ -161,7 +169,7 @@ class EnginePlayer:
         specs += [follower(first, index) for index in range(1, num_outputs)]
         self.note(specs)
         game.engine.submit(tuple(specs))
-        for key, request in game.engine.scheduler.life.requests.items():
+        for key, request in game.engine.requests.items():
             game.told[key].is_trial = request.is_trial
         return [spec.key for spec in specs]
 
@@ -238,13 +246,12 @@ class EnginePlayer:
 
     def submit_again(self, *, key: int) -> None:
         """A live id a second time."""
-        life = self.game.engine.scheduler.life
-        if key not in life.requests:
+        if key not in self.game.engine.requests:
             return
         self.game.engine.submit((self.game.told[key].spec,))
-        refusals = [end for end in life.ends if end.key == key]
+        refusals = [end for end in self.game.engine.events.ends if end.key == key]
         assert [end.reason for end in refusals] == [FailureReason.REQUEST_ID_IN_USE]
-        life.ends.remove(refusals[0])
+        self.game.engine.events.ends.remove(refusals[0])
 
     def pass_time(self, *, seconds: float) -> None:
         """Nothing happens for a while."""
@@ -307,7 +314,7 @@ class EnginePlayer:
         assert not engine.has_work
         assert not game.live
         check_history(game)
-        assert engine.scheduler.life.cache.pool.num_used == 0
+        assert engine.cache.pool.num_used == 0
         assert engine.next_wakeup_s() == NO_TIME
         engine.close()
 
@@ -329,14 +336,19 @@ def retained(retention: list[float] | None) -> CacheRetention | None:
     return CacheRetention(priority=int(retention[0]), duration_s=retention[1])
 
 
-def watched(engine: Engine, config: SchedulerConfig) -> OrderWitness | None:
-    """Put a witness in front of the engine's fair order."""
-    if config.order is not SchedulingOrder.FAIR:
-        return None
-    queue = engine.scheduler.life.queue
-    witness = OrderWitness(queue.order, config)
-    queue.order = witness
-    return witness
+def watched(
+    executor: Executor, config: SchedulerConfig, clock: VirtualClock
+) -> tuple[Engine, OrderWitness | None]:
+    """An engine, with a witness in front of its fair order."""
+    found: list[OrderWitness] = []
+
+    def witnessed(tenants: Tenants, config: SchedulerConfig) -> OrderWitness:
+        found.append(OrderWitness(FairOrder(tenants, config), config))
+        return found[-1]
+
+    with patch.object(waiting_queue, "FairOrder", witnessed):
+        engine = Engine(executor, config, clock)
+    return engine, found[0] if found else None
 
 
 def follower(leader: RequestSpec, index: int) -> RequestSpec:

@@ -25,7 +25,7 @@ A chance that is certain, for a short `max_tokens`, loses nothing by waiting and
 An output of certain length, which nothing but its limit ends, is judged by it from the first
 request on.
 
-exploration.py has the requests that are admitted to learn, although they may be late.
+output_lengths.py has the requests that are admitted to learn, although they may be late.
 """
 
 import math
@@ -33,17 +33,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.output_lengths import (
     UNENDING,
+    Exploration,
     LengthDistribution,
     OutputBounds,
     OutputLengths,
     RunningOutputs,
 )
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
 
@@ -66,8 +66,10 @@ _CHECK_EVERY_S = 0.25
 class TokenTime:
     """The time between two tokens of a running request, over the steps of the last seconds.
 
-    Time over steps, both decaying. While the machine is idle it counts as many steps as it could
-    have made for one request alone: a step full of prefill in an idle minute delays no request.
+    Time over steps, both decaying. A step that leaves decodes out for a light tenant's prompt is
+    time without a token: a request must have time for such pauses. While the machine is idle it
+    counts as many steps as it could have made for one request alone: a step full of prefill in an
+    idle minute delays no request.
     """
 
     __slots__ = ("_at_s", "_fit", "_num_tokens", "_seconds")
@@ -83,12 +85,12 @@ class TokenTime:
         """For a request that has the machine to itself."""
         return self._fit.step_time_s(num_prefill_tokens=0, num_decodes=1, num_context_tokens=0)
 
-    def note_step(self, seconds: float, now: float) -> None:
-        """Record the duration of a step."""
+    def note_step(self, seconds: float, now: float, *, has_paused: bool = False) -> None:
+        """Record the duration of a step; `has_paused`: it left decodes out."""
         self._idle_until(now - seconds)
         self._fade(seconds)
         self._seconds += seconds
-        self._num_tokens += 1.0
+        self._num_tokens += not has_paused
         self._at_s = max(self._at_s, now)
 
     def beside(self, load: Load, now: float) -> float:
@@ -196,7 +198,7 @@ class CompletionPredictor:
     """
 
     def __init__(
-        self, min_chance: float, fit: StepFit, *, arrays: SlotArrays, running: Running
+        self, min_chance: float, fit: StepFit, *, arrays: SlotArrays, running: RunningSet
     ) -> None:
         self.lengths = OutputLengths()
         self.token_time = TokenTime(fit)
@@ -270,7 +272,7 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """Running requests whose chance is below the smallest, with their chances.
+        """RunningSet requests whose chance is below the smallest, with their chances.
 
         Conditional on outputs being at least as long as theirs are already.
         """

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.executor.trtllm.constraint_check import ConstraintCheck, fault_of
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 
 
 class Grammar:

@@ -19,7 +19,7 @@ from penstock.executor.trtllm.request_mapping import NotResumable
 from penstock.executor.trtllm.response_queue import Response, ResponseQueue
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
-from penstock.scheduler.request_options import Constraint
+from penstock.scheduler.request import Constraint
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import TypeGuard
 
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
-from penstock.scheduler.request import FailureReason
-from penstock.scheduler.request_options import ConstraintKind
+from penstock.scheduler.request import ConstraintKind, FailureReason
 from penstock.server.error_reason import ErrorReason as ErrorReason
 from penstock.server.front.generation import Generation
 from penstock.server.front.phases import PhaseClock

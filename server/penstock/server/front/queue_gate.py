@@ -6,7 +6,7 @@ passes here wrongly. So an estimate that is slightly off only makes a refusal a 
 and never breaks the bound.
 
 With a full queue a request passes if it could displace another in the engine (the rules of
-`penstock.scheduler.queue_places`), judged by the requests of this front: its tenant has fewer of
+`penstock.scheduler.displacement`), judged by the requests of this front: its tenant has fewer of
 them waiting than another, or some of a lower class, or so few that only other fronts can know.
 """
 

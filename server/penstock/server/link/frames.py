@@ -11,6 +11,7 @@ never log it.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
@@ -229,8 +230,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
         if not submit.specs:
             return cls(None, (), submit.kept)
         leader, *others = submit.specs
-        for spec in submit.specs:
-            _check_lengths(spec)
+        _check_lengths(submit.specs)
         return cls(leader, tuple(_difference(other, leader) for other in others), submit.kept)
 
     def value(self) -> Submit:
@@ -240,8 +240,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
             return Submit(specs=(), kept=self.kept)
         others = (replace(leader, **_given(other)) for other in self.others)
         specs = (leader, *others)
-        for spec in specs:
-            _check_lengths(spec)
+        _check_lengths(specs)
         return Submit(specs=specs, kept=self.kept)
 
 
@@ -259,11 +258,14 @@ def _given(difference: _Difference) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
 
-def _check_lengths(spec: RequestSpec) -> None:
-    if len(spec.trace_id) not in (0, TRACE_ID_BYTES):
-        raise ValueError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(spec.trace_id)}")
-    if spec.block_hashes and set(map(len, spec.block_hashes)) != {DIGEST_BYTES}:
-        raise ValueError(f"every block hash must be {DIGEST_BYTES} bytes long")
+def _check_lengths(specs: Sequence[RequestSpec]) -> None:
+    """Of ids and digests; those that outputs share are checked once."""
+    for trace_id in {spec.trace_id for spec in specs}:
+        if len(trace_id) not in (0, TRACE_ID_BYTES):
+            raise ValueError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(trace_id)}")
+    for hashes in {id(spec.block_hashes): spec.block_hashes for spec in specs}.values():
+        if hashes and set(map(len, hashes)) != {DIGEST_BYTES}:
+            raise ValueError(f"every block hash must be {DIGEST_BYTES} bytes long")
 
 
 class FrontHello(TaggedFrame, frozen=True, kw_only=True):

@@ -11,11 +11,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.flight import Chunk
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_note import StepNote
 from penstock.server.link.frames import EngineHello
 from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.request_record import RequestRecord

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKind
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import Generation

@@ -334,6 +334,20 @@ def message_with(**fields: Any) -> Edit:
     return chat_with(messages=[{"role": "user", "parts": [{"text": "x"}], **fields}])
 
 
+def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
+    """As encoded they are a tenth of what is allowed, but each takes as long to read."""
+    limits = replace(LIMITS, config=FrontConfig())
+    for num, path in ((4090, None), (4200, "chat_prompt.template_arguments")):
+        empty: dict[str, Any] = {"a": [{}] * num}
+        message = edited(chat_with(tools=[empty], template_arguments=empty))
+        if path is None:
+            read(message, limits)
+            continue
+        with pytest.raises(RequestError) as caught:
+            read(message, limits)
+        assert [one.path for one in caught.value.refusal.violations] == [path]
+
+
 EXAMPLES: dict[str, Edit] = {
     "model": lambda m: setattr(m, "model", "other"),
     "request_id": lambda m: setattr(m, "request_id", "r"),

@@ -50,7 +50,7 @@ class House:
     @property
     def limits(self) -> tuple[int | None, int | None]:
         """What holds for acme in the engine, and in the policy that callers are judged by."""
-        quotas = self._engine.scheduler.life.quotas
+        quotas = self._engine.quotas
         judged = self._judge.policy.of("acme").quota
         return quotas.quota_of("acme").max_num_live, judged.max_num_live
 

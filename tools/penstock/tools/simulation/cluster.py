@@ -131,7 +131,7 @@ class _Cluster:
             replica.engine.close()
 
     def progress(self, wall_s: float) -> Progress:
-        num_running = sum(replica.engine.scheduler.num_running for replica in self._replicas)
+        num_running = sum(len(replica.engine.running) for replica in self._replicas)
         num_unfinished = sum(replica.num_unfinished for replica in self._replicas)
         return Progress(
             now_s=max(replica.now_s for replica in self._replicas),

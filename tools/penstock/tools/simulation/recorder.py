@@ -197,11 +197,10 @@ class MemorySamples:
 
     def add(self, at_s: float, engine: Engine, num_held_back: int) -> None:
         """Sample an engine now."""
-        scheduler = engine.scheduler
-        cache, arrays = scheduler.life.cache, scheduler.life.arrays
+        cache, arrays = engine.cache, engine.arrays
         self.at_s.append(at_s)
-        self.num_running.append(scheduler.num_running)
-        self.num_waiting.append(scheduler.num_waiting + num_held_back)
-        self.num_used_blocks.append(cache.pool.num_used)
+        self.num_running.append(len(engine.running))
+        self.num_waiting.append(len(engine.queue) + num_held_back)
+        self.num_used_blocks.append(cache.num_used)
         # Shared blocks are full: counted with every owner, they cancel out.
         self.num_unused_tokens.append(int(cache.capacity.sum()) - int(arrays.num_computed.sum()))

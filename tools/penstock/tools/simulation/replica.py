@@ -55,8 +55,7 @@ class Replica:
     @property
     def num_unfinished(self) -> int:
         """Requests that run or wait here: the load that a router balances."""
-        scheduler = self.engine.scheduler
-        return len(self._gate) + scheduler.num_waiting + scheduler.num_running
+        return len(self._gate) + len(self.engine.queue) + len(self.engine.running)
 
     def offer(self, request: TraceRequest) -> None:
         """A request arrives; `run_until` its arrival first."""

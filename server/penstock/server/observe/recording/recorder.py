@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch
+from penstock.scheduler.cost_model import StepMeasure
 from penstock.scheduler.events import Failed, Finished, StepEvents
-from penstock.scheduler.flight import Chunk
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_measure import StepMeasure
-from penstock.scheduler.step_note import StepNote
 from penstock.server.observe.recording.request_log import RequestLog
 from penstock.server.observe.recording.trace import recorded_line
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, cast
 from urllib.parse import unquote
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1 import options_pb2 as pb
@@ -32,9 +32,14 @@ the bytes.
 """
 MAX_REPETITIONS: Final = 10_000
 """A repetition is compiled to that many copies; nested ones to their product."""
+MAX_ELEMENTS: Final = 8192
+"""Of expressions and grammars, and objects of a schema. Reading one takes up to two microseconds of
+the event loop.
+"""
 MAX_TOTAL: Final = 100_000
 """Characters of a constraint with its repetitions written out: several may be in sequence."""
 _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} deep"
+_TOO_LONG: Final = f"has more than {MAX_ELEMENTS} elements"
 _TOO_MANY: Final = f"repeats an element more than {MAX_REPETITIONS} times"
 _TOO_MUCH: Final = f"has more than {MAX_TOTAL} characters once its repetitions are written out"
 # Possessive throughout: no character is read twice.
@@ -164,6 +169,8 @@ def _read_choice(
             violations.add(f"{_CHOICES}[{index}]", "is a duplicate" if choice else "is empty")
         known.add(choice)
         is_right = _is_free_of_nul(f"{_CHOICES}[{index}]", choice, violations) and is_right
+        if violations.is_full:
+            break
     return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_right else None
 
 
@@ -234,7 +241,7 @@ def fault_of_schema(schema: str) -> str:
         for container in level:
             if not isinstance(container, dict):
                 continue
-            if fault := _fault_of_keys(container, counter):
+            if fault := counter.count() or _fault_of_keys(container, counter):
                 return fault
             if "$ref" in container:
                 references.append(container)
@@ -255,11 +262,12 @@ class _Counter:
     `_last` holds the same for the element that a repetition would apply to.
     """
 
-    __slots__ = ("_brackets", "_last", "_most", "_total")
+    __slots__ = ("_brackets", "_last", "_most", "_num_elements", "_total")
 
     def __init__(self) -> None:
         self._brackets: list[tuple[int, int]] = []
         self._most: int = 1
+        self._num_elements: int = 0
         self._total: int = 0
         self._last: tuple[int, int] = (1, 1)
 
@@ -271,6 +279,8 @@ class _Counter:
 
     def fault_after(self, token: re.Match[str]) -> str:
         """Which bound is exceeded now; empty for none."""
+        if fault := self.count():
+            return fault
         match token.lastgroup:
             case "open":
                 if len(self._brackets) == MAX_DEPTH:
@@ -291,6 +301,11 @@ class _Counter:
             case _:
                 pass
         return self._fault()
+
+    def count(self) -> str:
+        """One more element, or object of a schema; returns the exceeded bound, empty for none."""
+        self._num_elements += 1
+        return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
         """Repeat the last element; returns the exceeded bound, empty for none."""

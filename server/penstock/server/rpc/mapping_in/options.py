@@ -8,8 +8,7 @@ import math
 from typing import Final
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request import SamplingParams
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention, SamplingParams
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
 from penstock.server.front.generation import ChunkLimits, Output, Resumption, Sampling, Stopping
 from penstock.server.front.limits import Limits
