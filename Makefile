@@ -139,6 +139,7 @@ gateways: $(READY)
 
 nightly: $(READY)
 	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 PENSTOCK_NUM_RACES=10000 \
+		PENSTOCK_CHAOS_SEED=$$RANDOM \
 		PENSTOCK_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
 		--timeout 3600 -m "not gpu" tests/property tests/unit tests/contract \
 		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py \

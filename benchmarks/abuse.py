@@ -26,7 +26,7 @@ import psutil
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
-from services import MEASURED, capacity, request, service, simulated
+from services import MEASURED, capacity, cpu_s, request, service, simulated
 
 ATTACKS = (
     *("rapid_reset", "open_and_hang", "settings_flood", "ping_flood", "empty_data"),
@@ -103,7 +103,7 @@ class Probe:
 
 def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s: float) -> Run:
     """The attack again and again, for `s` seconds and until the probe has seen enough of it."""
-    cpu_s = _cpu_s(front)
+    before_s = cpu_s(front.pid)
     num, peak = 0, 0.0
     with Probe(address) as probe:
         until_s = time.monotonic() + s
@@ -123,7 +123,7 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
         p50_ms=ordered[len(ordered) // 2] * 1e3,
         p99_ms=ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1e3,
         max_ms=ordered[-1] * 1e3,
-        front_cpu_s=_cpu_s(front) - cpu_s,
+        front_cpu_s=cpu_s(front.pid) - before_s,
         rss_peak=peak,
         growth=growth,
     )
@@ -165,11 +165,6 @@ def _rss_mib(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 2**20
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
     """Every attack's probe against its goal, then what is left of all of them."""
     checks = [
@@ -185,16 +180,12 @@ def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
     codes: dict[str, int] = ends["codes"]
     bugs = sum(codes.get(name, 0) for name in ("UNKNOWN", "INTERNAL", "UNAVAILABLE"))
     checks += [
-        _at_most("probe errors", sum(run.num_errors for run in runs), 0, "calls"),
-        _at_most("growth after all attacks", runs[-1].growth, MAX_GROWTH_MIB, "MiB"),
-        _at_most("malformed messages that found a bug", bugs, 0, "calls"),
-        _at_most("malformed messages with an odd end", len(ends["odd"]), 0, "calls"),
+        at_most("probe errors", sum(run.num_errors for run in runs), 0, "calls"),
+        at_most("growth after all attacks", runs[-1].growth, MAX_GROWTH_MIB, "MiB"),
+        at_most("malformed messages that found a bug", bugs, 0, "calls"),
+        at_most("malformed messages with an odd end", len(ends["odd"]), 0, "calls"),
     ]
     return checks
-
-
-def _at_most(name: str, value: float, goal: float, unit: str) -> Check:
-    return at_most(name, value, goal, unit)
 
 
 def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -221,31 +222,14 @@ def median(
     )
 
 
-def per_s(run: Run) -> float:
-    return run.seen.per_s
-
-
-def mean_ms(run: Run) -> float:
-    return run.seen.mean_ms
-
-
-def p50_ms(run: Run) -> float:
-    return run.seen.p50_ms
-
-
-def p99_ms(run: Run) -> float:
-    return run.seen.p99_ms
+per_s = attrgetter("seen.per_s")
+mean_ms, p50_ms, p99_ms = (attrgetter(f"seen.{name}_ms") for name in ("mean", "p50", "p99"))
 
 
 def costs_of(runs: list[Run], side: str, concurrency: int, route: Route = PLAIN) -> list[float]:
     """Processor time of client, front and engine for each request; cores that others took."""
-    values: tuple[Callable[[Run], float], ...] = (
-        lambda run: run.seen.client_ms,
-        lambda run: run.front_ms,
-        lambda run: run.engine_ms,
-        lambda run: run.foreign_cores,
-    )
-    return [median(runs, side, concurrency, value, route) for value in values]
+    names = ("seen.client_ms", "front_ms", "engine_ms", "foreign_cores")
+    return [median(runs, side, concurrency, attrgetter(name), route) for name in names]
 
 
 def connection_checks(runs: list[Run]) -> list[Check]:
@@ -305,7 +289,7 @@ def thread_checks(runs: list[Run]) -> list[Check]:
             of = [
                 median(runs, side, concurrency, value) for value in (per_s, mean_ms, p50_ms, p99_ms)
             ]
-            failed = median(runs, side, concurrency, lambda run: run.seen.num_failed)
+            failed = median(runs, side, concurrency, attrgetter("seen.num_failed"))
             costs = costs_of(runs, side, concurrency)
             rows.append((concurrency, side, *of, failed, *costs, mark))
     print_table(

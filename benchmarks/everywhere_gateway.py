@@ -19,7 +19,7 @@ import random
 import signal
 import statistics
 import sys
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -252,7 +252,7 @@ async def prefix(size: Size) -> tuple[Any, list[Check]]:
     ]
 
 
-SECTIONS: dict[str, Callable[[Size], Awaitable[tuple[Any, list[Check]]]]] = {
+SECTIONS: dict[str, Callable[[Size], Coroutine[Any, Any, tuple[Any, list[Check]]]]] = {
     "ttft": ttft,
     "drain": drain,
     "prefix": prefix,
@@ -266,13 +266,9 @@ def measured(size: Size, names: Sequence[str] = ()) -> tuple[dict[str, Any], lis
     for name in names or SECTIONS:
         section = SECTIONS[name]
         print(name, file=sys.stderr)
-        results[name], told = asyncio.run(_awaited(section(size)))
+        results[name], told = asyncio.run(section(size))
         checks += told
     return results, checks
-
-
-async def _awaited(section: Awaitable[tuple[Any, list[Check]]]) -> tuple[Any, list[Check]]:
-    return await section
 
 
 def run(*, is_full: bool = False) -> list[Check]:

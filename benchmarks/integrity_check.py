@@ -20,7 +20,7 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from report import arguments, at_most, print_checks, print_table, write_json
+from report import arguments, at_most, conclude, print_table
 
 BLOCK_SIZE = 16
 NUM_PROMPT = 100_000
@@ -100,9 +100,7 @@ def main() -> None:
     checks = [
         at_most(f"longest stop, {row[0]} blocks, {row[1]}", row[-1], GOAL_MS, "ms") for row in rows
     ]
-    print_checks(checks)
-    results = [dict(zip(columns, row, strict=True)) for row in rows]
-    write_json(options.json, results, checks)
+    conclude(options, [dict(zip(columns, row, strict=True)) for row in rows], checks)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 from latency_plants import PLANTS, Plant
 from latency_run import END_SHARE, MAX_NUM_SEQS, Run, drive, turns
 from penstock.scheduler.config import SchedulerConfig
-from penstock.tools.simulation.chart import Chart, Series
+from penstock.tools.charts import Chart, Series
 from report import Check, arguments, print_checks, print_table, write_json
 from report_page import Table, write_page
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from load import Ask, Seen, arrivals_s, open_loop, sending
 from penstock.client import NO_RETRY, Client, HealthStatus
-from penstock.tools.simulation.chart import Chart, Series, svg
+from penstock.tools.charts import Chart, Series, svg
 from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
 from services import MEASURED, service, simulated
 

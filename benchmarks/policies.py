@@ -20,9 +20,8 @@ from typing import Any
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceError, TraceRequest
-from penstock.tools.simulation.chart import Chart
-from penstock.tools.simulation.png_plots import has_matplotlib, write_png
-from penstock.tools.simulation.report import finite_or_none
+from penstock.tools.charts import Chart, has_matplotlib, write_png
+from penstock.tools.pages import finite_or_none
 from penstock.tools.simulation.settings import SimulationConfig, Targets
 from penstock.tools.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace

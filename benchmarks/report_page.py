@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.tools.simulation.chart import Chart, Series, svg
-from penstock.tools.simulation.report import html_table, page
+from penstock.tools.charts import Chart, Series, svg
+from penstock.tools.pages import html_table, page
 from report import CHECK_HEADER, Check, cell
 
 _Row = TypeVar("_Row")

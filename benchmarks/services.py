@@ -172,13 +172,14 @@ def service(
     has_operations: bool = False,
     has_metrics: bool = False,
     environment: Mapping[str, str] | None = None,
+    module: str = "penstock.tools",
 ) -> Generator[Service]:
     """One that serves, on all cores, with these options. `num_fronts` None: its default. Raises
     RunFailed when it does not come up."""
     os.sched_setaffinity(0, ALL_CORES)
     started = subprocess.Popen(
         (
-            *(sys.executable, "-m", "penstock.tools", "serve", "--port", "0"),
+            *(sys.executable, "-m", module, "serve", "--port", "0"),
             *("--operations-port", "0" if has_operations else "off"),
             *("--metrics-port", "0" if has_metrics else "off"),
             *(() if num_fronts is None else ("--fronts", str(num_fronts))),

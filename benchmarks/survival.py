@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
     return document["results"], checks
 
 
-def sections(size: Size) -> dict[str, Callable[[], Awaitable[Outcome]]]:
+def sections(size: Size) -> dict[str, Callable[[], Coroutine[Any, Any, Outcome]]]:
     """Every section by its name, in the order they run."""
     return {
         "engine_kill": lambda: survival_kills.engine_kill(size.num_kills),
@@ -113,7 +113,7 @@ def main() -> None:
     for name in _chosen(options.sections, known):
         begun_s = time.monotonic()
         try:
-            found, told = asyncio.run(_awaited(known[name]()))
+            found, told = asyncio.run(known[name]())
         except RunFailed as error:
             failed.append(name)
             progress(f"{name} could not be measured: {error}")
@@ -127,10 +127,6 @@ def main() -> None:
     if failed:
         print(f"\nnot measured: {', '.join(failed)}")
     sys.exit(bool(failed) or any(check.holds is False for check in checks))
-
-
-async def _awaited(section: Awaitable[Outcome]) -> Outcome:
-    return await section
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -186,16 +187,16 @@ def rows_of(rounds: Rounds) -> list[list[object]]:
     return [
         [
             side,
-            rounds.median(side, lambda t: t.front_us),
-            rounds.added(side, lambda t: t.front_us),
-            rounds.median(side, lambda t: t.loop_us),
-            rounds.added(side, lambda t: t.loop_us),
-            rounds.error(side, lambda t: t.loop_us),
-            rounds.median(side, lambda t: t.per_s),
-            rounds.median(side, lambda t: t.per_s, most=True),
+            rounds.median(side, attrgetter("front_us")),
+            rounds.added(side, attrgetter("front_us")),
+            rounds.median(side, attrgetter("loop_us")),
+            rounds.added(side, attrgetter("loop_us")),
+            rounds.error(side, attrgetter("loop_us")),
+            rounds.median(side, attrgetter("per_s")),
+            rounds.median(side, attrgetter("per_s"), most=True),
             rounds.lag_ms(side, 50),
             rounds.lag_ms(side, 99),
-            rounds.median(side, lambda t: t.first_p99_ms),
+            rounds.median(side, attrgetter("first_p99_ms")),
         ]
         for side in rounds.at_rate
     ]
@@ -223,7 +224,7 @@ def checks_of(rounds: Rounds, path: RecordPath) -> list[Check]:
         at_most("the record path alone, added to a request", path.added, MAX_LOOP_US, "us"),
         at_most(
             "collector up: thread of the event loop, added to a request",
-            rounds.added(UP, lambda t: t.loop_us),
+            rounds.added(UP, attrgetter("loop_us")),
             MAX_LOOP_US,
             "us",
         ),

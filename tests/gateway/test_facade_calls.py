@@ -230,7 +230,7 @@ async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:
 
 
 async def test_what_is_not_there_says_so_at_once(served: ServedFront) -> None:
-    async with asyncio.timeout(2):  # after which a gateway gives a silent worker up
+    async with asyncio.timeout(PATIENCE_S):
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/SubscribeKvEvents")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"").read()

@@ -54,7 +54,7 @@ async def test_deadline_ends_the_call_on_both_sides(face: Face, server: Scripted
     server.scripts.append(speak_and_wait)
 
     with pytest.raises(DeadlineExceeded):
-        await face.events("Hi", deadline_s=0.3)
+        await face.events("Hi", deadline_s=1.0)
 
     await asyncio.wait_for(server.seen[0].cancelled.wait(), 60)
 

@@ -178,7 +178,7 @@ async def test_ttft_deadline_and_time_limit_reach_the_engine(served: ServedFront
 
 
 async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
-    call = served.stub.Generate(request("hello"), timeout=0.3)
+    call = served.stub.Generate(request("hello"), timeout=1.0)
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)

@@ -9,7 +9,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
-from penstock.scheduler.victims import MAX_YIELDERS, MAX_YIELDS
+from penstock.scheduler.victims import MAX_PREEMPTED, MAX_TENANT_PREEMPTIONS
 from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle, service_of
 
 MAX_PROMPT = 12
@@ -159,7 +159,7 @@ class Stalled:
 
 def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> None:
     """One step of a second, and what must hold of it."""
-    before = {key: (r.num_yields, r.spec.tenant) for key, r in engine.requests.items()}
+    before = {key: (r.num_tenant_preemptions, r.spec.tenant) for key, r in engine.requests.items()}
     changes = engine.step().changes
     engine.check_integrity()
     clock.now_s += 1.0
@@ -167,12 +167,15 @@ def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> Non
     assert stalled.num_steps < stride
     thrown_out = {change.key for change in changes if isinstance(change, Preempted)}
     new = [change.key for change in changes if isinstance(change, Admitted)]
-    assert all(request.num_yields <= MAX_YIELDS for request in engine.requests.values())
+    assert all(
+        request.num_tenant_preemptions <= MAX_TENANT_PREEMPTIONS
+        for request in engine.requests.values()
+    )
     yielded = [
         key for key in thrown_out if key in engine.requests
-        and engine.requests[key].num_yields > before[key][0]
+        and engine.requests[key].num_tenant_preemptions > before[key][0]
     ]  # fmt: skip
-    assert len(yielded) <= MAX_YIELDERS * max(1, len(new))
+    assert len(yielded) <= MAX_PREEMPTED * max(1, len(new))
     if thrown_out and new:
         losers = {before[key][1] for key in thrown_out}
         assert losers.isdisjoint(before[key][1] for key in new)

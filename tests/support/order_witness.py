@@ -24,7 +24,7 @@ class _Wait:
 
 
 class OrderWitness:
-    """An `QueueOrder` that checks what admissions.py promises of the one behind it.
+    """An `QueueOrder` that checks what batch_admission.py promises of the one behind it.
 
     In a round, from the first that lacks blocks (the head) to its end: at most `max_lookahead`
     are passed over, four of a line; whom a preemption threw out is not passed; and over all rounds

@@ -57,7 +57,7 @@ export async function cancelById(talk: Talk): Promise<void> {
 
 export async function deadline(talk: Talk): Promise<void> {
   const beganMs = performance.now();
-  const heard = new Heard(talk.client().generate(greedy(LONG_TOKENS), { deadlineMs: 300 }));
+  const heard = new Heard(talk.client().generate(greedy(LONG_TOKENS), { deadlineMs: 1000 }));
   try {
     await heard.untilEnd();
   } catch (error) {

@@ -69,7 +69,7 @@ class BatchAdmission:
         self._max_num_overtakes = config.max_num_overtakes
         self._max_overtake_s = config.max_overtake_s
         # TensorRT-LLM manages its own memory.
-        self._may_yield = not (self._is_guaranteed or info.is_self_paced)
+        self._may_preempt = not (self._is_guaranteed or info.is_self_paced)
         self._blocked: Request | None = None
         # The queue and the free blocks at the last unsuccessful search behind the head.
         self._last_scan_version = -1
@@ -212,7 +212,7 @@ class BatchAdmission:
         self, request: Request, num_blocks: int, budget: TokenBudget, shares: FairShare, now: float
     ) -> bool:
         """Preempt requests for one of a tenant under its share; False when they do not suffice."""
-        if not self._may_yield or len(self._running) > self._sizing.max_num_running:
+        if not self._may_preempt or len(self._running) > self._sizing.max_num_running:
             return False
         shortage = Shortage(
             tenant=request.tenant,
@@ -224,7 +224,7 @@ class BatchAdmission:
         )
         chosen = self._victims.choose_for_tenant(shares, shortage, budget.slots)
         for victim, _ in chosen:
-            victim.num_yields += 1
+            victim.num_tenant_preemptions += 1
             self._transitions.preempt(victim, now)
         return bool(chosen)
 

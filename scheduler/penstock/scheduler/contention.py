@@ -51,7 +51,7 @@ class Contention:
         self._yield_ratio = config.yield_ratio
         is_fair = config.order is SchedulingOrder.FAIR
         self._serves_light = is_fair and math.isfinite(config.yield_ratio)
-        self._has_yielders = config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
+        self._preempts_for_tenants = config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
 
     def load(self, *, has_place: bool = False) -> Load:
         """All that runs. `has_place`: one more fits, whatever the limit on the batch."""
@@ -134,7 +134,7 @@ class Contention:
 
     def _with_place(self, load: Load, demand: Demand, ahead: QueuedAhead) -> Load:
         """The load after the preemptions that would admit all of these, where allowed."""
-        if not self._has_yielders:
+        if not self._preempts_for_tenants:
             return load
         return replace(
             load,

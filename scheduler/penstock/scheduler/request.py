@@ -231,13 +231,13 @@ class Request:
     is live. `ticket`: its place in the order of the queue, -1 without one. `num_overtaken` and
     `blocked_since_s`: how many requests overtook it since it first was at the head and did not fit;
     `num_blocks_short`: how many blocks it needed when it was last tried and did not fit.
-    `num_yields`: how often it was preempted for another tenant's. `recheck_s`: while it waits, when
-    to check whether it can still meet its deadlines. `num_uncached_tokens`: what it had to compute
-    when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks, in tokens;
-    `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions, as a replay
-    does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are used.
-    While it waits, `place`: its place in the columns of wait_clock.py; `queue_mark`: the start of
-    its stay in the queue, and the counters of that moment.
+    `num_tenant_preemptions`: how often it was preempted for another tenant's. `recheck_s`: while it
+    waits, when to check whether it can still meet its deadlines. `num_uncached_tokens`: what it had
+    to compute when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks,
+    in tokens; `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions,
+    as a replay does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are
+    used. While it waits, `place`: its place in the columns of wait_clock.py; `queue_mark`: the
+    start of its stay in the queue, and the counters of that moment.
     """
 
     spec: RequestSpec
@@ -253,7 +253,7 @@ class Request:
     num_overtaken: int = 0
     blocked_since_s: float = NO_TIME
     num_blocks_short: int = 0
-    num_yields: int = 0
+    num_tenant_preemptions: int = 0
     recheck_s: float = NO_TIME
     num_uncached_tokens: int = 0
     num_kept_tokens: int = 0

@@ -6,7 +6,6 @@ request are recorded; a step costs the same however many run. Does not decide an
 """
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,33 +18,7 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.slot_arrays import SlotArrays
 
 _NOT_DECODING = -1
-
-
-class _LeastSince:
-    """The minimum of a series of values from any step on until now.
-
-    Keeps the steps from which on that minimum changes: one entry for each different value at most,
-    both columns ascending. Queries use bisection.
-    """
-
-    __slots__ = ("_starts", "_values")
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._values: list[int] = []
-
-    def note(self, step: int, value: int) -> None:
-        """The value from `step` on."""
-        starts, values = self._starts, self._values
-        while values and values[-1] >= value:
-            step = starts.pop()
-            values.pop()
-        starts.append(step)
-        values.append(value)
-
-    def since(self, step: int) -> int:
-        """The minimum from `step` on; there must have been a value by then."""
-        return self._values[bisect_right(self._starts, step) - 1]
+_MAX_SIZE = np.iinfo(np.int32).max
 
 
 class _Account:
@@ -56,7 +29,6 @@ class _Account:
 
     __slots__ = (
         "decoding_since",
-        "first_step",
         "is_again",
         "num_decodes",
         "num_prefills",
@@ -64,8 +36,7 @@ class _Account:
         "sizes",
     )
 
-    def __init__(self, first_step: int) -> None:
-        self.first_step = first_step
+    def __init__(self) -> None:
         self.num_prefills = 0
         self.num_repeats = 0
         self.is_again = False
@@ -79,19 +50,21 @@ class Residencies:
     """The accounts of all slots. Steps are counted from 0, `num_steps` is the next one's."""
 
     def __init__(self, num_slots: int) -> None:
-        self._accounts = [_Account(0) for _ in range(num_slots)]
+        self._accounts = [_Account() for _ in range(num_slots)]
         self._size = 0
-        self._least = _LeastSince()
-        self._greatest = _LeastSince()
+        # Of the steps since each slot was taken; of a free slot any values.
+        self._least: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._greatest: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._has_new = False
         self.num_steps = 0
 
     def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
         """A step of that many rows is planned, `chunks` of them prefill."""
         # A step without rows has no residents.
-        if size and size != self._size:
-            self._size = size
-            self._least.note(self.num_steps, size)
-            self._greatest.note(self.num_steps, -size)
+        if size and (size != self._size or self._has_new):
+            self._size, self._has_new = size, False
+            np.minimum(self._least, size, out=self._least)
+            np.maximum(self._greatest, size, out=self._greatest)
         self.num_steps += 1
         for chunk in chunks:
             account = self._accounts[chunk.slot]
@@ -102,7 +75,9 @@ class Residencies:
 
     def begin(self, slot: int) -> None:
         """A request enters a slot, and has tokens in the next step."""
-        self._accounts[slot] = _Account(self.num_steps)
+        self._accounts[slot] = _Account()
+        self._least[slot], self._greatest[slot] = _MAX_SIZE, 0
+        self._has_new = True
 
     def start_decoding(self, slot: int) -> None:
         """From the next step on it has one token in each."""
@@ -122,7 +97,7 @@ class Residencies:
         """Its last step is launched."""
         account = self._accounts[slot]
         self._stop_decoding(account)
-        account.sizes = self._sizes_since(account.first_step)
+        account.sizes = self._sizes(slot)
 
     def end(self, slot: int) -> Stay:
         """The slot is released; returns the residency's statistics."""
@@ -131,7 +106,7 @@ class Residencies:
         num_steps = account.num_prefills + account.num_decodes
         if not num_steps:
             return Stay()
-        least, greatest = account.sizes or self._sizes_since(account.first_step)
+        least, greatest = account.sizes or self._sizes(slot)
         return Stay(account.num_prefills - account.num_repeats, num_steps, least, greatest)
 
     def _stop_decoding(self, account: _Account) -> None:
@@ -139,8 +114,8 @@ class Residencies:
             account.num_decodes += self.num_steps - account.decoding_since
             account.decoding_since = _NOT_DECODING
 
-    def _sizes_since(self, step: int) -> tuple[int, int]:
-        return self._least.since(step), -self._greatest.since(step)
+    def _sizes(self, slot: int) -> tuple[int, int]:
+        return int(self._least[slot]), int(self._greatest[slot])
 
 
 @dataclass(slots=True, eq=False)

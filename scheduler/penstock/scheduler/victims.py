@@ -16,11 +16,11 @@ relative to it: of those that free what is lacking the one that loses fewest com
 none frees it all, the one that frees most. All or none: no request is preempted unless the waiting
 one then fits.
 
-**Bounds.** A tenant keeps one running request. A request is preempted so at most `MAX_YIELDS`
-times. For one request at most `MAX_YIELDERS` are preempted; each is of the same class or a lower
-one. Preemptions do not cycle: a preempted request belongs to a tenant that held at least
-`yield_ratio` times as much as the other with what it took, so that it is not under its share
-relative to it.
+**Bounds.** A tenant keeps one running request. A request is preempted so at most
+`MAX_TENANT_PREEMPTIONS` times. For one request at most `MAX_PREEMPTED` are preempted; each is of
+the same class or a lower one. Preemptions do not cycle: a preempted request belongs to a tenant
+that held at least `yield_ratio` times as much as the other with what it took, so that it is not
+under its share relative to it.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
 
-MAX_YIELDS = 2
+MAX_TENANT_PREEMPTIONS = 2
 """How often one request is preempted for other tenants."""
-MAX_YIELDERS = 4
+MAX_PREEMPTED = 4
 """How many are preempted for one request."""
 _MAX_TRIES = 8
 """How many of a tenant's are checked for each preemption, ineligible ones included."""
@@ -127,7 +127,7 @@ class VictimSelection:
         num_short, is_slot = shortage.num_blocks_short, shortage.is_slot
         while num_short > 0 or is_slot:
             found = self._next(shares, shortage, is_candidate, num_short)
-            if found is None or len(chosen) == MAX_YIELDERS:
+            if found is None or len(chosen) == MAX_PREEMPTED:
                 for request, num_freed in chosen:
                     shares.take(request.tenant, num_freed)
                 return []
@@ -164,7 +164,7 @@ class VictimSelection:
         best: tuple[Request, int] | None = None
         for slot in slots[np.argsort(cost, kind="stable")[:_MAX_TRIES]].tolist():
             request = self._running.request_at(slot)
-            if request is None or not _may_yield(request):
+            if request is None or not _may_be_preempted(request):
                 # Tried once for all: later calls do not check it again.
                 is_candidate[slot] = False
                 continue
@@ -176,6 +176,8 @@ class VictimSelection:
         return best if best is not None and best[1] > 0 else None
 
 
-def _may_yield(request: Request) -> bool:
+def _may_be_preempted(request: Request) -> bool:
     # A constrained output may not be resumable.
-    return request.num_yields < MAX_YIELDS and request.spec.constraint is None
+    return (
+        request.num_tenant_preemptions < MAX_TENANT_PREEMPTIONS and request.spec.constraint is None
+    )

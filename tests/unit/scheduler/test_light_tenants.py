@@ -11,7 +11,7 @@ from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
 from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.request import NO_TIME, FinishReason
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.victims import MAX_YIELDS, Shortage
+from penstock.scheduler.victims import MAX_TENANT_PREEMPTIONS, Shortage
 from support.core import (
     NullExecutor,
     ends,
@@ -140,7 +140,7 @@ def test_a_request_gives_way_so_often_and_then_stays() -> None:
             submit(engine, "quiet", [key], prompt=3, max_tokens=1)
         for thrown_out in preempted(engine.step()):
             counts[thrown_out] += 1
-    assert max(counts.values()) == MAX_YIELDS
+    assert max(counts.values()) == MAX_TENANT_PREEMPTIONS
     run_until_idle(engine)
 
 

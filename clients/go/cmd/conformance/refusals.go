@@ -184,7 +184,7 @@ func deadline(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	began := time.Now()
 	h := hear(client.Generate(ctx, greedy(longTokens)))

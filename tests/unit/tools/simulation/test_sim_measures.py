@@ -10,12 +10,11 @@ import pytest
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.simulation import png_plots
+from penstock.tools import charts
+from penstock.tools.charts import Chart, PlotsUnavailable, Series, svg, write_png
 from penstock.tools.simulation.calibration import CalibrationError, calibrate, fit_cost
-from penstock.tools.simulation.chart import Chart, Series, svg
 from penstock.tools.simulation.histogram import DurationHistogram
 from penstock.tools.simulation.optimal_cache import optimal_hit_rate
-from penstock.tools.simulation.png_plots import PlotsUnavailable, write_png
 
 
 def test_percentiles_are_within_a_per_cent() -> None:
@@ -217,7 +216,7 @@ def test_a_chart_is_well_formed_svg() -> None:
 def test_without_matplotlib_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(png_plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
 
     with pytest.raises(PlotsUnavailable, match=r"penstock\[plots\]"):
         write_png((CHART,), tmp_path)

@@ -8,8 +8,8 @@ import pytest
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
+from penstock.tools.pages import html_table
 from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
-from penstock.tools.simulation.report import html_table
 from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise

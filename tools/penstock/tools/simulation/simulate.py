@@ -30,6 +30,17 @@ class Progress:
     num_running: int
     num_waiting: int
 
+    @property
+    def text(self) -> str:
+        """It as a line."""
+        minutes, rest_s = divmod(int(self.now_s), 60)
+        speed = self.now_s / self.wall_s if self.wall_s else 0.0
+        return (
+            f"{minutes // 60}:{minutes % 60:02}:{rest_s:02} simulated, {speed:,.0f}x;"
+            f" {self.num_ended:,} of {self.num_arrived:,} ended,"
+            f" {self.num_running:,} running, {self.num_waiting:,} waiting"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulationRun:

@@ -73,7 +73,7 @@ final class Lives {
   }
 
   static void deadline(Talk talk) {
-    CallSettings soon = CallSettings.NONE.withDeadline(Duration.ofMillis(300));
+    CallSettings soon = CallSettings.NONE.withDeadline(Duration.ofSeconds(1));
     long beganNs = System.nanoTime();
     try (PenstockClient client = talk.client();
          Heard heard = new Heard(client.generate(greedy(LONG_TOKENS).build(), soon))) {
