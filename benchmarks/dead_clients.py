@@ -24,8 +24,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.frames import FrontHello, encode
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import FrontHello, Submit, encode
 from report import Check, arguments, at_most, conclude, print_table
 
 NUM_QUEUED = 600

@@ -14,8 +14,8 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
 
 MAX_NUM_WAITING = 4096
 

@@ -30,11 +30,11 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import EngineCore
-from penstock.server.observe.engine_listeners import EngineListeners
-from penstock.server.observe.flight.facts import facts_of
+from penstock.server.observe.flight.layout import facts_of
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.listeners import EngineListeners
 from report import arguments, at_most, cell, conclude, print_table, progress
 from services import expect_ready
 

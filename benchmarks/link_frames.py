@@ -14,8 +14,7 @@ import numpy as np
 
 from penstock.scheduler.events import Finished, Stay, StepEvents, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.server.link.frames import Frame, decode, encode
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import Frame, Submit, decode, encode
 from penstock.server.link.wire import FrameBuffer
 from report import arguments, at_most, conclude, print_table
 

@@ -18,8 +18,7 @@ from penstock.executor.models import resolve_model
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.detokenizer import Detokenizer
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.stop_strings import StopStrings
-from penstock.server.text.text_stream import TextStream
+from penstock.server.text.text_stream import StopStrings, TextStream
 from report import arguments, at_most, conclude, print_table
 
 PROSE = (

@@ -26,7 +26,7 @@ from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, say
 from usage import tell_usage

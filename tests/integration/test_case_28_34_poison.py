@@ -23,8 +23,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, Preempted
 from penstock.scheduler.request import FinishReason
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.stop_strings import StopMatcher
-from penstock.server.text.text_stream import TextStream
+from penstock.server.text.text_stream import StopMatcher, TextStream
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import FakeClock, make_spec
 from support.fronts import admitted, collect, rich_error, serving, text_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.server.observe.config import TracingConfig
-from penstock.server.observe.spans.export import start_tracing
-from penstock.server.observe.spans.worker import MAX_QUEUED_RECORDS
+from penstock.server.observe.spans.export import MAX_QUEUED_RECORDS, start_tracing
 from support.otlp_receiver import Mode, Receiver, dead_endpoint, grpc_receiver, http_receiver
 from support.request_records import request_record
 from support.traced_process import Outcome, run_traced

@@ -23,9 +23,10 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
-from penstock.server.link.cache_subscriber import CacheListener
-from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.link.cache_feeds import CacheListener
+from penstock.server.link.frames import EngineHello
+from penstock.server.link.ports import EngineListener, EngineUnavailable
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer

@@ -24,9 +24,8 @@ from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher, EngineCore
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.frames import FrontHello, encode
+from penstock.server.link.frames import EngineHello, FrontHello, encode
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 
 INFO = ExecutorInfo(

@@ -6,8 +6,8 @@ import http.client
 import socket
 from collections.abc import Callable
 
+from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.http import MetricsServer
-from penstock.server.observe.metrics.live_status import status_json
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_tellings import request_view, snapshot
 

@@ -24,8 +24,8 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.kept_streams import KeptLimits
-from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import ServerOptions
 from penstock.server.rpc.server import FrontServer

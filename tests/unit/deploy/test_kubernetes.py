@@ -14,8 +14,8 @@ from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
 from penstock.server.config import SETTINGS, ServerConfig
 from penstock.server.rpc.generation_service import SERVICE_NAME
-from penstock.server.security.exposure import check_exposure
-from penstock.server.security.policy_text import parse_policy
+from penstock.server.security.policy_file import parse_policy
+from penstock.server.security.security import check_exposure
 from penstock.tools.command_line import build_parser
 from support.kubernetes import (
     FOLDER,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
-from penstock.server.processes.engine_policy import EnginePolicy
+from penstock.server.processes.engine_process import EnginePolicy
 from penstock.server.security.policy import Policy, TenantPolicy
 from penstock.server.security.policy_file import PolicyFile
 from support.core import make_engine

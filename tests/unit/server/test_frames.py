@@ -15,8 +15,7 @@ from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.events import Failed, StepEvents
 from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason, RequestSpec
 from penstock.server.link.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
-from penstock.server.link.frames import Frame, decode, encode
-from penstock.server.link.spec_frames import Submit, SubmitFrame
+from penstock.server.link.frames import Frame, Submit, SubmitFrame, decode, encode
 from penstock.server.link.step_frames import split_by_front
 from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, LinkError
 from penstock.server.observe import frames as observer_frames

@@ -15,16 +15,21 @@ from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import Cancel, Frame, FrontHello, ObserverHello, decode, encode
-from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.operator_frames import (
+from penstock.server.link.frames import (
+    Cancel,
     Command,
     CommandKind,
     CommandResult,
+    EngineHello,
+    Frame,
+    FrontHello,
+    ObserverHello,
     ViewAnswer,
     ViewQuery,
+    decode,
+    encode,
 )
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import FakeEngine, hello
 

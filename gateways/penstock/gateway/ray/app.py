@@ -23,8 +23,7 @@ from penstock.gateway.ray.ending_carrier import EndingCarrier, RawMessage, Way, 
 from penstock.gateway.ray.load import LoadGauge
 from penstock.gateway.ray.methods import METHODS, Method
 from penstock.gateway.ray.relay import Answer, Ending, Pairs, Relay, passed_on
-from penstock.gateway.ray.service import OwnService
-from penstock.gateway.ray.settings import Settings, settings_of
+from penstock.gateway.ray.service import OwnService, Settings, settings_of
 
 log = logging.getLogger("ray.serve")
 _CANCEL = METHODS["Cancel"]

@@ -18,7 +18,7 @@ from typing import Protocol
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse_field
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.board import QueueState
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 
 _CLOSE = 8
 """When at most so many places per front are free, fronts share them: the others see the

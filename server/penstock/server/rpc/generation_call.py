@@ -11,10 +11,10 @@ from typing import Protocol
 
 from penstock.scheduler.request import NO_TIME
 from penstock.server.front import events
+from penstock.server.front.accounts import RequestAccount
 from penstock.server.front.errors import Refusal, RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.request_account import RequestAccount
 from penstock.server.front.submission import CallTimes
 from penstock.server.rpc.handlers import CallFailed, Context, call_timeout_s
 from penstock.server.rpc.mapping_in.generation import (

@@ -11,14 +11,13 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from penstock.server.front import events
-from penstock.server.front.attachments import Attachments
+from penstock.server.front.accounts import RequestAccount
+from penstock.server.front.attachments import Attachments, Received, received
 from penstock.server.front.errors import RequestError, refuse_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.received import Received, received
-from penstock.server.front.request_account import RequestAccount
-from penstock.server.link.resume_port import ResumePort
+from penstock.server.link.ports import ResumePort
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper

@@ -25,9 +25,9 @@ import grpc
 import grpc.aio
 from google.rpc.status_pb2 import Status
 
+from penstock.server.front.accounts import Outcome, RequestAccount
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.front.front import Front
-from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.observe.request_record import RequestOptions
 from penstock.server.observe.trace_context import (
     NOT_TRACED,

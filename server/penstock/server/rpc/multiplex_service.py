@@ -19,7 +19,7 @@ import grpc.aio
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse, refuse_field
 from penstock.server.front.front import Front
-from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.front.watched_write import SharedWriter
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import (
     OK,

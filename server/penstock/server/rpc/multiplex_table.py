@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.scheduler.request import NO_TIME
+from penstock.server.front.accounts import Outcome, RequestAccount
 from penstock.server.front.errors import Refusal, RequestError, refuse_field
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.request_account import Outcome, RequestAccount
-from penstock.server.front.shared_writer import SharedWriter
 from penstock.server.front.stream import TokenStream, num_tokens_of
 from penstock.server.front.submission import CallTimes
+from penstock.server.front.watched_write import SharedWriter
 from penstock.server.observe.trace_context import RemoteParent, parse_traceparent
 from penstock.server.rpc.handlers import OK, CallAccounts, HandlerWrapper, outcome_of
 from penstock.server.rpc.mapping_in.generation import (

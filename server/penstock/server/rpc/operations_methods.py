@@ -20,9 +20,12 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
-from penstock.server.observe.operations.merging import arrival_order
-from penstock.server.observe.operations.operations import Operations, OperationsError
-from penstock.server.observe.operations.snapshot import RequestView
+from penstock.server.observe.operations.snapshot import (
+    Operations,
+    OperationsError,
+    RequestView,
+    arrival_order,
+)
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
 from penstock.server.rpc.handlers import Context, HandlerWrapper, StreamHandler, UnaryHandler
 from penstock.server.rpc.mapping_in.generation import check_model

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.foreign_paths import PATHS, foreign_path, with_foreign_paths
 from penstock.gateway.smg.request_mapping import (
     MAPPED_FIELDS,
     REFUSED_FIELDS,
     UNFELT_FIELDS,
     own_request,
 )
+from penstock.gateway.smg.service import PATHS, foreign_path, with_foreign_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.limits import Limits

@@ -17,6 +17,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from penstock.scheduler.state import RequestState
+from penstock.server.front.accounts import Outcome
 from penstock.server.front.errors import RequestError
 from penstock.server.front.events import (
     Accepted,
@@ -33,7 +34,6 @@ from penstock.server.front.generation import (
 )
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import MAX_UNSENT_BYTES
-from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import CallTimes
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.request_record import SegmentKind

@@ -11,8 +11,8 @@ from penstock.server.front.errors import ErrorReason, QuotaViolation, RequestErr
 from penstock.server.front.front import Front
 from penstock.server.front.generation import ChatInput, Generation, TextInput
 from penstock.server.front.limits import Limits
+from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.submission import CallTimes
-from penstock.server.front.text_quota import TextQuotas
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.errors import TooMuchText
 from penstock.server.text.model_text import ModelText

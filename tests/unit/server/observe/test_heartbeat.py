@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.observe.heartbeat import HeartbeatTimer
+from penstock.server.observe.frames import HeartbeatTimer
 
 
 class Ticks:

@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
-from penstock.server.processes.command_runner import Orders
-from penstock.server.processes.stack_sampler import sample
+from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.processes.command_runner import Orders, sample
 
 
 def innermost_wait(begun: threading.Event, end: threading.Event) -> None:

@@ -338,10 +338,10 @@ def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
     """As encoded they are a tenth of what is allowed, but each takes as long to read."""
     limits = replace(LIMITS, config=FrontConfig())
     for num, path in ((4090, None), (4200, "chat_prompt.template_arguments")):
-        empty = {"a": [{}] * num}
+        empty: dict[str, Any] = {"a": [{}] * num}
         message = edited(chat_with(tools=[empty], template_arguments=empty))
         if path is None:
-            assert read(message, limits)
+            read(message, limits)
             continue
         with pytest.raises(RequestError) as caught:
             read(message, limits)

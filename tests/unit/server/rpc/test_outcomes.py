@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
+from penstock.server.front.accounts import Outcome, RequestAccount
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.observe.trace_context import NOT_TRACED
 from penstock.server.rpc.handlers import CANCELLED, call_timeout_s, outcome_of, outcome_of_failure
 

@@ -19,8 +19,7 @@ from google.rpc.status_pb2 import Status
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason
-from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
-from penstock.server.front.failures import refusal_for
+from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal, refusal_for
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.phases import PhaseClock
 from penstock.server.rpc.statuses import (

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.front.accounts import Accounts
-from penstock.server.front.request_account import Outcome
+from penstock.server.front.accounts import Accounts, Outcome
 from penstock.server.observe.request_record import RequestOptions, RequestRecord
 from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb

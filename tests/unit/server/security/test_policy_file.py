@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.quotas import TenantQuota
-from penstock.server.processes.engine_policy import EnginePolicy
+from penstock.server.processes.engine_process import EnginePolicy
 from penstock.server.security.authenticator import Authenticator, Unknown
 from penstock.server.security.policy_file import PolicyFile
 from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file

@@ -13,11 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_signal
 from penstock.server.cli.connection import UsageError, default_address, run_reporting
 from penstock.server.cli.connection_options import add_connection_options
-from penstock.server.cli.exit_codes import ExitCode
-from penstock.server.cli.interruption import until_signal
 from penstock.tools.bench.options import (
     add_load_options,
     add_target_options,

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.command import ExitCode, Parser, Subparsers
 from penstock.server.cli.connection import UsageError, positive_number, run_reporting
-from penstock.server.cli.exit_codes import ExitCode
 from penstock.tools.progress_line import ProgressLine
 from penstock.tools.simulation.options import (
     add_report_options,

@@ -49,7 +49,7 @@ def flag_of(name: str) -> str:
 
 def add_settings(group: Any, kind: type, names: Sequence[str] = ()) -> None:
     """Add the settings that a configuration declares, all or those of the groups `names`."""
-    from penstock.server.settings.flags import add_to
+    from penstock.server.settings.table import add_to
 
     add_to(group, [item for item in _table(kind) if item.setting.group in names or not names])
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.events import WaitReason
 from penstock.server.link.board import LoadState
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.observe.metrics import catalogue
 from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.tables import MetricTables

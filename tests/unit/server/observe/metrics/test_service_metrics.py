@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.scheduler.events import Wait
+from penstock.server.observe.listeners import ServiceListener
 from penstock.server.observe.metrics import labels
 from penstock.server.observe.metrics.catalogue import CATALOGUE
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import RequestOptions, Segment, SegmentKind
-from penstock.server.observe.service_listeners import ServiceListener
 from penstock.v1 import generation_service_pb2, model_service_pb2
 from support.metric_tellings import (
     GENERATE,

@@ -1,7 +1,7 @@
-"""The one listener of the observer process, which forwards to all: spans, metrics, operations.
+"""Two listeners that forward to several: one of the engine, one of the observer process.
 
-Owns the protocol and the isolation of faults. Calls come on the observer's event loop and must not
-block.
+Owns the isolation of faults: a listener of the engine that raises is logged and removed, and the
+engine continues. Calls in the observer come on its event loop and must not block.
 """
 
 import logging
@@ -10,14 +10,53 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from penstock.server.link.ports import EngineHello
-from penstock.server.observe.heartbeat import Heartbeat
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.events import StepEvents
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import EngineListener, StepNote
+from penstock.scheduler.request import RequestSpec
+from penstock.server.link.frames import EngineHello
+from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
-
 NO_TOTALS: Mapping[str, int] = {}
 _MAX_LOGGED_FAILURES = 20
+
+
+class EngineListeners:
+    """An `EngineListener` in front of several, which may raise."""
+
+    def __init__(self, *listeners: EngineListener) -> None:
+        self._listeners = listeners
+
+    def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
+        """See `EngineListener`."""
+        for listener in self._listeners:
+            try:
+                listener.note_submit(specs)
+            except Exception as error:
+                self._remove(listener, error)
+
+    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+        """See `EngineListener`."""
+        for listener in self._listeners:
+            try:
+                listener.note_launch(batch, chunks, launched_s)
+            except Exception as error:
+                self._remove(listener, error)
+
+    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+        """See `EngineListener`."""
+        for listener in self._listeners:
+            try:
+                listener.note_turn(events, note)
+            except Exception as error:
+                self._remove(listener, error)
+
+    def _remove(self, listener: EngineListener, error: Exception) -> None:
+        log.error("%s failed and records no more", type(listener).__name__, exc_info=error)
+        self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
 
 
 class ServiceListener:
