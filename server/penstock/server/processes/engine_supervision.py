@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.server.config import EngineLaunch, encode_launch, num_usable_cores
+from penstock.server.config import EngineLaunch, encode_launch
 from penstock.server.link.board import BoardView
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.processes.child import Child
@@ -18,6 +18,7 @@ from penstock.server.processes.hang_watch import HangWatch
 from penstock.server.processes.orphans import Orphans
 from penstock.server.processes.spawn_context import ENGINE_MODULE, SpawnContext, engine_environment
 from penstock.server.processes.supervised_process import SupervisedProcess
+from penstock.server.usable_cores import num_usable_cores
 
 log = logging.getLogger(__name__)
 
