@@ -17,7 +17,11 @@ from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
 from penstock.executor.torch.load_progress import LoadProgress
 from penstock.executor.torch.module_tree import DecoderTree, LayerTree
-from penstock.executor.torch.prepacked_linear import PrepackedLinear, can_prepack
+from penstock.executor.torch.prepacked_linear import (
+    PrepackedLinear,
+    can_prepack,
+    uses_own_bf16,
+)
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 
 Linear = Callable[[Tensor], Tensor]
@@ -157,7 +161,7 @@ def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable
     """How the products of a model of `dtype` are computed."""
     if is_int8:
         return partial(_pack, kernels, torch.int8)
-    if dtype == torch.bfloat16 and kernels.has_fast_bf16_linear:
+    if dtype == torch.bfloat16 and uses_own_bf16(kernels):
         return partial(_pack, kernels, torch.bfloat16)
     if dtype == torch.bfloat16 and can_prepack():
         return _prepack

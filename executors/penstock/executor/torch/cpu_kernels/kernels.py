@@ -94,10 +94,9 @@ class Kernels(Protocol):
         """gate_up [T, 2 F]: out [T, F] = silu(first half) * second half."""
         ...
 
-    @property
     def barrier_us(self) -> float:
-        """Microseconds in which the threads meet between two operators, measured when loaded: one
-        or two on dedicated cores, many where other processes compute too."""
+        """Microseconds in which the threads meet between two operators, measured now, in some tens
+        of them: one or two on dedicated cores, many where other processes compute too."""
         ...
 
     @property
