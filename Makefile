@@ -4,6 +4,7 @@
 #   make test      install, check, run the tests
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      all tests that only compute
+#   make tools     the tests of tools/ and benchmarks/; make gateways: those of gateways/ but for Ray
 #   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with checks of every access: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
@@ -47,8 +48,12 @@ CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
 	cache_frames.py frames.py link*.py operator_frames.py memory_link.py orphan*.py wire*.py))
-# Workers that share what only computes; "0" runs it in one process, for a debugger.
+TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
+	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
+# Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one
+# process, for a debugger.
 WORKERS ?= auto
+SERVED_WORKERS ?= 2
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc
@@ -61,7 +66,7 @@ DEMO_READY := $(READY:$(VENV)/.ready-%=$(VENV)/.ready-demo-%)
 PROTOS_READY := $(PROTOS_VENV)/.ready-$(shell cat protos/requirements.txt | cksum | tr ' ' '-')
 PIP := -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit nightly sanitize soak cases architectures conformance ray docs pages check format protos clean \
+.PHONY: help install demo test test-pure test-served test-chaos test-clients test-transformers-4 quick unit tools gateways nightly sanitize soak cases architectures conformance ray docs pages check format protos clean \
 	check-python check-types check-layers check-words check-protos check-docker
 
 help:
@@ -109,7 +114,7 @@ test: $(READY) $(PROTOS_READY)
 
 # A code of 5 means that PYTEST_ARGS left it without tests.
 test-served: $(READY)
-	$(BIN)/python -m pytest $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest --numprocesses $(SERVED_WORKERS) --dist loadfile $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
 
 test-pure: FOLDERS = $(PURE) --numprocesses $(WORKERS)
 test-chaos: FOLDERS = $(CHAOS)
@@ -126,12 +131,20 @@ quick: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/unit tests/property $(PYTEST_ARGS)
 
+tools: $(READY)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(TOOLS) $(PYTEST_ARGS)
+
+gateways: $(READY)
+	$(BIN)/python -m pytest tests/unit/gateways tests/gateway $(PYTEST_ARGS)
+
 nightly: $(READY)
-	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 \
+	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 PENSTOCK_NUM_RACES=10000 \
+		PENSTOCK_CHAOS_SEED=$$RANDOM \
 		PENSTOCK_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
-		--timeout 3600 -m "not gpu and not slow" tests/property tests/unit tests/contract \
+		--timeout 3600 -m "not gpu" tests/property tests/unit tests/contract \
 		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py \
-		tests/integration/test_demo.py $(PYTEST_ARGS)
+		tests/integration/test_demo.py tests/integration/test_case_01_05_cancels.py \
+		tests/integration/test_metrics_prometheus.py $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory sanitize
 
 sanitize: $(READY)
@@ -144,7 +157,7 @@ test-transformers-4: $(READY)
 	.venv-transformers-4/bin/python -m pytest tests/unit/executor tests/contract $(PYTEST_ARGS)
 
 soak: $(READY)
-	$(BIN)/python tests/chaos/soak.py --report build/soak.md --report build/soak.json $(SOAK_ARGS)
+	$(BIN)/python tests/chaos/soak.py $(SOAK_ARGS)
 
 cases: $(READY)
 	$(BIN)/python tests/support/case_table.py

@@ -25,8 +25,8 @@ import psutil
 
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import capacity, request, service, simulated
+from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from services import MEASURED, capacity, cpu_s, request, service, simulated
 
 ATTACKS = (
     *("rapid_reset", "open_and_hang", "settings_flood", "ping_flood", "empty_data"),
@@ -86,7 +86,7 @@ class Probe:
         self._thread.join()
 
     def _run(self) -> None:
-        message = GenerateRequest.FromString(bytes.fromhex(request(2)))
+        message = GenerateRequest.FromString(request(2))
         with grpc.insecure_channel(self.address) as channel:
             generate = pb_grpc.GenerationServiceStub(channel).Generate
             while not self._is_over.is_set():
@@ -103,7 +103,7 @@ class Probe:
 
 def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s: float) -> Run:
     """The attack again and again, for `s` seconds and until the probe has seen enough of it."""
-    cpu_s = _cpu_s(front)
+    before_s = cpu_s(front.pid)
     num, peak = 0, 0.0
     with Probe(address) as probe:
         until_s = time.monotonic() + s
@@ -123,11 +123,11 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
         p50_ms=ordered[len(ordered) // 2] * 1e3,
         p99_ms=ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1e3,
         max_ms=ordered[-1] * 1e3,
-        front_cpu_s=_cpu_s(front) - cpu_s,
+        front_cpu_s=cpu_s(front.pid) - before_s,
         rss_peak=peak,
         growth=growth,
     )
-    print(f"{name}: p99 {run.p99_ms:.1f} ms, {run.num_errors} errors", file=sys.stderr)
+    progress(f"{name}: p99 {run.p99_ms:.1f} ms, {run.num_errors} errors")
     return run
 
 
@@ -165,20 +165,14 @@ def _rss_mib(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 2**20
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
     """Every attack's probe against its goal, then what is left of all of them."""
     checks = [
-        Check(
-            name=f"probe p99 during {run.attack}",
-            value=run.p99_ms,
-            goal=MAX_PROBE_P99_MS,
-            unit="ms",
-            sense="at most",
+        at_most(
+            f"probe p99 during {run.attack}",
+            run.p99_ms,
+            MAX_PROBE_P99_MS,
+            "ms",
             is_settled=run.num_probes >= _MIN_PROBES,
         )
         for run in runs
@@ -186,24 +180,20 @@ def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
     codes: dict[str, int] = ends["codes"]
     bugs = sum(codes.get(name, 0) for name in ("UNKNOWN", "INTERNAL", "UNAVAILABLE"))
     checks += [
-        _at_most("probe errors", sum(run.num_errors for run in runs), 0, "calls"),
-        _at_most("growth after all attacks", runs[-1].growth, MAX_GROWTH_MIB, "MiB"),
-        _at_most("malformed messages that found a bug", bugs, 0, "calls"),
-        _at_most("malformed messages with an odd end", len(ends["odd"]), 0, "calls"),
+        at_most("probe errors", sum(run.num_errors for run in runs), 0, "calls"),
+        at_most("growth after all attacks", runs[-1].growth, MAX_GROWTH_MIB, "MiB"),
+        at_most("malformed messages that found a bug", bugs, 0, "calls"),
+        at_most("malformed messages with an odd end", len(ends["odd"]), 0, "calls"),
     ]
     return checks
 
 
-def _at_most(name: str, value: float, goal: float, unit: str) -> Check:
-    return Check(name=name, value=value, goal=goal, unit=unit, sense="at most")
-
-
 def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
     """All attacks on one service, then malformed messages."""
-    options = ("--simulated-config", simulated(0.002), *capacity(1024, 900))
+    options = (*simulated(0.002), *capacity(1024, 900), *MEASURED)
     limits = ("--handshake-timeout-s", "2", "--max-reader-stall-s", "2", "--max-arrival-s", "5")
-    with service(*options, *limits, num_fronts=1) as (port, fronts, _):
-        address, front = f"127.0.0.1:{port}", psutil.Process(fronts[0])
+    with service(*options, *limits) as found:
+        address, front = found.address, psutil.Process(found.pids("front")[0])
         # What a front takes once, whoever calls.
         _program("support.attacks", "rapid_reset", address)
         with Probe(address) as probe:

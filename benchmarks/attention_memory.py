@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from report import Check, arguments, print_checks, print_table, write_json
+from report import arguments, at_most, conclude, print_table
 
 CHUNK = 2048
 CONTEXT = 8192
@@ -129,7 +129,7 @@ def measure_apart(name: str, context: int) -> Measured:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--context", type=int, default=CONTEXT, help="prompt tokens")
     parser.add_argument("--one", choices=tuple(SHAPES), help="measure this one in this process")
     options = parser.parse_args()
@@ -144,18 +144,11 @@ def main() -> None:
         [(one.name, one.peak_mib, one.seconds) for one in found],
     )
     checks = [
-        Check(
-            name=f"{one.name}: peak memory above idle",
-            value=one.peak_mib,
-            goal=MAX_MIB,
-            unit="MiB",
-            sense="at most",
-        )
+        at_most(f"{one.name}: peak memory above idle", one.peak_mib, MAX_MIB, "MiB")
         for one in found
         if one.name in _JUDGED
     ]
-    print_checks(checks)
-    write_json(options.json, [asdict(one) for one in found], checks)
+    conclude(options, [asdict(one) for one in found], checks)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from engine_on_socket import MAX_NUM_WAITING, engine_loop, listening
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.models import resolve_model
 from penstock.executor.simulated.executor import SimulatedExecutor
@@ -30,12 +31,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.frames import FrontHello, decode, encode
-from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import FrontHello, Submit, decode, encode
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -58,20 +54,11 @@ def run_engine(path: str) -> None:
         simulated=SimulatedConfig(),
     )
     executor = SimulatedExecutor(config)
-    scheduler = SchedulerConfig(max_num_batched_tokens=8192, max_num_waiting=4096)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(1)
-        hello = EngineHello(
-            epoch=1,
-            model="benchmark",
-            executor=executor.info,
-            max_num_waiting=scheduler.max_num_waiting,
-            max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
-        )
-        dispatcher = Dispatcher(Engine(executor, scheduler, time.monotonic), hello)
+    scheduler = SchedulerConfig(max_num_batched_tokens=8192, max_num_waiting=MAX_NUM_WAITING)
+    core = Engine(executor, scheduler, time.monotonic)
+    with listening(core, executor, path) as hub:
         print("ready", flush=True)
-        EngineLoop(dispatcher, FrontConnections(listener, dispatcher), time.monotonic).run()
+        engine_loop(hub).run()
 
 
 class Link:

@@ -29,7 +29,7 @@ from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from simulated_service import RunFailed
+from services import RunFailed
 from survival_streams import request
 
 STEP_S = 0.01
@@ -53,7 +53,7 @@ class CountedEngine(Engine):
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """Note whose pages are to be free."""
-        request = self.scheduler.life.requests.get(key)
+        request = self.requests.get(key)
         if request is not None:
             self._leaving[key] = request.spec.request_id
         is_known = super().cancel(key, reason)
@@ -68,7 +68,7 @@ class CountedEngine(Engine):
         return events
 
     def _look(self) -> None:
-        arrays = self.scheduler.life.arrays
+        arrays = self.arrays
         for key in tuple(self._leaving):
             if key not in arrays.key:
                 num_steps = self.num_turns - self.asked.pop(key, self.num_turns)

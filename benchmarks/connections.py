@@ -26,18 +26,20 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from connections_sides import MODES, MULTIPLEXED, NEW, NUM_TOKENS, POOLED, Seen
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import (
+from report import Check, arguments, at_least, at_most, conclude, print_table, progress
+from services import (
+    MEASURED,
     capacity,
+    cpu_s,
     expect_ready,
     free_port,
     line_of,
+    machine_s,
     process,
     service,
     simulated,
@@ -110,12 +112,13 @@ def measured(
     route: Route = PLAIN,
 ) -> Run:
     """One client's run, and what it cost front and engine (`pids`) meanwhile."""
-    before = [_cpu_ms(pid) for pid in pids]
-    busy_ms, began_s = _machine_ms(), time.monotonic()
+    before = [cpu_s(pid) for pid in pids]
+    busy_s, began_s = machine_s(), time.monotonic()
     seen = client(*arguments)
-    elapsed_s, busy_ms = time.monotonic() - began_s, _machine_ms() - busy_ms
+    elapsed_s, busy_s = time.monotonic() - began_s, machine_s() - busy_s
     front_ms, engine_ms = (
-        (_cpu_ms(pid) - was) / max(1, seen.num_all) for pid, was in zip(pids, before, strict=True)
+        1e3 * (cpu_s(pid) - was) / max(1, seen.num_all)
+        for pid, was in zip(pids, before, strict=True)
     )
     own_ms = (seen.client_ms + front_ms + engine_ms) * seen.num_all
     run = Run(
@@ -125,42 +128,29 @@ def measured(
         seen=seen,
         front_ms=front_ms,
         engine_ms=engine_ms,
-        foreign_cores=max(0.0, busy_ms - own_ms) / 1e3 / elapsed_s,
+        foreign_cores=max(0.0, busy_s - own_ms / 1e3) / elapsed_s,
     )
-    print(
+    progress(
         f"{route.name:<18} {concurrency:>5} in flight  {side:<12} {seen.per_s:>8,.0f} requests/s"
         f"  p99 {seen.p99_ms:,.1f} ms  {seen.num_failed} failed"
-        f"  others {run.foreign_cores:.1f} cores",
-        file=sys.stderr,
+        f"  others {run.foreign_cores:.1f} cores"
     )
     return run
-
-
-def _machine_ms() -> float:
-    """Processor time that anybody has spent."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + times.irq + times.softirq) * 1e3
-
-
-def _cpu_ms(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system) * 1e3
 
 
 def penstock_runs(
     route: Route, sides: Sequence[tuple[str, int]], duration_s: float, rounds: int
 ) -> list[Run]:
     """Every mode at its concurrency, in turns, on one service."""
-    options = ("--simulated-config", simulated(0.0))
-    sizes = capacity(1024, 64)
+    options = (*simulated(0.0), *capacity(1024, 64), *MEASURED)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as stack:
         certificate = _certificate(Path(folder)) if route.is_encrypted else ()
-        port, fronts, engine = stack.enter_context(
-            service(*options, *sizes, *certificate, num_fronts=1)
-        )
+        serving = stack.enter_context(service(*options, *certificate))
+        pids = (serving.pids("front")[0], serving.pids("engine")[0])
+        port = serving.port
         if route.round_trip_s:
             port = stack.enter_context(_delayed(port, route.round_trip_s))
-        pids, address = (fronts[0], engine), f"127.0.0.1:{port}"
+        address = f"127.0.0.1:{port}"
         ca = certificate[1] if certificate else "-"
         return [
             measured(
@@ -232,31 +222,14 @@ def median(
     )
 
 
-def per_s(run: Run) -> float:
-    return run.seen.per_s
-
-
-def mean_ms(run: Run) -> float:
-    return run.seen.mean_ms
-
-
-def p50_ms(run: Run) -> float:
-    return run.seen.p50_ms
-
-
-def p99_ms(run: Run) -> float:
-    return run.seen.p99_ms
+per_s = attrgetter("seen.per_s")
+mean_ms, p50_ms, p99_ms = (attrgetter(f"seen.{name}_ms") for name in ("mean", "p50", "p99"))
 
 
 def costs_of(runs: list[Run], side: str, concurrency: int, route: Route = PLAIN) -> list[float]:
     """Processor time of client, front and engine for each request; cores that others took."""
-    values: tuple[Callable[[Run], float], ...] = (
-        lambda run: run.seen.client_ms,
-        lambda run: run.front_ms,
-        lambda run: run.engine_ms,
-        lambda run: run.foreign_cores,
-    )
-    return [median(runs, side, concurrency, value, route) for value in values]
+    names = ("seen.client_ms", "front_ms", "engine_ms", "foreign_cores")
+    return [median(runs, side, concurrency, attrgetter(name), route) for name in names]
 
 
 def connection_checks(runs: list[Run]) -> list[Check]:
@@ -276,26 +249,23 @@ def connection_checks(runs: list[Run]) -> list[Check]:
             for mode in MODES
         ]
         checks += [
-            Check(
-                name=f"{route.name}: pooled over new connections, requests/s",
-                value=rate[POOLED] / rate[NEW],
-                goal=10.0,
-                unit="x",
-                sense="at least",
+            at_least(
+                f"{route.name}: pooled over new connections, requests/s",
+                rate[POOLED] / rate[NEW],
+                10.0,
+                "x",
             ),
-            Check(
-                name=f"{route.name}: pooled and multiplexed over new connections, requests/s",
-                value=rate[MULTIPLEXED] / rate[NEW],
-                goal=30.0,
-                unit="x",
-                sense="at least",
+            at_least(
+                f"{route.name}: pooled and multiplexed over new connections, requests/s",
+                rate[MULTIPLEXED] / rate[NEW],
+                30.0,
+                "x",
             ),
-            Check(
-                name=f"{route.name}: pooled and multiplexed over new connections, p99",
-                value=p99[MULTIPLEXED] / p99[NEW],
-                goal=0.1,
-                unit="x",
-                sense="at most",
+            at_most(
+                f"{route.name}: pooled and multiplexed over new connections, p99",
+                p99[MULTIPLEXED] / p99[NEW],
+                0.1,
+                "x",
             ),
         ]
     print_table(
@@ -319,7 +289,7 @@ def thread_checks(runs: list[Run]) -> list[Check]:
             of = [
                 median(runs, side, concurrency, value) for value in (per_s, mean_ms, p50_ms, p99_ms)
             ]
-            failed = median(runs, side, concurrency, lambda run: run.seen.num_failed)
+            failed = median(runs, side, concurrency, attrgetter("seen.num_failed"))
             costs = costs_of(runs, side, concurrency)
             rows.append((concurrency, side, *of, failed, *costs, mark))
     print_table(
@@ -332,13 +302,12 @@ def thread_checks(runs: list[Run]) -> list[Check]:
     )
     most = max(CONCURRENCIES)
     checks = [
-        Check(
-            name=f"{concurrency} in flight: mean of blocking over asynchronous",
-            value=median(runs, BLOCKING, concurrency, mean_ms)
+        at_least(
+            f"{concurrency} in flight: mean of blocking over asynchronous",
+            median(runs, BLOCKING, concurrency, mean_ms)
             / median(runs, MULTIPLEXED, concurrency, mean_ms),
-            goal=blocking_mark / async_mark,
-            unit="x",
-            sense="at least",
+            blocking_mark / async_mark,
+            "x",
         )
         for concurrency, (blocking_mark, async_mark) in MARKS.items()
         if blocking_mark is not None
@@ -348,19 +317,15 @@ def thread_checks(runs: list[Run]) -> list[Check]:
     )
     return [
         *checks,
-        Check(
-            name=f"{most} in flight, asynchronous: errors and time-outs",
-            value=float(failed),
-            goal=0.0,
-            unit="requests",
-            sense="at most",
+        at_most(
+            f"{most} in flight, asynchronous: errors and time-outs", float(failed), 0.0, "requests"
         ),
     ]
 
 
 def main() -> None:
     """Measure, print, write."""
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     duration_s, rounds = (5.0, 3) if options.full else (2.5, 1)
     sides = [(mode, IN_FLIGHT) for mode in MODES]
     threads = [(mode, num) for num in CONCURRENCIES for mode in (POOLED, MULTIPLEXED)]
@@ -373,8 +338,7 @@ def main() -> None:
     ]
     runs += blocking_runs(duration_s, rounds)
     checks = connection_checks(runs) + thread_checks(runs)
-    print_checks(checks)
-    write_json(options.json, [asdict(run) for run in runs], checks)
+    conclude(options, [asdict(run) for run in runs], checks)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ with needing("torch"):
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_least, conclude, print_table
 
 NUM_LAYERS = 6
 BLOCK_SIZE = 16
@@ -123,7 +123,7 @@ def measure(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
 
 def main() -> None:
     """Measure and report."""
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     rows: list[tuple[object, ...]] = []
     results: dict[str, dict[str, float]] = {}
@@ -142,16 +142,9 @@ def main() -> None:
     if best:
         ratio = results[CHECKED][PLAIN] / min(best.values())
         checks.append(
-            Check(
-                name=f"kernels over PyTorch's operators, {CHECKED}",
-                value=ratio,
-                goal=GOAL_OVER_TORCH,
-                unit="x",
-                sense="at least",
-            )
+            at_least(f"kernels over PyTorch's operators, {CHECKED}", ratio, GOAL_OVER_TORCH, "x")
         )
-    print_checks(checks)
-    write_json(options.json, results, checks)
+    conclude(options, results, checks)
 
 
 if __name__ == "__main__":

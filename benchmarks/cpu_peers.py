@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_least, conclude, print_table
 
 SIDE = Path(__file__).with_name("cpu_peer_side.py")
 VOCAB_SIZE = 8192
@@ -198,12 +198,11 @@ def checks_of(results: list[dict[str, Any]]) -> list[Check]:
     """Ratios of what was measured."""
     rates = {(row["engine"], row["workload"]): row["tokens_per_s"] for row in results}
     return [
-        Check(
-            name=f"{one} over {other}, {workload}",
-            value=rates[one, workload] / rates[other, workload],
-            goal=goal,
-            unit="x",
-            sense="at least",
+        at_least(
+            f"{one} over {other}, {workload}",
+            rates[one, workload] / rates[other, workload],
+            goal,
+            "x",
         )
         for one, other, workload, goal in PAIRS
         if (other, workload) in rates
@@ -216,7 +215,7 @@ def _leave(number: int, _frame: object) -> None:
 
 def main() -> None:
     """Measure and report."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--model", required=True, help="a Hugging Face folder")
     parser.add_argument("--threads", type=int, default=2, help="threads that compute")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each")
@@ -232,8 +231,7 @@ def main() -> None:
     columns = list(results[0])
     print_table("Engines", columns, [[row[column] for column in columns] for row in results])
     checks = checks_of(results)
-    print_checks(checks)
-    write_json(options.json, {"runs": results}, checks)
+    conclude(options, {"runs": results}, checks)
 
 
 if __name__ == "__main__":

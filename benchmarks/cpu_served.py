@@ -34,10 +34,10 @@ with needing("torch"):
 
     from penstock.executor.torch.create import create_torch_executor
 
-from live_service import live_service
 from penstock.executor.config import ExecutorConfig
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_least, conclude, print_table
 from served_model import TEMPERATURE, Load, Wave, run_wave, wave_of
+from services import service
 from vllm_service import CLIENT, vllm_service
 from word_tokenizer import write_tokenizer
 
@@ -89,8 +89,8 @@ async def through_streams(folder: Path, options: Any, rounds: int) -> dict[str, 
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings_of(options).items()]
     found: dict[str, dict[int, Wave]] = {}
     async with contextlib.AsyncExitStack() as stack:
-        service = await stack.enter_async_context(
-            live_service(
+        serving = stack.enter_context(
+            service(
                 *("--model", str(folder), "--device", "cpu", "--threads", str(options.threads)),
                 *("--prefix-caching", "off", "--max-seq-len", str(MAX_LENGTH)),
                 *("--max-num-seqs", str(STREAMS[-1]), "--max-num-batched-tokens", str(BUDGET)),
@@ -99,7 +99,7 @@ async def through_streams(folder: Path, options: Any, rounds: int) -> dict[str, 
             )
         )
         turns: dict[str, Callable[[int, int], Awaitable[Wave]]] = {
-            "penstock": lambda count, seed: run_wave(service.address, LOAD, count, seed)
+            "penstock": lambda count, seed: run_wave(serving.address, LOAD, count, seed)
         }
         if options.vllm:
             vllm = await stack.enter_async_context(
@@ -135,7 +135,7 @@ def settings_of(options: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and report."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
     parser.add_argument("--fronts", type=int, default=1, help="front processes")
@@ -163,34 +163,29 @@ def main() -> None:
         *("TTFT p50 ms", "ITL p50 ms", "ITL p99 ms"),
     )
     print_table("Streams that start together", columns, rows)
-    checks = checks_of(found)
-    print_checks(checks)
-    write_json(
-        options.json, {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}, checks
-    )
+    results = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+    conclude(options, results, checks_of(found))
 
 
 def checks_of(found: dict[str, dict[int, Wave]]) -> list[Check]:
     """Ratios of what was measured."""
-
-    def check(name: str, value: float, goal: float) -> Check:
-        return Check(name=name, value=value, goal=goal, unit="x", sense="at least")
-
     alone, ours, vllm = found[ALONE], found["penstock"], found.get("vllm", {})
     checks = [
-        check(
+        at_least(
             f"served over offline, {count} streams",
             ours[count].tokens_per_s / alone[count].tokens_per_s,
             GOAL_OVER_OFFLINE,
+            "x",
         )
         for count in (32, 128)
     ]
     for count in vllm:
         ratio = ours[count].tokens_per_s / vllm[count].tokens_per_s
-        checks.append(check(f"penstock over vllm, {count} streams", ratio, GOAL_OVER_VLLM))
+        checks.append(at_least(f"penstock over vllm, {count} streams", ratio, GOAL_OVER_VLLM, "x"))
         if count <= FEW_STREAMS:
             sooner = vllm[count].ttft_p50_ms / ours[count].ttft_p50_ms
-            checks.append(check(f"TTFT p50 of vllm over penstock, {count} streams", sooner, 2.0))
+            name = f"TTFT p50 of vllm over penstock, {count} streams"
+            checks.append(at_least(name, sooner, 2.0, "x"))
     return checks
 
 

@@ -195,7 +195,7 @@ def _fastest(run: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
     parser.add_argument("--threads", type=int, help="threads that compute")
     options = parser.parse_args()

@@ -24,9 +24,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.frames import FrontHello, encode
-from penstock.server.link.spec_frames import Submit
-from report import Check, arguments, print_checks, print_table, write_json
+from penstock.server.link.frames import FrontHello, Submit, encode
+from report import Check, arguments, at_most, conclude, print_table
 
 NUM_QUEUED = 600
 _GOAL_S = 0.1
@@ -102,25 +101,23 @@ def measured() -> float:
 def checks_of(times_s: Sequence[float]) -> list[Check]:
     """The median against its goal."""
     return [
-        Check(
-            name=f"{NUM_QUEUED} queued requests of a dead front gone, median",
-            value=statistics.median(times_s),
-            goal=_GOAL_S,
-            unit="s",
-            sense="at most",
+        at_most(
+            f"{NUM_QUEUED} queued requests of a dead front gone, median",
+            statistics.median(times_s),
+            _GOAL_S,
+            "s",
         )
     ]
 
 
 def main() -> None:
     """Measure, print, write."""
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     times_s = [measured() for _ in range(20 if options.full else 5)]
     rows = [(NUM_QUEUED, min(times_s), statistics.median(times_s), max(times_s))]
     print_table("A dead front", ("queued", "min s", "median s", "max s"), rows)
     checks = checks_of(times_s)
-    print_checks(checks)
-    write_json(options.json, {"times_s": times_s}, checks)
+    conclude(options, {"times_s": times_s}, checks)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,12 +53,14 @@ from delivery_results import (
     MIN_RUNS,
     OVERLOAD,
     Results,
+    charts_of,
     checks_of,
     most_delivered,
     rows_of,
 )
-from report import arguments, print_checks, print_table, write_json
-from simulated_service import RunFailed
+from report import arguments, print_checks, print_table, progress, write_json
+from report_page import Table, write_page
+from services import RunFailed
 
 NUM_ATTEMPTS = 3
 _QUICK: dict[Load, tuple[str, ...]] = {
@@ -139,17 +140,16 @@ def _measured(cell: Cell, number: int) -> Seen | None:
         try:
             seen = delivery_cells.measure(cell)
         except RunFailed as error:
-            print(f"{where}  failed: {error}", file=sys.stderr)
+            progress(f"{where}  failed: {error}")
             continue
         # A server that gets no processor for long looks as silent as one that has nothing to do.
         is_misread = seen.slip_ms >= 0 and not seen.is_aligned
         if is_misread or (seen.slip_ms < 0 and attempt + 1 < NUM_ATTEMPTS):
-            print(f"{where}  again: the pauses were not seen", file=sys.stderr)
+            progress(f"{where}  again: the pauses were not seen")
             continue
-        print(
+        progress(
             f"{where}  {seen.server_us:6.2f} us/token  p99 {seen.delay_p99_ms:6.1f} ms"
-            f"  {seen.tokens_per_s:>7,.0f} tokens/s  others {seen.foreign_cores:.1f} cores",
-            file=sys.stderr,
+            f"  {seen.tokens_per_s:>7,.0f} tokens/s  others {seen.foreign_cores:.1f} cores"
         )
         return seen
     return None
@@ -157,8 +157,7 @@ def _measured(cell: Cell, number: int) -> Seen | None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = arguments(__doc__)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a page with charts")
     options = parser.parse_args()
     try:
@@ -204,9 +203,9 @@ def main() -> None:
     num_noisy = sum(each.foreign_cores > MAX_FOREIGN_CORES for each in seen)
     print(f"\n{num_noisy} of {len(seen)} runs beside others on {os.cpu_count()} cores")
     if options.report is not None:
-        from delivery_page import write_page
-
-        write_page(options.report, seen, (HEADER, rows), checks)
+        table = Table(title="Medians", header=HEADER, rows=rows)
+        path = options.report / "delivery.html"
+        write_page(path, "Delivery side by side", [table], charts_of(seen), checks)
     document = {
         "runs": [asdict(each) for each in seen],
         "engine": asdict(engine),

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import psutil
-
 import native_build
-from simulated_service import (
+from services import (
     ALL_CORES,
+    MEASURED,
     PATIENCE_S,
     RunFailed,
     capacity,
     expect_ready,
     free_port,
+    pin,
     process,
     request,
     run_client,
@@ -158,10 +158,11 @@ def _service(cell: Cell) -> Generator[Target]:
         {"kind": "slow_step", "at_step": step, "seconds": seconds} for step, seconds in slow.items()
     ]
     num_fronts = 2 if cell.side == TWO_FRONTS else 1
-    options = ("--simulated-config", simulated(step_s, marks))
     sizes = capacity(cell.num_streams, _MAX_TOKENS)
-    with service(*options, *sizes, num_fronts=num_fronts) as (port, fronts, engine):
-        yield Target(port=port, servers=fronts, source=engine)
+    options = (*simulated(step_s, faults=marks), *sizes, *MEASURED)
+    with service(*options, num_fronts=num_fronts) as found:
+        (engine,) = found.pids("engine")
+        yield Target(port=found.port, servers=found.pids("front"), source=engine)
 
 
 @contextlib.contextmanager
@@ -233,13 +234,6 @@ def _pin(target: Target) -> None:
     cores = sorted(ALL_CORES)
     if len(cores) < 2:
         return
-    for pid in target.servers:
-        _set_cores(pid, {cores[-1]})
-    _set_cores(target.source, set(cores[:-1]))
+    pin(target.servers, {cores[-1]})
+    pin([target.source], set(cores[:-1]))
     os.sched_setaffinity(0, cores[:-1])
-
-
-def _set_cores(pid: int, cores: set[int]) -> None:
-    for thread in psutil.Process(pid).threads():
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread.id, cores)

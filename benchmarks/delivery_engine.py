@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from engine_on_socket import listening
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
@@ -29,11 +30,8 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import FrontHello, encode
+from penstock.server.link.frames import FrontHello, Submit, encode
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
-from penstock.server.link.spec_frames import Submit
 from usage import tell_usage
 
 _SIDE = "delivery_engine.py SOCKET FRONT_ID STREAMS TOKENS     the front that only reads"
@@ -104,22 +102,11 @@ def measure_engine(
         )
     )
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=8192), time.monotonic)
-    hello = EngineHello(
-        epoch=1,
-        model="benchmark",
-        executor=executor.info,
-        max_num_waiting=4096,
-        max_num_waiting_tokens=1 << 24,
-    )
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = str(Path(folder) / "engine.sock")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen(num_fronts)
-            hub = FrontConnections(listener, Dispatcher(engine, hello))
-            with contextlib.ExitStack() as fronts:
-                _start_fronts(hub, path, fronts, num_fronts, (num_streams, num_tokens))
-                return _run(engine, hub, num_streams, num_steps, num_fronts)
+        with listening(engine, executor, path) as hub, contextlib.ExitStack() as fronts:
+            _start_fronts(hub, path, fronts, num_fronts, (num_streams, num_tokens))
+            return _run(engine, hub, num_streams, num_steps, num_fronts)
 
 
 def _start_fronts(
@@ -152,7 +139,7 @@ def _run(
     engine: Engine, hub: FrontConnections, num_streams: int, num_steps: int, num_fronts: int
 ) -> EngineCost:
     whole, step, events = _Stopwatch(), _Stopwatch(), _Stopwatch()
-    timed_events = events.timing(engine.scheduler.take_events)
+    timed_events = events.timing(engine.events.take)
     give_up_s = time.monotonic() + _LIMIT_S
     num_full_steps = num_tokens = 0
 
@@ -171,7 +158,7 @@ def _run(
 
     real_step = engine.step
     with (
-        patch.object(engine.scheduler, "take_events", timed_events),
+        patch.object(engine.events, "take", timed_events),
         patch.object(engine, "step", step.timing(counted_step)),
     ):
         timed_turn = whole.timing(turn)

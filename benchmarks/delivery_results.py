@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from delivery_cells import (
@@ -21,7 +22,9 @@ from delivery_cells import (
     Seen,
 )
 from delivery_engine import EngineCost
-from report import Check
+from penstock.tools.charts import Chart
+from report import Check, at_least, at_most
+from report_page import lines
 
 MAX_FOREIGN_CORES = 0.3
 BASE: Load = (256, 20.0)
@@ -119,62 +122,26 @@ def most_delivered(results: Results, grid: Iterable[Load]) -> list[list[object]]
     return rows
 
 
-class _Checks:
-    """Gathers figures; those that were not measured are left out."""
-
-    def __init__(self, results: Results) -> None:
-        self._results = results
-        self.found: list[Check] = []
-
-    def ratio(
-        self,
-        name: str,
-        load: Load,
-        sides: tuple[str, str],
-        figure: str,
-        goal: Goal,
-    ) -> None:
-        """Of one side over another."""
-        num_pairs = len(self._results.pairs(load, *sides))
-        self.add(name, self._results.ratio(load, *sides, figure), goal, "x", num_pairs)
-
-    def median(
-        self,
-        name: str,
-        load: Load,
-        side: str,
-        figure: str,
-        goal: Goal,
-        unit: str,
-    ) -> None:
-        """Of one side alone."""
-        num_runs = len(self._results.runs(load, side))
-        self.add(name, self._results.median(load, side, figure), goal, unit, num_runs)
-
-    def add(
-        self,
-        name: str,
-        value: float | None,
-        goal: Goal,
-        unit: str,
-        num_runs: int,
-    ) -> None:
-        """One figure, of so many runs."""
-        if value is None:
-            return
-        sense, bound = goal
-        is_settled = num_runs >= MIN_RUNS
-        self.found.append(
-            Check(name=name, value=value, goal=bound, unit=unit, sense=sense, is_settled=is_settled)
-        )
-
-
 def checks_of(results: Results, engine: EngineCost) -> list[Check]:
     """The figures; those that were not measured are left out."""
-    checks = _Checks(results)
+    found: list[Check] = []
+
+    def add(name: str, value: float | None, goal: Goal, unit: str, num_runs: int) -> None:
+        if value is not None:
+            judge = at_most if goal[0] == "at most" else at_least
+            is_settled = num_runs >= MIN_RUNS
+            found.append(judge(name, value, goal[1], unit, is_settled=is_settled))
+
+    def ratio(name: str, load: Load, sides: tuple[str, str], figure: str, goal: Goal) -> None:
+        value = results.ratio(load, *sides, figure)
+        add(name, value, goal, "x", len(results.pairs(load, *sides)))
+
+    def median(name: str, load: Load, side: str, figure: str, goal: Goal, unit: str) -> None:
+        add(name, results.median(load, side, figure), goal, unit, len(results.runs(load, side)))
+
     generate, multiplex = f"{GENERATE}, ", f"{MULTIPLEX}, "
     name = f"{generate}256 x 20 ms: CPU per message over grpc.aio"
-    checks.ratio(name, BASE, (GENERATE, AIO), "message_us", ("at most", 1.25))
+    ratio(name, BASE, (GENERATE, AIO), "message_us", ("at most", 1.25))
     for load, min_share, max_p99_ms in (
         (BASE, 0.99, 20.0),
         (BUSY, 0.99, 40.0),
@@ -182,22 +149,56 @@ def checks_of(results: Results, engine: EngineCost) -> list[Check]:
     ):
         name = f"{generate}{load[0]} x {load[1]:g} ms: "
         share: Goal = ("at least", min_share)
-        checks.median(f"{name}delivered", load, GENERATE, "delivered", share, "share")
+        median(f"{name}delivered", load, GENERATE, "delivered", share, "share")
         limit: Goal = ("at most", max_p99_ms)
-        checks.median(f"{name}p99 delay", load, GENERATE, "delay_p99_ms", limit, "ms")
+        median(f"{name}p99 delay", load, GENERATE, "delay_p99_ms", limit, "ms")
     name = "two fronts, 256 x 5 ms: CPU per message over one front"
-    checks.ratio(name, BUSY, (TWO_FRONTS, GENERATE), "message_us", ("at most", 1.2))
+    ratio(name, BUSY, (TWO_FRONTS, GENERATE), "message_us", ("at most", 1.2))
     for load in (BASE, BUSY):
         name = f"{multiplex}{load[0]} x {load[1]:g} ms: CPU per token"
-        checks.median(name, load, MULTIPLEX, "server_us", ("at most", 4.0), "us")
+        median(name, load, MULTIPLEX, "server_us", ("at most", 4.0), "us")
     name = f"{multiplex}256 x 20 ms: tokens per core over grpc.aio"
-    checks.ratio(name, BASE, (MULTIPLEX, AIO), "per_core", ("at least", 6.0))
+    ratio(name, BASE, (MULTIPLEX, AIO), "per_core", ("at least", 6.0))
     name = f"{multiplex}256 x 20 ms: CPU per token over C++ gRPC"
-    checks.ratio(name, BASE, (MULTIPLEX, CORE), "server_us", ("at most", 2.0))
+    ratio(name, BASE, (MULTIPLEX, CORE), "server_us", ("at most", 2.0))
     for side in (GENERATE, MULTIPLEX):
         name = f"{side}, 1,000 streams, 20 ms: delivered"
-        checks.median(name, MANY, side, "delivered", ("at least", 0.99), "share")
+        median(name, MANY, side, "delivered", ("at least", 0.99), "share")
     name = f"engine process, {engine.num_streams} streams: link and events per token"
     # Of many steps each, not of runs.
-    checks.add(name, engine.delivery_us, ("at most", 1.0), "us", MIN_RUNS)
-    return checks.found
+    add(name, engine.delivery_us, ("at most", 1.0), "us", MIN_RUNS)
+    return found
+
+
+def charts_of(seen: Iterable[Seen]) -> list[Chart]:
+    """Processor time and p99 delay over streams, a line for each side: two charts for each step
+    time that was measured with more than one number of streams."""
+    runs = list(seen)
+    charts: list[Chart] = []
+    for step_ms in sorted({each.cell.step_ms for each in runs}, reverse=True):
+        its = [each for each in runs if each.cell.step_ms == step_ms]
+        if len({each.cell.num_streams for each in its}) < 2:
+            continue
+        for name, title, unit, figure in (
+            ("cpu", "Server CPU", "us per token", "server_us"),
+            ("p99", "p99 delay", "ms", "delay_p99_ms"),
+        ):
+            charts.append(
+                Chart(
+                    name=f"{name}_{step_ms:g}",
+                    title=f"{title}, steps of {step_ms:g} ms",
+                    x_label="streams",
+                    y_label=unit,
+                    series=lines(
+                        its,
+                        SIDES,
+                        lambda each: each.cell.side,
+                        lambda each: each.cell.num_streams,
+                        attrgetter(figure),
+                    ),
+                    is_log_x=True,
+                    is_log_y=True,
+                    has_marks=True,
+                )
+            )
+    return charts

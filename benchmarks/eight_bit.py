@@ -32,7 +32,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from report import Check, arguments, print_checks, print_table, write_json
+from report import arguments, at_most, conclude, print_table
 
 WINDOW = 256
 NUM_WINDOWS = {False: 40, True: 400}
@@ -64,7 +64,7 @@ class _Outcome:
 
 
 def main() -> None:
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--text", type=Path, help="a file instead of what the model draws")
@@ -100,17 +100,15 @@ def main() -> None:
     header = ("weights", "KV cache", "perplexity", "ratio", "change of logprob", "greedy agrees")
     print_table(f"{len(windows)} windows of {WINDOW} tokens", header, [_row(q) for q in found])
     checks = [
-        Check(
-            name=f"perplexity, weights {q.quantization}, KV cache {q.kv_cache_dtype}, over 16 bits",
-            value=q.perplexity_ratio,
-            goal=MAX_PERPLEXITY_RATIO,
-            unit="x",
-            sense="at most",
+        at_most(
+            f"perplexity, weights {q.quantization}, KV cache {q.kv_cache_dtype}, over 16 bits",
+            q.perplexity_ratio,
+            MAX_PERPLEXITY_RATIO,
+            "x",
         )
         for q in found[1:]
     ]
-    print_checks(checks)
-    write_json(args.json, [asdict(q) for q in found], checks)
+    conclude(args, [asdict(q) for q in found], checks)
 
 
 def _run(config: ExecutorConfig, windows: list[NDArray[np.int32]]) -> _Outcome:

@@ -47,7 +47,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from report import Check, arguments, print_checks, print_table, write_json
+from report import arguments, at_least, conclude, print_table
 
 NUM_REQUESTS = 64
 NUM_NEW_TOKENS = 128
@@ -217,7 +217,7 @@ def report_latency(engines: dict[str, EngineRun], *, is_full: bool) -> list[dict
 
 def main() -> None:
     """Measure and tell."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--budget", type=int, default=2048, help="tokens in one step at most")
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
     parser.add_argument("--threads", type=int, help="threads that compute")
@@ -263,16 +263,14 @@ def main() -> None:
         rows += [(f"{name}, as recorded elsewhere", rate, "", "") for name, rate in MARKS.items()]
     print_table("Output tokens/s", ("way", "tokens/s", "over generate", "runs"), rows)
     checks = [
-        Check(
-            name="engine over static generate",
-            value=medians["engine"] / medians["static generate"],
-            goal=GOAL_OVER_GENERATE,
-            unit="x",
-            sense="at least",
+        at_least(
+            "engine over static generate",
+            medians["engine"] / medians["static generate"],
+            GOAL_OVER_GENERATE,
+            "x",
         )
     ]
-    print_checks(checks)
-    write_json(options.json, {"tokens_per_s": rates, "closed_loop": latencies}, checks)
+    conclude(options, {"tokens_per_s": rates, "closed_loop": latencies}, checks)
 
 
 if __name__ == "__main__":

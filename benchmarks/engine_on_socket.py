@@ -1,4 +1,4 @@
-"""An engine on a thread of this process, as its own process runs it, with a socket for fronts."""
+"""An engine behind a socket for fronts, as its own process runs it."""
 
 from __future__ import annotations
 
@@ -10,40 +10,52 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
+
+MAX_NUM_WAITING = 4096
+
+
+@contextlib.contextmanager
+def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator[FrontConnections]:
+    """Fronts can connect to a socket at `path`; who polls, and steps, is the caller."""
+    hello = EngineHello(
+        epoch=1,
+        model="benchmark",
+        executor=executor.info,
+        max_num_waiting=MAX_NUM_WAITING,
+        max_num_waiting_tokens=1 << 24,
+    )
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(64)
+        hub = FrontConnections(listener, Dispatcher(engine, hello))
+        try:
+            yield hub
+        finally:
+            hub.close()
+
+
+def engine_loop(hub: FrontConnections) -> EngineLoop:
+    """The loop of the engine process."""
+    return EngineLoop(hub.dispatcher, hub, time.monotonic)
 
 
 @contextlib.contextmanager
 def engine_on_socket(engine: Engine, executor: Executor) -> Generator[Path]:
-    """Run it meanwhile; the socket that fronts use."""
-    config = SchedulerConfig()
-    hello = EngineHello(
-        epoch=1,
-        model=executor.info.name,
-        executor=executor.info,
-        max_num_waiting=config.max_num_waiting,
-        max_num_waiting_tokens=config.max_num_waiting_tokens,
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-") as folder,
-        socket.socket(socket.AF_UNIX) as listener,
-    ):
+    """Run it on a thread meanwhile; the socket that fronts use."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "engine.sock"
-        listener.bind(str(path))
-        listener.listen()
-        hub = FrontConnections(listener, Dispatcher(engine, hello))
-        loop = EngineLoop(hub.dispatcher, hub, time.monotonic)
-        thread = threading.Thread(target=loop.run)
-        thread.start()
-        try:
-            yield path
-        finally:
-            loop.stop()
-            thread.join()
-            hub.close()
+        with listening(engine, executor, path) as hub:
+            loop = engine_loop(hub)
+            thread = threading.Thread(target=loop.run)
+            thread.start()
+            try:
+                yield path
+            finally:
+                loop.stop()
+                thread.join()

@@ -19,16 +19,16 @@ import random
 import signal
 import statistics
 import sys
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from event_stream import Answered, Caller, StreamFailed
 from gateway_process import GatewayProcess, gateway_process
-from live_service import LiveService, live_service, simulated
-from penstock.client import ChatMessage, Client, Tokens
-from report import Check, arguments, print_checks, print_table, write_json
+from load import Ask, closed_loop, read
+from penstock.client import ChatMessage, Client
+from report import Check, arguments, at_least, at_most, conclude, print_table
+from services import Service, service, simulated
 
 MODEL = "demo"
 NUM_STREAMS = 32
@@ -58,15 +58,15 @@ QUICK = Size(num_rounds=1, window_s=5.0)
 WHOLE = Size(num_rounds=5, window_s=15.0)
 
 
-def worker(*options: str) -> contextlib.AbstractAsyncContextManager[LiveService]:
+def worker(*options: str) -> contextlib.AbstractContextManager[Service]:
     """A service that a gateway may route to."""
-    return live_service(*options, "--facade", "smg", "--max-num-seqs", "64")
+    return service(*options, "--facade", "smg", "--max-num-seqs", "64")
 
 
-@contextlib.asynccontextmanager
-async def two_workers(*options: str) -> AsyncGenerator[tuple[LiveService, LiveService]]:
+@contextlib.contextmanager
+def two_workers(*options: str) -> Generator[tuple[Service, Service]]:
     """A pair."""
-    async with worker(*options) as first, worker(*options) as second:
+    with worker(*options) as first, worker(*options) as second:
         yield first, second
 
 
@@ -80,11 +80,13 @@ async def through_gateway(port: int, window_s: float) -> list[float]:
     """Times to the first token, seconds, of streams that follow each other."""
     found: list[float] = []
 
-    async def call(number: int, caller: Caller) -> None:
+    callers = [Caller(port) for _ in range(NUM_STREAMS)]
+
+    async def call(number: int) -> None:
+        caller = callers[number % NUM_STREAMS]
         found.append((await caller.chat(prompt(number), NUM_TOKENS, MODEL)).ttft_s)
 
-    callers = [Caller(port) for _ in range(NUM_STREAMS)]
-    await _in_turns(lambda number, index: call(number, callers[index]), window_s)
+    await closed_loop(call, NUM_STREAMS, window_s)
     for one in callers:
         one.close()
     return found
@@ -95,37 +97,19 @@ async def straight(addresses: list[str], window_s: float) -> list[float]:
     found: list[float] = []
     async with Client(addresses) as client:
 
-        async def call(number: int, index: int) -> None:
-            del index
+        async def call(number: int) -> None:
             messages = [ChatMessage(role="user", content=prompt(number)[0]["content"])]
-            began_s = time.perf_counter()
-            first_s = 0.0
-            async for event in client.chat(messages, max_tokens=NUM_TOKENS, ignore_eos=True):
-                if not first_s and isinstance(event, Tokens):
-                    first_s = time.perf_counter() - began_s
-            found.append(first_s)
+            events = client.chat(messages, max_tokens=NUM_TOKENS, ignore_eos=True)
+            found.append((await read(events, Ask(num_tokens=NUM_TOKENS))).ttft_s or 0.0)
 
-        await _in_turns(call, window_s)
+        await closed_loop(call, NUM_STREAMS, window_s)
     return found
-
-
-async def _in_turns(call: Callable[[int, int], Awaitable[None]], window_s: float) -> None:
-    """As many callers as there are streams, each with its next call after its last one."""
-    end_s = time.monotonic() + window_s
-
-    async def caller(index: int) -> None:
-        number = index
-        while time.monotonic() < end_s:
-            await call(number, index)
-            number += NUM_STREAMS
-
-    await asyncio.gather(*(caller(index) for index in range(NUM_STREAMS)))
 
 
 async def ttft(size: Size) -> tuple[Any, list[Check]]:
     """What the way through the gateway adds to the first token."""
     rounds: list[dict[str, float]] = []
-    async with two_workers(*simulated(STEP_S)) as (first, second):
+    with two_workers(*simulated(STEP_S)) as (first, second):
         addresses = [first.address, second.address]
         async with gateway_process(*addresses, policy="round_robin") as gateway:
             await through_gateway(gateway.port, 1.0)  # connections, caches, code
@@ -145,12 +129,11 @@ async def ttft(size: Size) -> tuple[Any, list[Check]]:
     )  # fmt: skip
     added = [one["gateway_p50_ms"] - one["straight_p50_ms"] for one in rounds]
     return rounds, [
-        Check(
-            name="TTFT p50 added by the gateway at 32 streams",
-            value=statistics.median(added),
-            goal=MAX_ADDED_TTFT_MS,
-            unit="ms",
-            sense="at most",
+        at_most(
+            "TTFT p50 added by the gateway at 32 streams",
+            statistics.median(added),
+            MAX_ADDED_TTFT_MS,
+            "ms",
         )
     ]
 
@@ -174,33 +157,31 @@ async def drain(size: Size) -> tuple[Any, list[Check]]:
         own.close()
 
     options = simulated(STEP_S)
-    async with (
-        two_workers(*options) as (first, second),
-        worker(*options) as third,
-        gateway_process(
+    with two_workers(*options) as (first, second), worker(*options) as third:
+        async with gateway_process(
             first.address, second.address, policy="round_robin", options=_RETRIES
-        ) as gateway,
-    ):
-        callers = [asyncio.create_task(caller(index, gateway.port)) for index in range(NUM_STREAMS)]
-        await asyncio.sleep(size.window_s / 3)
-        await gateway.add_worker(third.address)
-        first.process.send_signal(signal.SIGTERM)
-        exit_code = await first.ended()
-        await asyncio.sleep(size.window_s / 3)
-        is_over.set()
-        await asyncio.gather(*callers)
+        ) as gateway:
+            callers = [
+                asyncio.create_task(caller(index, gateway.port)) for index in range(NUM_STREAMS)
+            ]
+            await asyncio.sleep(size.window_s / 3)
+            await gateway.add_worker(third.address)
+            first.process.send_signal(signal.SIGTERM)
+            exit_code = await asyncio.to_thread(first.ended)
+            await asyncio.sleep(size.window_s / 3)
+            is_over.set()
+            await asyncio.gather(*callers)
     results = {"num_requests": num_done, "failures": failures, "exit_code": exit_code}
     print_table(
         "One worker drains, a third joins", ("requests", "failed", "exit code"),
         [(num_done, len(failures), exit_code)],
     )  # fmt: skip
     return results, [
-        Check(
-            name="failed while one worker drains and a third joins",
-            value=float(len(failures)),
-            goal=0.0,
-            unit="requests",
-            sense="at most",
+        at_most(
+            "failed while one worker drains and a third joins",
+            float(len(failures)),
+            0.0,
+            "requests",
             is_settled=num_done >= NUM_STREAMS,
         )
     ]
@@ -236,14 +217,12 @@ async def prefix(size: Size) -> tuple[Any, list[Check]]:
     }
     found: dict[str, dict[str, float]] = {}
     for policy in POLICIES:
-        options = (*simulated(cost=prices), "--num-blocks", str(_NUM_BLOCKS))
-        async with (
-            two_workers(*options) as (first, second),
-            gateway_process(first.address, second.address, policy=policy) as gateway,
-        ):
-            answered = await asyncio.gather(
-                *(dialogue(number, gateway) for number in range(NUM_DIALOGUES))
-            )
+        options = (*simulated(0.0, cost=prices), "--num-blocks", str(_NUM_BLOCKS))
+        with two_workers(*options) as (first, second):
+            async with gateway_process(first.address, second.address, policy=policy) as gateway:
+                answered = await asyncio.gather(
+                    *(dialogue(number, gateway) for number in range(NUM_DIALOGUES))
+                )
         later = [answer for one in answered for answer in one[1:]]
         num_tokens = sum(answer.num_prompt_tokens for answer in later)
         found[policy] = {
@@ -258,24 +237,22 @@ async def prefix(size: Size) -> tuple[Any, list[Check]]:
     )
     blind, aware = (found[policy] for policy in POLICIES)
     return found, [
-        Check(
-            name="cached share under cache_aware over that under round_robin",
-            value=aware["cached_share"] / blind["cached_share"] if blind["cached_share"] else 0.0,
-            goal=1.2,
-            unit="ratio",
-            sense="at least",
+        at_least(
+            "cached share under cache_aware over that under round_robin",
+            aware["cached_share"] / blind["cached_share"] if blind["cached_share"] else 0.0,
+            1.2,
+            "ratio",
         ),
-        Check(
-            name="mean TTFT under cache_aware over that under round_robin",
-            value=aware["ttft_mean_ms"] / blind["ttft_mean_ms"],
-            goal=1.0,
-            unit="ratio",
-            sense="at most",
+        at_most(
+            "mean TTFT under cache_aware over that under round_robin",
+            aware["ttft_mean_ms"] / blind["ttft_mean_ms"],
+            1.0,
+            "ratio",
         ),
     ]
 
 
-SECTIONS: dict[str, Callable[[Size], Awaitable[tuple[Any, list[Check]]]]] = {
+SECTIONS: dict[str, Callable[[Size], Coroutine[Any, Any, tuple[Any, list[Check]]]]] = {
     "ttft": ttft,
     "drain": drain,
     "prefix": prefix,
@@ -289,13 +266,9 @@ def measured(size: Size, names: Sequence[str] = ()) -> tuple[dict[str, Any], lis
     for name in names or SECTIONS:
         section = SECTIONS[name]
         print(name, file=sys.stderr)
-        results[name], told = asyncio.run(_awaited(section(size)))
+        results[name], told = asyncio.run(section(size))
         checks += told
     return results, checks
-
-
-async def _awaited(section: Awaitable[tuple[Any, list[Check]]]) -> tuple[Any, list[Check]]:
-    return await section
 
 
 def run(*, is_full: bool = False) -> list[Check]:
@@ -305,14 +278,13 @@ def run(*, is_full: bool = False) -> list[Check]:
 
 def main() -> None:
     """Run and tell."""
-    parser = arguments((__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument(
         "--sections", nargs="+", choices=tuple(SECTIONS), default=(), metavar="NAME"
     )
     given = parser.parse_args()
     results, checks = measured(WHOLE if given.full else QUICK, given.sections)
-    print_checks(checks)
-    write_json(given.json, results, checks)
+    conclude(given, results, checks)
 
 
 if __name__ == "__main__":

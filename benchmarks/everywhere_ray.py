@@ -30,8 +30,8 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from penstock.v1 import generation_service_pb2 as pb
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import RunFailed, capacity, free_port, request, service, simulated
+from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
+from services import MEASURED, RunFailed, capacity, free_port, request, service, simulated
 
 NATIVE, RAY = "native", "Ray Serve"
 NUM_STREAMS = 32
@@ -74,9 +74,8 @@ Rounds: TypeAlias = "dict[str, list[dict[str, Found]]]"
 
 def options(load: str) -> tuple[str, ...]:
     """Those of the service, the same on both sides."""
-    config = simulated(STEP_MS[load] / 1e3)
-    paced = config.replace("{", '{"pace": "real_time", ', 1)
-    return ("--simulated-config", paced, *capacity(NUM_STREAMS, NUM_TOKENS[load]))
+    sizes = capacity(NUM_STREAMS, NUM_TOKENS[load])
+    return (*simulated(STEP_MS[load] / 1e3), *sizes, *MEASURED)
 
 
 @contextlib.contextmanager
@@ -91,10 +90,9 @@ def ray_service(*given: str) -> Generator[int]:
         "RAY_TMPDIR": folder,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # stays on the loopback interface
     }
-    unseen = ("--executor", "simulated", "--metrics-port", "off", "--log-level", "error")
     command = (PYTHON, Path(__file__).with_name("everywhere_ray_site.py"), str(free_port()))
     site = subprocess.Popen(
-        (*command, str(grpc_port), *unseen, "--drain-grace-s", "0.1", *given),
+        (*command, str(grpc_port), "--metrics-port", "off", *given),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -125,7 +123,7 @@ def _recommended() -> dict[str, str]:
 
 async def measured(port: int, found: Found) -> None:
     """Keep the streams going, and count what comes within the window."""
-    data = bytes.fromhex(request(NUM_TOKENS[found.load]))
+    data = request(NUM_TOKENS[found.load])
     begin_s = time.monotonic() + _WARM_S
     end_s = begin_s + found.window_s
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -165,8 +163,8 @@ def side_of(side: str, load: str, window_s: float) -> Found:
     """One run of one side."""
     found = Found(side=side, load=load, window_s=window_s)
     if side == NATIVE:
-        with service(*options(load), num_fronts=1) as (port, _fronts, _engine):
-            asyncio.run(measured(port, found))
+        with service(*options(load)) as serving:
+            asyncio.run(measured(serving.port, found))
     else:
         with ray_service(*options(load)) as port:
             asyncio.run(measured(port, found))
@@ -220,31 +218,28 @@ def judged(rounds: Rounds) -> list[Check]:
     is_settled = len(steady) >= 3
     speed = "Ray Serve to native, 32 streams"
     return [
-        Check(
-            name=f"{speed}: tokens/s at steps of 20 ms",
-            value=ratio(steady, lambda found: found.tokens_per_s),
-            goal=0.9,
-            unit="of native",
-            sense="at least",
+        at_least(
+            f"{speed}: tokens/s at steps of 20 ms",
+            ratio(steady, lambda found: found.tokens_per_s),
+            0.9,
+            "of native",
             is_settled=is_settled,
         ),
-        Check(
-            name=f"{speed}: TTFT p50 at steps of 20 ms",
-            value=ratio(steady, lambda found: found.ttft_ms(50)),
-            goal=2.0,
-            unit="of native",
-            sense="at most",
+        at_most(
+            f"{speed}: TTFT p50 at steps of 20 ms",
+            ratio(steady, lambda found: found.ttft_ms(50)),
+            2.0,
+            "of native",
             is_settled=is_settled,
         ),
-        Check(
-            name=f"{speed}: tokens/s at steps of 1 ms",
-            value=ratio(full, lambda found: found.tokens_per_s),
-            goal=0.1,
-            unit="of native",
-            sense="at least",
+        at_least(
+            f"{speed}: tokens/s at steps of 1 ms",
+            ratio(full, lambda found: found.tokens_per_s),
+            0.1,
+            "of native",
             is_settled=is_settled,
         ),
-        Check(name="failed calls", value=failed, goal=0, unit="calls", sense="at most"),
+        at_most("failed calls", failed, 0, "calls"),
     ]
 
 

@@ -30,13 +30,13 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import EngineCore
-from penstock.server.observe.engine_listeners import EngineListeners
-from penstock.server.observe.flight.facts import facts_of
+from penstock.server.observe.flight.layout import facts_of
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter
-from report import Check, arguments, cell, print_checks, print_table, write_json
-from simulated_service import expect_ready
+from penstock.server.observe.listeners import EngineListeners
+from report import arguments, at_most, cell, conclude, print_table, progress
+from services import expect_ready
 
 BLOCK_SIZE = 16
 MAX_SHARE = 0.03
@@ -209,7 +209,7 @@ def _median_of(rounds: list[Found]) -> Found:
 
 def main() -> None:
     """Measure and tell."""
-    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    options = arguments(__doc__).parse_args()
     num_rounds, num_steps = (9, 2400) if options.full else (3, 1200)
     found: list[Found] = []
     for num_running in (32, 256):
@@ -217,10 +217,9 @@ def main() -> None:
             rounds: list[Found] = []
             for number in range(num_rounds):
                 rounds.append(measure(num_running, num_steps, replaces=replaces))
-                print(
+                progress(
                     f"{rounds[-1].load}, {num_running} running, round {number + 1}: "
-                    f"{cell(rounds[-1].step_us)} + {cell(rounds[-1].added_us)} us",
-                    file=sys.stderr,
+                    f"{cell(rounds[-1].step_us)} + {cell(rounds[-1].added_us)} us"
                 )
             found.append(_median_of(rounds))
     rows = [
@@ -230,29 +229,26 @@ def main() -> None:
     ]  # fmt: skip
     print_table("The flight recorder, per step of the engine", _COLUMNS, rows)
     checks = [
-        Check(
-            name=f"{each.load} of {each.num_running}: added to a step, median",
-            value=each.share,
-            goal=MAX_SHARE,
-            unit="share",
-            sense="at most",
+        at_most(
+            f"{each.load} of {each.num_running}: added to a step, median",
+            each.share,
+            MAX_SHARE,
+            "share",
         )
         for each in found
         if each.num_running == 256
     ]
     checks += [
-        Check(
-            name=f"{each.load} of {each.num_running}: added, of a step with 5 ms of executor",
-            value=each.share_of_all,
-            goal=MAX_SHARE,
-            unit="share",
-            sense="at most",
+        at_most(
+            f"{each.load} of {each.num_running}: added, of a step with 5 ms of executor",
+            each.share_of_all,
+            MAX_SHARE,
+            "share",
         )
         for each in found
         if each.num_running == 256
     ]
-    print_checks(checks)
-    write_json(options.json, [{**asdict(each), "share": each.share} for each in found], checks)
+    conclude(options, [{**asdict(each), "share": each.share} for each in found], checks)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import urllib.request
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from simulated_service import RunFailed, free_port
+from services import RunFailed, free_port
 
 _PATIENCE_S = 60.0
 _WORKER = "Activated 1 of 1 worker(s)"

@@ -19,10 +19,10 @@ import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from usage import needing
 
@@ -31,15 +31,14 @@ with needing("torch"):
 
     import gpu_engine as engine
     from gpu_models import SHAPES, model_folder
-    from gpu_timeline import timeline
 
-from live_service import LiveService, live_service
 from penstock.executor.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from penstock.executor.device_defaults import device_defaults
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
 from served_model import Load, Wave, curve, served
+from services import Service, service
 
 SECTIONS = (
     "first",
@@ -135,13 +134,7 @@ class Results:
     def checks(self) -> list[Check]:
         """Every figure that has a goal."""
         return [
-            Check(
-                name=found.name,
-                value=found.value,
-                goal=goal,
-                unit=found.unit,
-                sense=_sense(found.unit, found.name),
-            )
+            _judge_of(found)(found.name, found.value, goal, found.unit)
             for found in self.figures
             if (goal := MARKS.get(found.name, Mark()).goal) is not None
         ]
@@ -157,8 +150,9 @@ class Results:
         print_table("One GPU", header, rows)
 
 
-def _sense(unit: str, name: str) -> Literal["at most", "at least"]:
-    return "at least" if unit == "tokens/s" or name.endswith("over offline") else "at most"
+def _judge_of(found: Figure) -> Callable[[str, float, float, str], Check]:
+    is_rate = found.unit == "tokens/s" or found.name.endswith("over offline")
+    return at_least if is_rate else at_most
 
 
 def _rows(shape: str) -> tuple[int, ...]:
@@ -221,7 +215,7 @@ def measure_offline(results: Results, executor: Executor, shape: str) -> None:
 
 def measure_timeline(results: Results, executor: Executor, shape: str) -> None:
     """Where the time of two turns goes; a profiler that cannot count leaves no figure."""
-    results.timelines[shape] = timeline(executor, ROWS[shape.split()[0]][-1])
+    results.timelines[shape] = engine.timeline(executor, ROWS[shape.split()[0]][-1])
 
 
 IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
@@ -236,9 +230,9 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 }
 
 
-def _service(folder: Path, budget: int) -> AbstractAsyncContextManager[LiveService]:
+def _service(folder: Path, budget: int) -> AbstractContextManager[Service]:
     """Requests share no prefix; all else is as the service has it on a GPU."""
-    return live_service(
+    return service(
         *("--model", str(folder), "--device", "cuda"),
         *("--prefix-caching", "off", "--max-seq-len", "8192"),
         *("--max-num-batched-tokens", str(budget)),
@@ -252,8 +246,8 @@ def measure_served(
     """The service as a whole; the best wave, as a first one warms up clients too."""
 
     async def run() -> tuple[list[Wave], list[float]]:
-        async with _service(folder, budget) as service:
-            return await served(service, LOAD, 256, num_waves=num_waves)
+        with _service(folder, budget) as serving:
+            return await served(serving, LOAD, 256, num_waves=num_waves)
 
     waves, singles = asyncio.run(run())
     first, *later = singles
@@ -276,8 +270,8 @@ def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) ->
     """What each of so many streams gets."""
 
     async def run() -> dict[int, Wave]:
-        async with _service(folder, budget) as service:
-            return await curve(service, LOAD, STREAMS)
+        with _service(folder, budget) as serving:
+            return await curve(serving, LOAD, STREAMS)
 
     found = asyncio.run(run())
     for count, wave in found.items():
@@ -308,7 +302,7 @@ def _label(shape: str, quantization: str, kv_cache_dtype: str) -> str:
 
 def main() -> None:
     """Measure and tell."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
     parser.add_argument("--shapes", default="1B,8B", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--models", type=Path, help="folder to keep the models in")

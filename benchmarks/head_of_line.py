@@ -17,7 +17,7 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, conclude, print_table
 
 NUM_LONG_TOKENS = 100_000
 NUM_SHORT_TOKENS = 400
@@ -75,7 +75,7 @@ def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str
 
 def main() -> None:
     """Measure and tell."""
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     duration_s = 600.0 if options.full else 120.0
     base = SimulationConfig(cost=CostModel(), num_blocks=16_384)
     results: list[dict[str, Any]] = []
@@ -103,18 +103,16 @@ def main() -> None:
             ("over fcfs", short_s / p99_s["fcfs", name], MAX_OVER_FCFS, "times"),
         ):
             title = f"p99 TTFT of short ones, fair, long ones of {name}: {what}"
-            checks.append(Check(name=title, value=value, goal=goal, unit=unit, sense="at most"))
+            checks.append(at_most(title, value, goal, unit))
     checks.append(
-        Check(
-            name="TTFT of the long ones, fair over fcfs",
-            value=long_s["fair", "same tenant"] / long_s["fcfs", "same tenant"],
-            goal=MAX_LONG_RATIO,
-            unit="times",
-            sense="at most",
+        at_most(
+            "TTFT of the long ones, fair over fcfs",
+            long_s["fair", "same tenant"] / long_s["fcfs", "same tenant"],
+            MAX_LONG_RATIO,
+            "times",
         )
     )
-    print_checks(checks)
-    write_json(options.json, results, checks)
+    conclude(options, results, checks)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from report import Check, arguments, print_checks, print_table, write_json
+from report import arguments, at_most, conclude, print_table
 
 BLOCK_SIZE = 16
 NUM_PROMPT = 100_000
@@ -87,7 +87,7 @@ def measure(
 
 def main() -> None:
     """Measure and report."""
-    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    options = arguments(__doc__).parse_args()
     rounds = 15 if options.full else 5
     sizes = (4096, 65_536, 262_144, 1_048_576) if options.full else (4096, 65_536, 262_144)
     rows = [
@@ -98,18 +98,9 @@ def main() -> None:
     columns = ("blocks", "eviction", "at once ms", "pieces", "median piece ms", "longest piece ms")
     print_table("The check of an idle engine", columns, rows)
     checks = [
-        Check(
-            name=f"longest stop, {row[0]} blocks, {row[1]}",
-            value=row[-1],
-            goal=GOAL_MS,
-            unit="ms",
-            sense="at most",
-        )
-        for row in rows
+        at_most(f"longest stop, {row[0]} blocks, {row[1]}", row[-1], GOAL_MS, "ms") for row in rows
     ]
-    print_checks(checks)
-    results = [dict(zip(columns, row, strict=True)) for row in rows]
-    write_json(options.json, results, checks)
+    conclude(options, [dict(zip(columns, row, strict=True)) for row in rows], checks)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.step_measure import StepMeasure
+from penstock.scheduler.cost_model import CostModel, StepMeasure
 
 PRICES = CostModel()
 TARGET_S = 0.040

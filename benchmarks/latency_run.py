@@ -16,13 +16,12 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import StepMeasure, measure_of
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.flight import Chunk
-from penstock.scheduler.pace import Pace
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_measure import StepMeasure, measure_of
-from penstock.scheduler.step_note import StepNote
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
@@ -207,7 +206,7 @@ def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
     measures = steps.measures
     engine = Engine(PlantExecutor(plant, clock, duration_s), config, clock, steps)
     traffic = _Traffic(plant, engine)
-    pace: Pace = engine.scheduler.life.outlook.pace
+    sizing = engine.sizing
     at_s: list[float] = []
     limits: list[tuple[int, int, bool]] = []
     itl_s: list[float] = []
@@ -220,7 +219,9 @@ def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
         itl_at_s += [events.at_s] * len(told_s)
         if len(measures) > len(at_s):
             at_s.append(clock())
-            limits.append((pace.prefill_budget_tokens, pace.max_num_running, pace.fit.is_trusted))
+            limits.append(
+                (sizing.prefill_budget_tokens, sizing.max_num_running, sizing.fit.is_trusted)
+            )
     engine.check_integrity()
     engine.close()
     return Run(

@@ -19,9 +19,9 @@ import numpy as np
 from latency_plants import PLANTS, Plant
 from latency_run import END_SHARE, MAX_NUM_SEQS, Run, drive, turns
 from penstock.scheduler.config import SchedulerConfig
-from penstock.tools.simulation.chart import Chart, Series, svg
-from penstock.tools.simulation.report import html_table, page
-from report import Check, arguments, cell, print_checks, print_table, write_json
+from penstock.tools.charts import Chart, Series
+from report import Check, arguments, print_checks, print_table, write_json
+from report_page import Table, write_page
 
 MAX_P99_RATIO = 1.10
 MIN_STEADY_RATIO = 0.9
@@ -210,22 +210,9 @@ def charts_of(plant: Plant, run: Run) -> tuple[Chart, Chart]:
     return limits, times
 
 
-def write_page(folder: Path, rows: list[Row], runs: list[tuple[Plant, Run]]) -> None:
-    """Write the table and the pictures as one page. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table = [[cell(value) for value in cells(row)] for row in rows]
-    sections = [html_table(_HEADER, table)]
-    for plant, run in runs:
-        sections.append(f"<h2>{plant.name}</h2>")
-        sections += [svg(chart) for chart in charts_of(plant, run)]
-    path = folder / PAGE_FILE
-    path.write_text(page("Latency target", sections), encoding="utf-8")
-    print(f"\nwritten: {path}")
-
-
 def parser() -> ArgumentParser:
     """The command line."""
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__)
     names = [plant.name for plant in PLANTS]
     options.add_argument(
         "--plant", action="append", choices=names, help="only this one; may repeat"
@@ -255,7 +242,9 @@ def main() -> None:
     print_table(f"{duration_s:.0f} virtual seconds each", _HEADER, [cells(row) for row in rows])
     print_checks(checks)
     if options.report is not None:
-        write_page(options.report, rows, runs)
+        table = Table(title="Plants", header=_HEADER, rows=[cells(row) for row in rows])
+        charts = [chart for plant, run in runs for chart in charts_of(plant, run)]
+        write_page(options.report / PAGE_FILE, "Latency target", [table], charts, checks)
     write_json(options.json, [asdict(row) for row in rows], checks)
 
 

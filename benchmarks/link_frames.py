@@ -14,10 +14,9 @@ import numpy as np
 
 from penstock.scheduler.events import Finished, Stay, StepEvents, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.server.link.frames import Frame, decode, encode
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import Frame, Submit, decode, encode
 from penstock.server.link.wire import FrameBuffer
-from report import Check, arguments, print_checks, print_table, write_json
+from report import arguments, at_most, conclude, print_table
 
 NUM_CALLS = 5000
 BLOCK_SIZE = 16
@@ -73,18 +72,14 @@ def measure(frame: Frame, rounds: int) -> tuple[int, float, float]:
 
 def main() -> None:
     """Measure and report."""
-    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    options = arguments(__doc__).parse_args()
     rounds = 20 if options.full else 5
     rows = [(name, *measure(frame, rounds)) for name, frame in FRAMES.items()]
     columns = ("frame", "bytes", "write us", "read us")
     print_table("Frames of the link", columns, rows)
     read_us = {row[0]: row[-1] for row in rows}
-    checks = [
-        Check(name=f"read {name}", value=read_us[name], goal=goal, unit="us", sense="at most")
-        for name, goal in GOALS_US.items()
-    ]
-    print_checks(checks)
-    write_json(options.json, [dict(zip(columns, row, strict=True)) for row in rows], checks)
+    checks = [at_most(f"read {name}", read_us[name], goal, "us") for name, goal in GOALS_US.items()]
+    conclude(options, [dict(zip(columns, row, strict=True)) for row in rows], checks)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ how long a health check took meanwhile. With `--picture` the curve is drawn.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from overload_load import Seen, drive
-from penstock.tools.simulation.chart import Chart, Series, svg
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import service, simulated
+from load import Ask, Seen, arrivals_s, open_loop, sending
+from penstock.client import NO_RETRY, Client, HealthStatus
+from penstock.tools.charts import Chart, Series, svg
+from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
+from services import MEASURED, service, simulated
 
 STEP_S = 0.02
 NUM_SLOTS = 16
@@ -33,6 +34,8 @@ MAX_TTFT_S = 2.0
 """Whoever waits longer for the first token was not served in time."""
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 WARM_UP_S = 1.0
+_PATIENCE_S = 60.0
+_PROBE_EVERY_S = 0.05
 _HEADER = (
     *("load", "offered/s", "served/s", "in time/s", "refused/s", "refusal p50 ms", "p99 ms"),
     *("health p99 ms", "max ms", "client's lag p99 ms"),
@@ -58,27 +61,73 @@ class Level:
     num_other_ends: int
 
 
-def level_of(load: float, seen: Seen, duration_s: float) -> Level:
-    """The figures of one load."""
+@dataclass(slots=True)
+class Probe:
+    """Health checks beside a load, seconds; `num_not_serving` of them said something else.
+
+    `lag_s`: how late the client's own loop woke up, which is in every other time: what it cannot
+    see it cannot blame on the service.
+    """
+
+    took_s: list[float] = field(default_factory=list[float])
+    lag_s: list[float] = field(default_factory=list[float])
+    num_not_serving: int = 0
+
+    async def run(self, client: Client) -> None:
+        """Until it is cancelled."""
+        while True:
+            begun_s = time.perf_counter()
+            status = await client.health(deadline_s=_PATIENCE_S)
+            self.took_s.append(time.perf_counter() - begun_s)
+            self.num_not_serving += status is not HealthStatus.SERVING
+            due_s = time.perf_counter() + _PROBE_EVERY_S
+            await asyncio.sleep(_PROBE_EVERY_S)
+            self.lag_s.append(time.perf_counter() - due_s)
+
+
+async def offered(address: str, rate_per_s: float, duration_s: float) -> Level:
+    """One load for so long, whatever is answered meanwhile; ends when the last has ended."""
+    times_s = arrivals_s(rate_per_s, duration_s, seed=int(rate_per_s * 1000))
+    asks = [Ask(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]
+    probe = Probe()
+    async with (
+        Client(address, retry=NO_RETRY) as client,
+        # A connection of its own.
+        Client(address, retry=NO_RETRY) as aside,
+    ):
+        await client.health(deadline_s=_PATIENCE_S)
+        begun_s = time.perf_counter()
+        probing = asyncio.create_task(probe.run(aside))
+        seen = await open_loop(asks, sending(client))
+        probing.cancel()
+    return level_of(rate_per_s / PEAK_PER_S, begun_s, seen, probe, duration_s)
+
+
+def level_of(
+    load: float, begun_s: float, seen: list[Seen], probe: Probe, duration_s: float
+) -> Level:
+    """The figures of one load that began at `begun_s`."""
     span_s = duration_s - WARM_UP_S
-    ended = [(end_s, ttft_s) for end_s, ttft_s in seen.served if WARM_UP_S <= end_s < duration_s]
-    num_offered = len(seen.served) + len(seen.refused_s) + sum(seen.others.values())
-    refused_ms = 1e3 * np.array(seen.refused_s or [0.0])
-    probe_ms = 1e3 * np.array(seen.probe_s or [0.0])
+    ended = [
+        one for one in seen if one.code == "OK" and WARM_UP_S <= one.ended_s - begun_s < duration_s
+    ]
+    refused = [one for one in seen if one.code == "RESOURCE_EXHAUSTED"]
+    refused_ms = 1e3 * np.array([one.total_s for one in refused] or [0.0])
+    probe_ms = 1e3 * np.array(probe.took_s or [0.0])
     return Level(
         load=load,
-        offered_per_s=num_offered / duration_s,
+        offered_per_s=len(seen) / duration_s,
         served_per_s=len(ended) / span_s,
-        goodput_per_s=sum(ttft_s <= MAX_TTFT_S for _, ttft_s in ended) / span_s,
-        refused_per_s=len(seen.refused_s) / duration_s,
+        goodput_per_s=sum((one.ttft_s or 0.0) <= MAX_TTFT_S for one in ended) / span_s,
+        refused_per_s=len(refused) / duration_s,
         refusal_p50_ms=float(np.percentile(refused_ms, 50)),
         refusal_p99_ms=float(np.percentile(refused_ms, 99)),
         health_p99_ms=float(np.percentile(probe_ms, 99)),
         health_max_ms=float(probe_ms.max()),
-        client_lag_p99_ms=1e3 * float(np.percentile(seen.lag_s or [0.0], 99)),
-        num_untold=seen.num_untold,
-        num_not_serving=seen.num_not_serving,
-        num_other_ends=sum(seen.others.values()),
+        client_lag_p99_ms=1e3 * float(np.percentile(probe.lag_s or [0.0], 99)),
+        num_untold=sum(not one.is_told_when for one in refused),
+        num_not_serving=probe.num_not_serving,
+        num_other_ends=sum(one.code not in ("OK", "RESOURCE_EXHAUSTED") for one in seen),
     )
 
 
@@ -86,22 +135,21 @@ def measure(duration_s: float, num_fronts: int) -> list[Level]:
     """One service, all loads one after the other."""
     num_blocks = NUM_SLOTS * 4
     options = (
-        *("--simulated-config", simulated(STEP_S), "--max-num-seqs", str(NUM_SLOTS)),
+        *(*simulated(STEP_S), *MEASURED, "--max-num-seqs", str(NUM_SLOTS)),
         *("--max-num-waiting", str(MAX_WAITING), "--max-seq-len", "128", "--block-size", "64"),
         *("--num-blocks", str(num_blocks), "--pipeline-depth", "2"),
     )
     levels: list[Level] = []
-    with service(*options, num_fronts=num_fronts) as (port, _, _):
-        asyncio.run(drive(port, 0.5 * PEAK_PER_S, 1.0, NUM_TOKENS))  # everything is warm then
+    with service(*options, num_fronts=num_fronts) as found:
+        asyncio.run(offered(found.address, 0.5 * PEAK_PER_S, 1.5))  # everything is warm then
         for load in LOADS:
-            seen = asyncio.run(drive(port, load * PEAK_PER_S, duration_s, NUM_TOKENS))
-            levels.append(level_of(load, seen, duration_s))
+            levels.append(asyncio.run(offered(found.address, load * PEAK_PER_S, duration_s)))
     return levels
 
 
 def checks_of(levels: list[Level]) -> list[Check]:
     """Goodput and refusals against their goals."""
-    by_load = {level.load: level for level in levels}
+    by_load = {round(level.load, 6): level for level in levels}
     peak = max(level.goodput_per_s for level in levels)
     most = by_load[max(by_load)]
     overloaded = [level for level in levels if level.load > 1.0]
@@ -113,25 +161,18 @@ def checks_of(levels: list[Level]) -> list[Check]:
         ("other ends than served and refused", sum(level.num_other_ends for level in levels)),
     )
     return [
-        _check("goodput at 2x, of the peak", by_load[2.0].goodput_per_s / peak, 0.95, "share"),
-        _check("goodput at 5x, of the peak", most.goodput_per_s / peak, 0.90, "share"),
-        _check("peak, of what the executor can do", peak / PEAK_PER_S, 0.90, "share"),
-        _check_time("p99 of a refusal at 5x", most.refusal_p99_ms, 5.0, is_quiet=is_quiet),
-        _check_time("p99 of a health check", health_ms, 50.0, is_quiet=is_quiet),
-        *(_check(name, count, 0.0, "of all") for name, count in counts),
+        at_least("goodput at 2x, of the peak", by_load[2.0].goodput_per_s / peak, 0.95, "share"),
+        at_least("goodput at 5x, of the peak", most.goodput_per_s / peak, 0.90, "share"),
+        at_least("peak, of what the executor can do", peak / PEAK_PER_S, 0.90, "share"),
+        *(
+            at_most(name, value_ms, goal_ms, "ms", is_settled=is_quiet or value_ms <= goal_ms)
+            for name, value_ms, goal_ms in (
+                ("p99 of a refusal at 5x", most.refusal_p99_ms, 5.0),
+                ("p99 of a health check", health_ms, 50.0),
+            )
+        ),
+        *(at_most(name, count, 0.0, "of all") for name, count in counts),
     ]
-
-
-def _check(name: str, value: float, goal: float, unit: str) -> Check:
-    sense: Literal["at most", "at least"] = "at least" if unit == "share" else "at most"
-    return Check(name=name, value=value, goal=goal, unit=unit, sense=sense)
-
-
-def _check_time(name: str, value_ms: float, goal_ms: float, *, is_quiet: bool) -> Check:
-    is_settled = is_quiet or value_ms <= goal_ms
-    return Check(
-        name=name, value=value_ms, goal=goal_ms, unit="ms", sense="at most", is_settled=is_settled
-    )
 
 
 def draw(levels: list[Level], path: Path) -> None:
@@ -156,7 +197,7 @@ def draw(levels: list[Level], path: Path) -> None:
 
 def main() -> None:
     """Measure and tell."""
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the curve as SVG")
     parser.add_argument("--fronts", type=int, default=1, help="front processes (default: 1)")
     options = parser.parse_args()

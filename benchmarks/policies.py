@@ -11,31 +11,42 @@ takes. All is virtual time; runs go side by side, one process each.
 import argparse
 import dataclasses
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from html import escape
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceError, TraceRequest
-from penstock.tools.simulation.report import finite_or_none
+from penstock.tools.charts import Chart, has_matplotlib, write_png
+from penstock.tools.pages import finite_or_none
 from penstock.tools.simulation.settings import SimulationConfig, Targets
 from penstock.tools.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
-from policy_bench import FCFS, Bench, Section, Table
+from policy_bench import CONTENDERS, FCFS, Bench, Section
 from policy_capacity import NoCapacity, capacity
 from policy_memory import PrefixReuse, Speed
-from policy_page import charts_of, write_page
 from policy_sections import DEADLINE_KINDS, Deadlines, RisingLoad, TightItl
 from policy_tenants import NoisyNeighbour, ServedShares, slowdown
-from report import Check, arguments, print_checks, print_table, write_json
+from report import (
+    Check,
+    arguments,
+    at_least,
+    at_most,
+    print_checks,
+    print_table,
+    progress,
+    write_json,
+)
+from report_page import Table, lines, write_page
 
+PAGE_FILE = "policies.html"
 QUICK_WINDOW_S = 600.0
+_BESIDE = "p99 TTFT beside a flood over alone"
 LONG_PROMPTS = SyntheticConfig(
     rate_per_s=2.0,
     duration_s=QUICK_WINDOW_S,
@@ -86,13 +97,17 @@ def _compare(args: argparse.Namespace) -> None:
     settings = _settings(args, trace, load)
     print(f"\n{settings}\n{wall_s:,.0f} s in all")
     if args.report is not None:
-        write_page(args.report, charts_of(results["policies"]), tables, checks, escape(settings))
+        charts = charts_of(results["policies"])
+        title = "Scheduling policies compared"
+        write_page(args.report / PAGE_FILE, title, tables, charts, checks, settings)
+        if has_matplotlib():
+            write_png(charts, args.report)
     document = {"capacity": load, "settings": settings, "wall_s": wall_s, **results}
     write_json(args.json, finite_or_none(document), checks)
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = arguments(__doc__ or "")
+    parser = arguments(__doc__)
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="default: made up, prompts of 7,000 tokens"
     )
@@ -196,41 +211,68 @@ def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]
     }
     checks = [
         # The same requests are offered to both, so what is good of them compares.
-        _check("good of penstock over fcfs, load 1.2", _ratio(good, 1.2), 1.3),
+        at_least("good of penstock over fcfs, load 1.2", _ratio(good, 1.2), 1.3, "times"),
         *(
-            _check(
-                f"prefill lost to deadlines, {kind}",
-                100 * share,
-                MOST_LOST_PERCENT[kind],
-                "%",
-                is_most=True,
-            )
+            at_most(f"prefill lost to deadlines, {kind}", 100 * share, MOST_LOST_PERCENT[kind], "%")
             for kind, share in lost.items()
         ),
-        _check("in time at load 1.5 over the greatest, whole", _kept_share(late), 0.9),
+        at_least("in time at load 1.5 over the greatest, whole", _kept_share(late), 0.9, "times"),
         *(
-            _check(
-                f"p99 TTFT beside a flood over alone, {row['policy']}",
-                slowdown(row),
-                1.5,
-                is_most=True,
+            at_most(
+                f"p99 TTFT beside a flood over alone, {row['policy']}", slowdown(row), 1.5, "times"
             )
             for row in results["neighbour"]
             if row["policy"] != "fcfs"
         ),
-        _check("KV waste, worst load", 100 * max(waste), 4.0, "%", is_most=True),
+        at_most("KV waste, worst load", 100 * max(waste), 4.0, "%"),
     ]
     checks += [
-        _check(
+        at_least(
             f"hits over Belady's, {row['num_cache_tokens']:,} tokens",
             row["hits"] / row["belady_all"],
             0.95,
+            "times",
         )
         for row in results.get("prefix_reuse", ())
     ]
     slowest_s = max(row["cpu_s_per_hour"] for row in results["speed"])
-    checks.append(_check("an hour as recorded, CPU time", slowest_s, 30.0, "s", is_most=True))
+    checks.append(at_most("an hour as recorded, CPU time", slowest_s, 30.0, "s"))
     return checks
+
+
+def charts_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
+    """Curves over the load, one line per policy; `rows` as of the part about rising load."""
+    return (
+        _chart(rows, "goodput", "Goodput", "good requests/s", "goodput_per_s"),
+        _chart(rows, "good_share", "Requests within the targets", "share of all", "good_share"),
+        _chart(rows, "ttft_p50", "Median time to first token", "seconds", "ttft", "p50_s"),
+        _chart(rows, "ttft_p99", "p99 time to first token", "seconds", "ttft", "p99_s"),
+        _chart(rows, "itl_p50", "Median time between tokens", "seconds", "itl", "p50_s"),
+        _chart(rows, "itl_p99", "p99 time between tokens", "seconds", "itl", "p99_s"),
+        _chart(rows, "throughput", "Throughput", "output tokens/s", "output_tokens_per_s"),
+        _chart(rows, "kv_used", "KV blocks in use", "share", "kv_utilisation"),
+        _chart(rows, "kv_waste", "KV places that hold nothing", "share", "kv_waste"),
+        _chart(rows, "prefix_hits", "Prompt tokens from the cache", "share", "prefix_hit_rate"),
+    )
+
+
+def _chart(
+    rows: Sequence[Mapping[str, Any]], name: str, title: str, unit: str, *path: str
+) -> Chart:
+    return Chart(
+        name=name,
+        title=title,
+        x_label="load (1: in-flight FCFS serves 90 % well)",
+        y_label=unit,
+        series=lines(
+            rows,
+            [one.name for one in CONTENDERS],
+            lambda row: row["policy"],
+            lambda row: row["load"],
+            lambda row: float(reduce(getitem, path, row)),  # type: ignore[arg-type]
+        ),
+        is_log_y=name in {"ttft_p50", "ttft_p99"},
+    )
 
 
 def _ratio(good: Mapping[tuple[str, float], int], load: float) -> float:
@@ -241,18 +283,6 @@ def _kept_share(rows: Sequence[Mapping[str, Any]]) -> float:
     """Whole answers in time at the greatest load over the most at any."""
     rates = {row["load"]: row["requests_per_s"] for row in rows if row["deadline"] == "whole"}
     return float(rates[max(rates)] / max(rates.values()))
-
-
-def _check(
-    name: str, value: float, goal: float, unit: str = "times", *, is_most: bool = False
-) -> Check:
-    return Check(
-        name=name,
-        value=value,
-        goal=goal,
-        unit=unit,
-        sense="at most" if is_most else "at least",
-    )
 
 
 def _good_shares(runs: Sweep, base: SimulationConfig, loads: Sequence[float]) -> list[float]:
@@ -274,13 +304,11 @@ def _settings(args: argparse.Namespace, trace: Sequence[TraceRequest], load: flo
     )
 
 
-def _tell_progress(progress: SweepProgress) -> None:
-    result = progress.result
-    print(
-        f"  [{progress.num_done}/{progress.num_trials}, {progress.wall_s:.0f} s]"
-        f" {result.trial.name}: {result.summary.good_share:.1%} good, {result.cpu_s:.1f} s",
-        file=sys.stderr,
-        flush=True,
+def _tell_progress(done: SweepProgress) -> None:
+    result = done.result
+    progress(
+        f"  [{done.num_done}/{done.num_trials}, {done.wall_s:.0f} s]"
+        f" {result.trial.name}: {result.summary.good_share:.1%} good, {result.cpu_s:.1f} s"
     )
 
 

@@ -14,6 +14,7 @@ from penstock.scheduler.config import EvictionPolicy
 from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 from penstock.tools.simulation.sweep import Traffic, Trial, TrialResult, whole
 from penstock.tools.simulation.transform import TransformConfig
+from report_page import Table
 
 Row = tuple[object, ...]
 
@@ -48,16 +49,6 @@ FCFS = Contender(name="fcfs", policy=Policy.FCFS)
 FAIR = Contender(name="fair", policy=Policy.FAIR)
 PENSTOCK = Contender(name="penstock", policy=Policy.FAIR, is_told=True)
 CONTENDERS = (STATIC, DYNAMIC, FCFS, FAIR, PENSTOCK)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A part as people read it. `note`: what must be known to read it right."""
-
-    title: str
-    note: str
-    header: tuple[str, ...]
-    rows: list[Row]
 
 
 class Section(Protocol):

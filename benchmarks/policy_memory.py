@@ -13,7 +13,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.sweep import Trial, TrialResult
-from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
+from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
+from report_page import Table, table_of
 
 EVICTIONS = (EvictionPolicy.HIT_DENSITY, EvictionPolicy.LRU)
 CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)
@@ -74,37 +75,24 @@ class PrefixReuse:
         return rows
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        return Table(
-            title="Prefix hits at half the capacity, beside Belady's rule",
-            note="Belady's rule knows the future, caches a prompt the moment it arrives and"
+        return table_of(
+            "Prefix hits at half the capacity, beside Belady's rule",
+            "Belady's rule knows the future, caches a prompt the moment it arrives and"
             " evicts what is needed last; with all of the memory, and (free) with what the running"
             " requests leave on average. By LRU: the engine with that eviction. Ideal LRU: that"
             " rule with all of the memory, under Belady's conditions.",
-            header=(
-                "tokens",
-                "running %",
-                "hits %",
-                "by LRU %",
-                "ideal LRU %",
-                "Belady %",
-                "share",
-                "free %",
-                "share",
-            ),
-            rows=[
-                (
-                    f"{row['num_cache_tokens']:,}",
-                    100 * row["kv_utilisation"],
-                    100 * row["hits"],
-                    100 * row["hits_least_recent"],
-                    100 * row["least_recent_all"],
-                    100 * row["belady_all"],
-                    row["hits"] / row["belady_all"],
-                    100 * row["belady_free"],
-                    row["hits"] / row["belady_free"],
-                )
-                for row in raw
-            ],
+            raw,
+            {
+                "tokens": lambda row: f"{row['num_cache_tokens']:,}",
+                "running %": lambda row: 100 * row["kv_utilisation"],
+                "hits %": lambda row: 100 * row["hits"],
+                "by LRU %": lambda row: 100 * row["hits_least_recent"],
+                "ideal LRU %": lambda row: 100 * row["least_recent_all"],
+                "Belady %": lambda row: 100 * row["belady_all"],
+                "share": lambda row: row["hits"] / row["belady_all"],
+                "free %": lambda row: 100 * row["belady_free"],
+                "share of free": lambda row: row["hits"] / row["belady_free"],
+            },
         )
 
 
@@ -134,17 +122,14 @@ class Speed:
         ]
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        return Table(
-            title="The simulator: an hour of the trace as it was recorded",
-            note="CPU time of one process.",
-            header=("policy", "CPU s per hour", "steps", "us per step"),
-            rows=[
-                (
-                    row["policy"],
-                    row["cpu_s_per_hour"],
-                    row["num_steps"],
-                    1e6 * row["cpu_s"] / row["num_steps"],
-                )
-                for row in raw
-            ],
+        return table_of(
+            "The simulator: an hour of the trace as it was recorded",
+            "CPU time of one process.",
+            raw,
+            {
+                "policy": lambda row: row["policy"],
+                "CPU s per hour": lambda row: row["cpu_s_per_hour"],
+                "steps": lambda row: row["num_steps"],
+                "us per step": lambda row: 1e6 * row["cpu_s"] / row["num_steps"],
+            },
         )

@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock.tools.simulation.settings import Targets
 from penstock.tools.simulation.sweep import Trial, TrialResult
-from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender, Row, Table
+from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender
+from report_page import Table, table_of
 
 DEADLINE_KINDS = ("first token", "whole")
 LOADS = (0.3, 0.6, 0.8, 1.0, 1.2, 1.5)
@@ -37,40 +38,33 @@ class RisingLoad:
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
         targets = self.bench.base.targets
-        return Table(
-            title=f"Policies at rising load; load 1 is {self.bench.capacity:.2f} times the trace's",
-            note=f"Good: first token within {targets.ttft_s:g} s and 99 % of the gaps within"
+        return table_of(
+            f"Policies at rising load; load 1 is {self.bench.capacity:.2f} times the trace's",
+            f"Good: first token within {targets.ttft_s:g} s and 99 % of the gaps within"
             f" {1e3 * targets.itl_s:g} ms. Goodput and shares are of all requests that were"
             " offered: who is refused or expires is not good. TTFT is of those who got a token;"
             " penstock turns away whom it could not serve in time, so its TTFT is of fewer"
             " requests than the others'. fair is penstock's order alone, without deadlines and"
             " without the target between tokens.",
-            header=(
-                *("load", "policy", "good/s", "good %", "refused %", "expired %"),
-                *("TTFT p50 s", "p99 s", "ITL p50 ms", "p99 ms", "tokens/s"),
-                *("KV %", "waste %", "hits %", "preempted"),
-            ),
-            rows=[(row["load"], row["policy"], *_usual_cells(row)) for row in raw],
+            raw,
+            {
+                "load": lambda row: row["load"],
+                "policy": lambda row: row["policy"],
+                "good/s": lambda row: row["goodput_per_s"],
+                "good %": lambda row: 100 * row["good_share"],
+                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+                "expired %": lambda row: 100 * row["num_expired"] / row["num_requests"],
+                "TTFT p50 s": lambda row: row["ttft"]["p50_s"],
+                "p99 s": lambda row: row["ttft"]["p99_s"],
+                "ITL p50 ms": lambda row: 1e3 * row["itl"]["p50_s"],
+                "p99 ms": lambda row: 1e3 * row["itl"]["p99_s"],
+                "tokens/s": lambda row: row["output_tokens_per_s"],
+                "KV %": lambda row: 100 * row["kv_utilisation"],
+                "waste %": lambda row: 100 * row["kv_waste"],
+                "hits %": lambda row: 100 * row["prefix_hit_rate"],
+                "preempted": lambda row: row["num_preemptions"],
+            },
         )
-
-
-def _usual_cells(row: Mapping[str, Any]) -> Row:
-    num = row["num_requests"]
-    return (
-        row["goodput_per_s"],
-        100 * row["good_share"],
-        100 * row["num_refused"] / num,
-        100 * row["num_expired"] / num,
-        row["ttft"]["p50_s"],
-        row["ttft"]["p99_s"],
-        1e3 * row["itl"]["p50_s"],
-        1e3 * row["itl"]["p99_s"],
-        row["output_tokens_per_s"],
-        100 * row["kv_utilisation"],
-        100 * row["kv_waste"],
-        100 * row["prefix_hit_rate"],
-        row["num_preemptions"],
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,25 +104,22 @@ class TightItl:
         ]
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        return Table(
-            title=f"What a target between tokens does: {1e3 * self.itl_s:g} ms",
-            note="A step that is full of prefill takes longer than this target. FCFS has a fixed"
+        return table_of(
+            f"What a target between tokens does: {1e3 * self.itl_s:g} ms",
+            "A step that is full of prefill takes longer than this target. FCFS has a fixed"
             " token budget (named where it is not the default) that somebody must choose for the"
             " traffic; penstock is given the target and sizes every step by the prices it has"
             " learnt.",
-            header=("load", "policy", "good/s", "good %", "refused %", "TTFT p99 s", "ITL p99 ms"),
-            rows=[
-                (
-                    row["load"],
-                    row["policy"],
-                    row["goodput_per_s"],
-                    100 * row["good_share"],
-                    100 * row["num_refused"] / row["num_requests"],
-                    row["ttft"]["p99_s"],
-                    1e3 * row["itl"]["p99_s"],
-                )
-                for row in raw
-            ],
+            raw,
+            {
+                "load": lambda row: row["load"],
+                "policy": lambda row: row["policy"],
+                "good/s": lambda row: row["goodput_per_s"],
+                "good %": lambda row: 100 * row["good_share"],
+                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+                "TTFT p99 s": lambda row: row["ttft"]["p99_s"],
+                "ITL p99 ms": lambda row: 1e3 * row["itl"]["p99_s"],
+            },
         )
 
 
@@ -169,30 +160,24 @@ class Deadlines:
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
         target_s = self.bench.base.targets.ttft_s
-        return Table(
-            title=f"Deadlines: {target_s:g} s for the first token, or {self.total_s:g} s in all",
-            note="Under fcfs a deadline counts when it passes, as when a client hangs up. In time:"
+        return table_of(
+            f"Deadlines: {target_s:g} s for the first token, or {self.total_s:g} s in all",
+            "Under fcfs a deadline counts when it passes, as when a client hangs up. In time:"
             " completed before its deadline, whatever the targets. Good: in time, and within the"
             " targets for the first token and between tokens, of which the scheduler is told the"
             " second alone where the deadline is for the whole answer. Lost:"
             " prefill computed for requests that then expired or were given up, of all prefill.",
-            header=(
-                *("deadline", "load", "policy", "in time/s", "in time %", "refused %", "expired %"),
-                *("lost prefill %", "good/s", "good %"),
-            ),
-            rows=[
-                (
-                    row["deadline"],
-                    row["load"],
-                    row["policy"],
-                    row["requests_per_s"],
-                    100 * row["num_completed"] / row["num_requests"],
-                    100 * row["num_refused"] / row["num_requests"],
-                    100 * row["num_expired"] / row["num_requests"],
-                    100 * row["prefill_waste"],
-                    row["goodput_per_s"],
-                    100 * row["good_share"],
-                )
-                for row in raw
-            ],
+            raw,
+            {
+                "deadline": lambda row: row["deadline"],
+                "load": lambda row: row["load"],
+                "policy": lambda row: row["policy"],
+                "in time/s": lambda row: row["requests_per_s"],
+                "in time %": lambda row: 100 * row["num_completed"] / row["num_requests"],
+                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+                "expired %": lambda row: 100 * row["num_expired"] / row["num_requests"],
+                "lost prefill %": lambda row: 100 * row["prefill_waste"],
+                "good/s": lambda row: row["goodput_per_s"],
+                "good %": lambda row: 100 * row["good_share"],
+            },
         )

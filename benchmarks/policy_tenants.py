@@ -13,7 +13,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.summary import Summary
 from penstock.tools.simulation.sweep import Trial, TrialResult
 from penstock.tools.simulation.transform import merged
-from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender, Table
+from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
+from report_page import Table, table_of
 
 NUM_FLOODS = 10
 CROWD_WINDOW_S = 600.0
@@ -73,27 +74,21 @@ class NoisyNeighbour:
         ]
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        return Table(
-            title="Quiet tenant at a tenth of capacity, beside a flood of ten times capacity",
-            note="In p99 a request that never got a token waited for ever.",
-            header=(
-                *("policy", "p50 alone s", "beside s", "p99 alone s", "beside s", "times"),
-                *("good alone %", "beside %", "late"),
-            ),
-            rows=[
-                (
-                    row["policy"],
-                    row["alone"]["ttft"]["p50_s"],
-                    row["beside"]["ttft"]["p50_s"],
-                    row["alone"]["ttft_p99_of_all_s"],
-                    row["beside"]["ttft_p99_of_all_s"],
-                    slowdown(row),
-                    100 * row["alone"]["good_share"],
-                    100 * row["beside"]["good_share"],
-                    row["beside"]["num_late"],
-                )
-                for row in raw
-            ],
+        return table_of(
+            "Quiet tenant at a tenth of capacity, beside a flood of ten times capacity",
+            "In p99 a request that never got a token waited for ever.",
+            raw,
+            {
+                "policy": lambda row: row["policy"],
+                "p50 alone s": lambda row: row["alone"]["ttft"]["p50_s"],
+                "p50 beside s": lambda row: row["beside"]["ttft"]["p50_s"],
+                "p99 alone s": lambda row: row["alone"]["ttft_p99_of_all_s"],
+                "p99 beside s": lambda row: row["beside"]["ttft_p99_of_all_s"],
+                "times": lambda row: slowdown(row),
+                "good alone %": lambda row: 100 * row["alone"]["good_share"],
+                "beside %": lambda row: 100 * row["beside"]["good_share"],
+                "late": lambda row: row["beside"]["num_late"],
+            },
         )
 
 
@@ -130,19 +125,16 @@ class ServedShares:
         ]
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        return Table(
-            title="One tenant wants all of the capacity, the other ten times that",
-            note="Most over least served tenant, in weighted tokens, while both had somebody"
+        return table_of(
+            "One tenant wants all of the capacity, the other ten times that",
+            "Most over least served tenant, in weighted tokens, while both had somebody"
             " waiting: 1 is even.",
-            header=("policy", "most over least", "good/s", "good %", "refused %"),
-            rows=[
-                (
-                    row["policy"],
-                    row["served_ratio"],
-                    row["goodput_per_s"],
-                    100 * row["good_share"],
-                    100 * row["num_refused"] / row["num_requests"],
-                )
-                for row in raw
-            ],
+            raw,
+            {
+                "policy": lambda row: row["policy"],
+                "most over least": lambda row: row["served_ratio"],
+                "good/s": lambda row: row["goodput_per_s"],
+                "good %": lambda row: 100 * row["good_share"],
+                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+            },
         )

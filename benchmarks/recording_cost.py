@@ -22,9 +22,9 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import EngineCore
-from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
-from report import Check, arguments, print_checks, print_table, write_json
+from report import arguments, at_most, conclude, print_table
 
 NUM_PROMPT = 64
 NUM_STEPS = 256
@@ -83,7 +83,7 @@ def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure and tell."""
-    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    options = arguments(__doc__).parse_args()
     rounds = 15 if options.full else 5
     rows = [(num, *measure(num, rounds)) for num in (32, 256)]
     columns = ("running", "step us", "added us", "beside us")
@@ -92,17 +92,12 @@ def main() -> None:
         check
         for num, _, added, beside in rows
         for check in (
-            _check(f"added to a step of {num}", added, GOAL_ENGINE_US),
-            _check(f"beside a step of {num}", beside, GOAL_BESIDE_US),
+            at_most(f"added to a step of {num}", added, GOAL_ENGINE_US, "us"),
+            at_most(f"beside a step of {num}", beside, GOAL_BESIDE_US, "us"),
         )
     ]
-    print_checks(checks)
     results = [dict(zip(columns, row, strict=True)) for row in rows]
-    write_json(options.json, results, checks)
-
-
-def _check(name: str, value: float, goal: float) -> Check:
-    return Check(name=name, value=value, goal=goal, unit="us", sense="at most")
+    conclude(options, results, checks)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""How every benchmark tells its result: a table for people, JSON with checks for programs.
+"""How every benchmark is asked and tells its result: options, progress, tables, checks, JSON.
 
 Owns the format only. A check is one figure against its goal, told as measured, a miss included.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import platform
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+Sense = Literal["at most", "at least"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class Check:
     value: float
     goal: float
     unit: str
-    sense: Literal["at most", "at least"]
+    sense: Sense
     is_settled: bool = True
 
     @property
@@ -33,13 +38,49 @@ class Check:
             return None
         return self.value <= self.goal if self.sense == "at most" else self.value >= self.goal
 
+    @property
+    def row(self) -> tuple[object, ...]:
+        """Its cells: name, value, goal, unit, whether it holds."""
+        holds = {True: "yes", False: "NO", None: "too few runs"}[self.holds]
+        return (self.name, self.value, f"{self.sense} {cell(self.goal)}", self.unit, holds)
 
-def arguments(description: str) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description)
+
+CHECK_HEADER = ("name", "value", "goal", "unit", "holds")
+
+
+def at_most(
+    name: str, value: float, goal: float, unit: str = "", *, is_settled: bool = True
+) -> Check:
+    """A figure that is to be `goal` or less."""
+    return Check(
+        name=name, value=value, goal=goal, unit=unit, sense="at most", is_settled=is_settled
+    )
+
+
+def at_least(
+    name: str, value: float, goal: float, unit: str = "", *, is_settled: bool = True
+) -> Check:
+    """A figure that is to be `goal` or more."""
+    return Check(
+        name=name, value=value, goal=goal, unit=unit, sense="at least", is_settled=is_settled
+    )
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has; `doc`: of its module."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw results and checks")
-    parser.add_argument("--full", action="store_true", help="the long run instead of the quick one")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="the long run instead of the quick one")
+    size.add_argument("--quick", action="store_true", help="the quick run, with smaller numbers")
     return parser
+
+
+def progress(text: str) -> None:
+    """What is done just now, for whoever watches."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -54,13 +95,13 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
 
 def print_checks(checks: Sequence[Check]) -> None:
     """Print every figure against its goal."""
-    rows = [(c.name, c.value, f"{c.sense} {cell(c.goal)}", c.unit, verdict(c)) for c in checks]
-    print_table("Checks", ("name", "value", "goal", "unit", "holds"), rows)
+    print_table("Checks", CHECK_HEADER, [check.row for check in checks])
 
 
-def verdict(check: Check) -> str:
-    """Whether it holds, in a word or two."""
-    return {True: "yes", False: "NO", None: "too few runs"}[check.holds]
+def conclude(options: argparse.Namespace, results: Any, checks: Sequence[Check]) -> None:
+    """Print the checks; write results and checks as JSON where the options ask for that."""
+    print_checks(checks)
+    write_json(options.json, results, checks)
 
 
 def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None:

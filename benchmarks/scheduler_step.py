@@ -10,7 +10,6 @@ process, turn by turn; and the same with a longer and longer queue.
 """
 
 import gc
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,10 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.step_measure import measure_of
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, conclude, print_table, progress
 
 BLOCK_SIZE = 16
 ROOT = chain_root(b"benchmark")
@@ -46,6 +44,23 @@ def _true_s(batch: Batch) -> float:
         num_decodes=batch.num_decodes,
         num_context_tokens=int(batch.starts.sum()) + batch.num_decodes + num_prefill,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _NoExecutor:
+    """Has limits alone: the benchmark answers for it."""
+
+    info: ExecutorInfo
+    ready_fd: int | None = None
+
+    def launch(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def collect(self) -> StepResult:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
 
 
 class Requests:
@@ -130,7 +145,7 @@ class Bench:
             known_prices=PRICES if has_all else None,
         )
         self._has_all = has_all
-        self.scheduler = Scheduler(info, config)
+        self.engine = Engine(_NoExecutor(info), config, time.monotonic)
         self._depth = depth
         self._launched: list[Batch] = []
 
@@ -138,7 +153,7 @@ class Bench:
         """Schedule, pretend to run, update; None while the pipeline fills."""
         now = time.monotonic()
         t0 = time.perf_counter_ns()
-        batch = self.scheduler.schedule(now)
+        batch = self.engine.schedule(now)
         t1 = time.perf_counter_ns()
         assert batch is not None
         self._launched.append(batch)
@@ -149,10 +164,10 @@ class Bench:
         result = StepResult(slots=oldest.sampled_slots, tokens=tokens)
         seconds = _true_s(oldest)
         t2 = time.perf_counter_ns()
-        if self._has_all and self.scheduler.note_step(oldest, seconds, now):
-            self.scheduler.learn(measure_of(oldest, seconds))
-        self.scheduler.update(result, now)
-        events = self.scheduler.take_events(batch.step, now)
+        if self._has_all:
+            self.engine.note_duration(oldest, seconds, now)
+        self.engine.update(result, now)
+        events = self.engine.events.take(batch.step, now)
         t3 = time.perf_counter_ns()
         return Turn(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
 
@@ -169,7 +184,7 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     """Everybody decodes."""
     bench, requests = Bench(num_running, max(8192, num_running), 4096, depth), Requests(1)
     for _ in range(num_running):
-        bench.scheduler.submit((requests.make(requests.between(200, 300), 3500),), 0.0)
+        bench.engine.submit_at((requests.make(requests.between(200, 300), 3500),), 0.0)
     _fill(bench, num_running)
     return bench.measure(num_steps)
 
@@ -178,10 +193,10 @@ def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     """Everybody decodes but four slots, which prefill long prompts 512 tokens a step."""
     bench, requests = Bench(num_running, num_running + 512, 4096, depth), Requests(2)
     for _ in range(num_running - 4):
-        bench.scheduler.submit((requests.make(requests.between(40, 80), 3900),), 0.0)
+        bench.engine.submit_at((requests.make(requests.between(40, 80), 3900),), 0.0)
     _fill(bench, num_running - 4)
     for _ in range(num_steps // 3 + 8):
-        bench.scheduler.submit((requests.make(1600, 2),), 0.0)
+        bench.engine.submit_at((requests.make(1600, 2),), 0.0)
     return bench.measure(num_steps)
 
 
@@ -193,7 +208,7 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     def arrive(count: int) -> None:
         for _ in range(count):
             spec = requests.make(requests.between(64, 512), requests.between(64, 192))
-            bench.scheduler.submit((spec,), 0.0)
+            bench.engine.submit_at((spec,), 0.0)
 
     arrive(num_running)
     for step in range(300 + num_steps):
@@ -221,7 +236,7 @@ def queues(
         has_all = order is SchedulingOrder.FAIR
         bench, requests = Bench(256, 2048, 1024, 1, order, has_all=has_all), Requests(4)
         for _ in range(256 + num_waiting):
-            bench.scheduler.submit((requests.make_any(),), 0.0)
+            bench.engine.submit_at((requests.make_any(),), 0.0)
         loops.append((bench, requests, []))
     for step in range(300 + num_steps):
         if step == 300:
@@ -234,7 +249,7 @@ def queues(
             if step >= 300:
                 turns.append(turn)
             for _ in range(turn.num_ended):
-                bench.scheduler.submit((requests.make_any(),), 0.0)
+                bench.engine.submit_at((requests.make_any(),), 0.0)
     gc.unfreeze()
     return {case: turns for case, (_, _, turns) in zip(cases, loops, strict=True)}
 
@@ -253,23 +268,22 @@ def measure_order(num_steps: int) -> tuple[list[list[object]], list[Check]]:
         p99 = float(np.percentile(total_us, 99))
         rows.append([case[0].value, case[1], medians[case], means[case], p99, ended])
     checks = [
-        Check(
-            name=f"256 running, 1,000 waiting, fair against FCFS: {name}",
-            value=of[fair, 1000] / of[fcfs, 1000],
-            goal=MAX_FAIR_RATIO,
-            unit="x",
-            sense="at most",
+        at_most(
+            f"256 running, 1,000 waiting, fair against FCFS: {name}",
+            of[fair, 1000] / of[fcfs, 1000],
+            MAX_FAIR_RATIO,
+            "x",
         )
         for name, of in (("median", medians), ("mean", means))
     ]
     ratio = medians[fair, 10_000] / medians[fair, 100]
     name = "a queue of 10,000 against one of 100: median"
-    checks.append(Check(name=name, value=ratio, goal=MAX_QUEUE_RATIO, unit="x", sense="at most"))
+    checks.append(at_most(name, ratio, MAX_QUEUE_RATIO, "x"))
     return rows, checks
 
 
 def _fill(bench: Bench, num_running: int) -> None:
-    while bench.scheduler.num_running < num_running:
+    while len(bench.engine.running) < num_running:
         bench.turn()
     for _ in range(40):
         bench.turn()
@@ -277,7 +291,7 @@ def _fill(bench: Bench, num_running: int) -> None:
 
 def main() -> None:
     """Measure and tell."""
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     num_steps = 3000 if options.full else 600
     loads = {"decode": decode, "decode + 512 prefill": mixed, "closed loop": closed_loop}
     results: list[dict[str, object]] = []
@@ -300,13 +314,11 @@ def main() -> None:
                     "ends_per_step": float(np.mean([t.num_ended for t in turns])),
                 }
                 results.append(row)
-                print(f"{load}, depth {depth}, {num_running} running", file=sys.stderr)
+                progress(f"{load}, depth {depth}, {num_running} running")
                 if load == "decode" and num_running in GOALS_US:
                     name = f"decode of {num_running}, depth {depth}: schedule + update, median"
                     goal = GOALS_US[num_running]
-                    checks.append(
-                        Check(name=name, value=p50, goal=goal, unit="us", sense="at most")
-                    )
+                    checks.append(at_most(name, p50, goal, "us"))
     print_table(
         "Scheduler, host microseconds a step (prefix caching on)",
         list(results[0]),
@@ -317,8 +329,7 @@ def main() -> None:
     columns = ["order", "waiting", "total_us_p50", "total_us_mean", "total_us_p99", "ends_per_step"]
     print_table("The order of the queue, 256 running, closed loop", columns, rows)
     results += [dict(zip(columns, row, strict=True)) for row in rows]
-    print_checks(checks)
-    write_json(options.json, results, checks)
+    conclude(options, results, checks)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from live_service import LiveService
+from load import Ask, open_loop, sending
 from penstock.client import Client
-from penstock.client.events import Tokens
-from penstock.client.prompt import TokenPrompt
+from services import Service
 from usage import tell_usage
 
 TEMPERATURE = 1.0
@@ -50,7 +50,7 @@ class Wave:
 
 
 async def served(
-    service: LiveService, load: Load, num_streams: int, *, num_waves: int
+    service: Service, load: Load, num_streams: int, *, num_waves: int
 ) -> tuple[list[Wave], list[float]]:
     """Waves of streams, and the TTFT of single requests since the service was ready, ms."""
     single = replace(load, num_new=4)
@@ -64,7 +64,7 @@ async def served(
     return waves, singles
 
 
-async def curve(service: LiveService, load: Load, counts: tuple[int, ...]) -> dict[int, Wave]:
+async def curve(service: Service, load: Load, counts: tuple[int, ...]) -> dict[int, Wave]:
     """By number of streams, what they get; the last of them first, to warm up."""
     await run_wave(service.address, load, counts[-1], 0)
     return {
@@ -136,40 +136,27 @@ async def _read(
 ) -> dict[str, list[float]]:
     """Read streams that start together; seconds."""
     source = random.Random(seed)
-    ttft: list[float] = []
-    itl: list[float] = []
-    num_tokens = 0
+    asks = [
+        Ask(
+            ids=tuple(source.randrange(3, load.vocab_size) for _ in range(load.num_prompt)),
+            num_tokens=load.num_new,
+        )
+        for _ in range(num_streams)
+    ]
     async with Client(address) as client:
         await client.health(deadline_s=30)
-        prompts = [
-            TokenPrompt(
-                ids=tuple(source.randrange(3, load.vocab_size) for _ in range(load.num_prompt))
-            )
-            for _ in range(num_streams)
-        ]
         await asyncio.sleep(max(0.0, start_at - time.time()))
         start_s = time.perf_counter()
-
-        async def read(prompt: TokenPrompt) -> None:
-            nonlocal num_tokens
-            last_s = time.perf_counter()
-            is_first = True
-            async for event in client.generate(
-                prompt,
-                max_tokens=load.num_new,
-                ignore_eos=True,
-                temperature=TEMPERATURE,
-                deadline_s=_LIMIT_S,
-            ):
-                if isinstance(event, Tokens):
-                    now_s = time.perf_counter()
-                    (ttft if is_first else itl).append(now_s - last_s)
-                    num_tokens += event.num_tokens
-                    last_s, is_first = now_s, False
-
-        await asyncio.gather(*map(read, prompts))
-        elapsed_s = time.perf_counter() - start_s
-    return {"ttft": ttft, "itl": itl, "num_tokens": [num_tokens], "elapsed_s": [elapsed_s]}
+        send = sending(client, temperature=TEMPERATURE, deadline_s=_LIMIT_S)
+        seen = await open_loop(asks, send, _LIMIT_S)
+        elapsed_s = max(one.ended_s for one in seen) - start_s
+    itl = [at_s - before_s for one in seen for (before_s, _), (at_s, _) in pairwise(one.messages)]
+    return {
+        "ttft": [one.ttft_s for one in seen if one.ttft_s is not None],
+        "itl": itl,
+        "num_tokens": [sum(one.num_tokens for one in seen)],
+        "elapsed_s": [elapsed_s],
+    }
 
 
 def _main() -> None:

@@ -19,7 +19,6 @@ import asyncio
 import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from open_load import Ask, Seen, drive, poisson
+from load import Ask, Seen, open_loop, sending
 from penstock.client import NO_RETRY, Client
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
@@ -41,7 +40,8 @@ from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.trace_files import read_trace
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from services import machine_s
 
 Counts: TypeAlias = NDArray[np.float64]
 Seconds: TypeAlias = NDArray[np.float64]
@@ -53,6 +53,7 @@ MAX_SEQ_LEN = 1024
 LOADS = (0.4, 0.9)
 START_S = 60.0
 PATIENCE_S = 120.0
+_PREFIX_TOKENS, _SHARED = 64, 0.3
 SERVICE = (
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--num-blocks", str(NUM_BLOCKS)),
     # The other cores are for the front and for the clients, which are on this machine as well.
@@ -94,6 +95,24 @@ class Comparison:
         return self.own[name] / self.real[name] - 1.0
 
 
+def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[Ask]:
+    """Poisson arrivals; prompts of 32 to 500 tokens, some of which begin alike, outputs of 8 to
+    200, both lognormal."""
+    random = np.random.default_rng(seed)
+    prefixes = random.integers(3, VOCAB_SIZE, (4, _PREFIX_TOKENS))
+    asks: list[Ask] = []
+    at_s = random.exponential(1.0 / rate_per_s)
+    while at_s < duration_s:
+        num_prompt = int(np.clip(random.lognormal(4.8, 0.7), 32, 500))
+        ids = random.integers(3, VOCAB_SIZE, num_prompt)
+        if random.random() < _SHARED and num_prompt > _PREFIX_TOKENS:
+            ids[:_PREFIX_TOKENS] = prefixes[random.integers(len(prefixes))]
+        num_tokens = int(np.clip(random.lognormal(3.7, 0.6), 8, 200))
+        asks.append(Ask(at_s=at_s, ids=tuple(ids.tolist()), num_tokens=num_tokens))
+        at_s += random.exponential(1.0 / rate_per_s)
+    return asks
+
+
 class RecordedService:
     """A service that records, one part of its run after another."""
 
@@ -105,8 +124,8 @@ class RecordedService:
 
     async def part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
         """Drive it, and wait until its record is written."""
-        asks = poisson(rate_per_s, duration_s, vocab_size=VOCAB_SIZE, seed=seed)
-        seen = await drive(self._client, asks, PATIENCE_S)
+        asks = poisson(rate_per_s, duration_s, seed)
+        seen = await open_loop(asks, sending(self._client))
         before = self._num_requests
         self._num_requests += len(asks)
         requests = await self._recorded()
@@ -133,8 +152,8 @@ async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
         # Everything at once, twice: first steps are slow, then it shows what the machine can do.
         await recorded.part(200.0, 0.3, seed=1)
         burst = await recorded.part(200.0, 0.5, seed=2)
-        capacity_per_s = len(burst.asks) / max(seen.e2e_s for seen in burst.seen)
-        print(f"capacity about {capacity_per_s:.1f} requests/s", file=sys.stderr)
+        capacity_per_s = len(burst.asks) / max(seen.total_s for seen in burst.seen)
+        progress(f"capacity about {capacity_per_s:.1f} requests/s")
         for run in range(num_runs):
             for load in LOADS:
                 part = await recorded.part(load * capacity_per_s, duration_s, seed=10 + run)
@@ -175,17 +194,17 @@ def mean_step_ms(cost: CostModel, counts: Counts) -> float:
 def real_figures(part: Part) -> dict[str, float]:
     """What the clients saw."""
     seen = part.seen
-    duration_s = max(ask.at_s + one.e2e_s for ask, one in zip(part.asks, seen, strict=True)) - min(
-        ask.at_s for ask in part.asks
-    )
-    num_tokens = sum(ask.num_output_tokens for ask in part.asks)
+    duration_s = max(
+        ask.at_s + one.total_s for ask, one in zip(part.asks, seen, strict=True)
+    ) - min(ask.at_s for ask in part.asks)
+    num_tokens = sum(ask.num_tokens for ask in part.asks)
     return {
         "tokens/s": num_tokens / duration_s,
-        **_percentiles("TTFT", [one.ttft_s for one in seen], (50, 90, 99)),
+        **_percentiles("TTFT", [one.ttft_s or 0.0 for one in seen], (50, 90, 99)),
         **_percentiles("served TTFT", [one.served_ttft_s for one in seen], (50, 99)),
         **_percentiles("queue", [one.queue_s for one in seen], (50, 90)),
         **_percentiles("ITL", [gap for one in seen for gap in one.gaps_s], (50, 99)),
-        **_percentiles("E2E", [one.e2e_s for one in seen], (50, 99)),
+        **_percentiles("E2E", [one.total_s for one in seen], (50, 99)),
     }
 
 
@@ -195,7 +214,10 @@ def front_without(part: Part, parts: list[Part]) -> float:
     The engine's part ends when the front has the token: the rest is told by the clients' clocks.
     """
     return statistics.median(
-        one.ttft_s - one.served_ttft_s for other in parts if other is not part for one in other.seen
+        (one.ttft_s or 0.0) - one.served_ttft_s
+        for other in parts
+        if other is not part
+        for one in other.seen
     )
 
 
@@ -243,12 +265,11 @@ def tell(comparisons: list[Comparison]) -> list[Check]:
             rows.append((name, real, simulated, f"{error:+.1%}", spread, f"{own:+.1%}"))
             if name in GOALS:
                 checks.append(
-                    Check(
-                        name=f"{name} at {load:.0%} load, off by",
-                        value=abs(error),
-                        goal=GOALS[name],
-                        unit="of the real one",
-                        sense="at most",
+                    at_most(
+                        f"{name} at {load:.0%} load, off by",
+                        abs(error),
+                        GOALS[name],
+                        "of the real one",
                     )
                 )
         print_table(
@@ -261,7 +282,7 @@ def tell(comparisons: list[Comparison]) -> list[Check]:
 
 def main() -> None:
     """Measure, calibrate, simulate, tell."""
-    options = arguments((__doc__ or "").splitlines()[0]).parse_args()
+    options = arguments(__doc__).parse_args()
     num_runs, duration_s = (7, 20.0) if options.full else (3, 4.0)
     machine = MachineTime()
     with tempfile.TemporaryDirectory(prefix="penstock-record-") as name:
@@ -287,21 +308,14 @@ class MachineTime:
     """What is done on the machine from now on, and how much of it is not ours."""
 
     def __init__(self) -> None:
-        self._start = (time.monotonic(), _busy_s(), _own_s())
+        self._start = (time.monotonic(), machine_s(), _own_s())
 
     def others_share(self) -> float:
         """Of all cores' time, what went to processes that are neither we nor our ended children."""
         start_s, start_busy_s, start_own_s = self._start
-        busy_s, own_s = _busy_s() - start_busy_s, _own_s() - start_own_s
+        busy_s, own_s = machine_s() - start_busy_s, _own_s() - start_own_s
         all_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)
         return max(0.0, busy_s - own_s) / all_s
-
-
-def _busy_s() -> float:
-    user, nice, system, _, _, *interrupts = map(
-        int, Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
-    )
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:

@@ -7,12 +7,14 @@ the same each time and only its last digits differ.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from load import TENANT_KEY, Ask
 from picture_svg import BLUE, GREEN
 from picture_timeline import View
-from slow_load import TENANT_KEY, Ask
 
 COST = {"step_s": 0.006, "prefill_token_s": 1e-4, "decode_slot_s": 5e-4, "context_token_s": 0.0}
 _MACHINE = (
@@ -41,8 +43,8 @@ class Case:
     names; both empty for none. `groups`: prefixes of names whose clients report together.
     `queries`: PromQL with its unit, `[5m]` standing for the run. `look_s`, `kill_s`: seconds after
     the load began at which the operator looks, and at which the engine is killed; None: neither.
-    `traced`: requests whose traces are drawn, of the first run and of the second. `has_...`: which
-    pictures there are beside. `logged`: words of the lines of the log that are shown.
+    `has_...`: which pictures there are beside the first timeline. `logged`: words of the lines of
+    the log that are shown.
     """
 
     name: str
@@ -51,14 +53,11 @@ class Case:
     groups: tuple[str, ...]
     queries: Mapping[str, str]
     view: View
-    traced: tuple[str, ...]
-    traced_after: tuple[str, ...] = ()
     cure: tuple[str, ...] = ()
     cured: str = ""
     look_s: float = 2.0
     kill_s: float | None = None
     cured_asks: tuple[Ask, ...] = ()
-    has_page: bool = False
     has_timeline_after: bool = False
     has_top: bool = True
     logged: tuple[str, ...] = ()
@@ -74,11 +73,14 @@ class Case:
         return (*_MACHINE, *self.options, *self.cure)
 
 
+def _ask(name: str, at_s: float, num_prompt: int, num_tokens: int, **more: Any) -> Ask:
+    """Prompts that share nothing."""
+    ids = tuple(random.Random(name).choices(range(300, 340), k=num_prompt))
+    return Ask(name=name, at_s=at_s, ids=ids, num_tokens=num_tokens, **more)
+
+
 def _blocks() -> Case:
-    asks = [
-        Ask(name=f"essay-{i + 1}", at_s=0.12 * i, num_prompt_tokens=96, num_tokens=200)
-        for i in range(12)
-    ]
+    asks = [_ask(f"essay-{i + 1}", 0.12 * i, 96, 200) for i in range(12)]
     return Case(
         name="blocks",
         options=("--max-num-seqs", "16", "--block-size", "16", "--num-blocks", "110"),
@@ -94,22 +96,18 @@ def _blocks() -> Case:
             _RUNNING: "",
         },
         view=View(title="KV blocks are short: who waits, who is preempted", told=("essay-9",)),
-        traced=("essay-2", "essay-9", "essay-12"),
         look_s=2.0,
     )
 
 
 def _flood() -> Case:
-    asks = [
-        Ask(name=f"batch-{i + 1}", at_s=0.3, num_prompt_tokens=64, num_tokens=100, tenant="batch")
-        for i in range(36)
-    ]
+    asks = [_ask(f"batch-{i + 1}", 0.3, 64, 100, tenant="batch") for i in range(36)]
     asks += [
-        Ask(
-            name=f"chat-{i + 1}",
-            at_s=0.1 + 0.6 * i,
-            num_prompt_tokens=48,
-            num_tokens=24,
+        _ask(
+            f"chat-{i + 1}",
+            0.1 + 0.6 * i,
+            48,
+            24,
             tenant="chat",
         )
         for i in range(7)
@@ -137,23 +135,14 @@ def _flood() -> Case:
             max_lanes=14,
             areas=("waiting",),
         ),
-        traced=("chat-4", "batch-20"),
-        traced_after=("chat-4", "batch-20"),
         look_s=3.4,
-        has_page=True,
     )
 
 
 def _prompt() -> Case:
-    asks = [
-        Ask(name=f"chat-{i + 1}", at_s=0.05 * i, num_prompt_tokens=64, num_tokens=220)
-        for i in range(6)
-    ]
-    asks += [
-        Ask(name=f"report-{i + 1}", at_s=0.7 + 1.3 * i, num_prompt_tokens=6000, num_tokens=40)
-        for i in range(2)
-    ]
-    asks.append(Ask(name="chat-7", at_s=0.8, num_prompt_tokens=64, num_tokens=100))
+    asks = [_ask(f"chat-{i + 1}", 0.05 * i, 64, 220) for i in range(6)]
+    asks += [_ask(f"report-{i + 1}", 0.7 + 1.3 * i, 6000, 40) for i in range(2)]
+    asks.append(_ask("chat-7", 0.8, 64, 100))
     return Case(
         name="prompt",
         options=(
@@ -176,22 +165,18 @@ def _prompt() -> Case:
             areas=(),
         ),
         has_timeline_after=True,
-        traced=("chat-3", "chat-7", "report-1"),
         look_s=1.5,
     )
 
 
 def _reader() -> Case:
     def asks(read_s: float) -> tuple[Ask, ...]:
-        quick = [
-            Ask(name=f"chat-{i + 1}", at_s=0.1 * i, num_prompt_tokens=48, num_tokens=300)
-            for i in range(3)
-        ]
-        slow = Ask(
-            name="slow-1",
-            at_s=0.2,
-            num_prompt_tokens=48,
-            num_tokens=300,
+        quick = [_ask(f"chat-{i + 1}", 0.1 * i, 48, 300) for i in range(3)]
+        slow = _ask(
+            "slow-1",
+            0.2,
+            48,
+            300,
             read_s=read_s,
         )
         return (*quick, slow)
@@ -210,17 +195,13 @@ def _reader() -> Case:
             _ITL: "s",
         },
         view=View(title="A slow reader: the engine knows nothing of it", areas=("running",)),
-        traced=("chat-3", "slow-1"),
         look_s=3.0,
     )
 
 
 def _killed() -> Case:
-    asks = [
-        Ask(name=f"essay-{i + 1}", at_s=0.15 * i, num_prompt_tokens=64, num_tokens=280)
-        for i in range(6)
-    ]
-    asks.append(Ask(name="late-1", at_s=4.5, num_prompt_tokens=64, num_tokens=40))
+    asks = [_ask(f"essay-{i + 1}", 0.15 * i, 64, 280) for i in range(6)]
+    asks.append(_ask("late-1", 4.5, 64, 40))
     return Case(
         name="killed",
         options=(
@@ -234,7 +215,6 @@ def _killed() -> Case:
             "sum by (reason) (increase(penstock_request_errors_total[5m]))": "",
         },
         view=View(title="An engine that was killed: its last steps", areas=("waiting",)),
-        traced=("essay-1", "essay-6", "late-1"),
         kill_s=1.8,
         look_s=2.1,
         has_top=False,

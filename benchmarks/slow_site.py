@@ -1,7 +1,6 @@
-"""A service that is watched as in production: a collector for its traces, Prometheus, operators.
+"""Who looks at a service of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
 
-Owns the processes and where they are. Everything is on 127.0.0.1, and ends with the block that
-started it. Used for the pictures of docs/why-is-it-slow.md.
+Owns a real Prometheus and how both are told on the page: the text between its marks.
 """
 
 from __future__ import annotations
@@ -9,78 +8,42 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import select
+import math
 import shutil
-import signal
+import statistics
 import subprocess
-import sys
-import threading
 import time
 import urllib.parse
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-import psutil
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.common.v1 import common_pb2
-from opentelemetry.proto.trace.v1 import trace_pb2
+from load import Seen
+from picture_svg import seconds
+from services import PATIENCE_S, RunFailed, free_port
+from slow_cases import Case
 
-from picture_trace import SeenSpan
-from simulated_service import PATIENCE_S, RunFailed, free_port
-from tracing_peers import EXPORT_SERVICE
-
-_ENGINE = "penstock.server.processes.engine_process"
+MARK, MARK_END = "<!-- run: {} -->", "<!-- end of run -->"
 _POLL_S = 0.1
 _OF_TARGET = ("__name__", "instance", "job", "model")
-
-
-@dataclass(slots=True)
-class Collector:
-    """Keeps the spans that it is sent."""
-
-    endpoint: str = ""
-    _payloads: list[bytes] = field(default_factory=list[bytes])
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def export(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """One call of an exporter."""
-        del context
-        with self._lock:
-            self._payloads.append(data)
-        return b""
-
-    def spans(self) -> list[SeenSpan]:
-        """All that came."""
-        with self._lock:
-            payloads = list(self._payloads)
-        return [span for payload in payloads for span in _spans(payload)]
+_NOTHING = 5e-4
 
 
 class Prometheus:
-    """A real one that scrapes `target_port` four times a second. Raises RunFailed without one."""
+    """A real one that scrapes `target` four times a second. Raises RunFailed without one."""
 
-    def __init__(self, home: Path, target_port: int) -> None:
+    def __init__(self, home: Path, target: str) -> None:
         executable = shutil.which("prometheus")
         if executable is None:
             raise RunFailed("Prometheus is not installed")
         home.mkdir()
         self._port = free_port()
-        config = {
-            "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms"},
-            "scrape_configs": [
-                {
-                    "job_name": "penstock",
-                    "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}],
-                }
-            ],
-        }
+        job = {"job_name": "penstock", "static_configs": [{"targets": [target]}]}
+        every = {"scrape_interval": "250ms", "scrape_timeout": "250ms"}
         # JSON is YAML.
-        (home / "prometheus.yaml").write_text(json.dumps(config))
+        config = json.dumps({"global": every, "scrape_configs": [job]})
+        (home / "prometheus.yaml").write_text(config)
         self._process = subprocess.Popen(
             (
                 *(executable, f"--config.file={home / 'prometheus.yaml'}", "--log.level=error"),
@@ -127,129 +90,84 @@ class Prometheus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A service that is ready, and who watches it. `flights`: where its records are written."""
+class Told:
+    """What a case's runs said, the first one first; `summary`: of `penstock timeline`;
+    `log`: lines worth showing."""
 
-    process: subprocess.Popen[bytes]
-    port: int
-    operations_port: int
-    metrics_port: int
-    collector: Collector
-    prometheus: Prometheus
-    flights: Path
-    log: Path
-
-    def engine_pid(self) -> int:
-        """Raises RunFailed when there is none."""
-        for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if _ENGINE in child.cmdline():
-                    return child.pid
-        raise RunFailed("there is no engine")
-
-    def end(self) -> None:
-        """Ask the service to end and wait: all its spans are at the collector then."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+    case: Case
+    answers: Sequence[Sequence[Seen]]
+    values: Sequence[Mapping[str, Mapping[str, float]]]
+    summary: str
+    log: str = ""
 
 
-@contextlib.contextmanager
-def site(options: Sequence[str], home: Path) -> Generator[Site]:
-    """`penstock serve --executor simulated` with these options, watched. `home`: empty folder."""
-    port, operations_port, metrics_port = free_port(), free_port(), free_port()
-    log = home / "log"
-    with contextlib.ExitStack() as stack:
-        collector = stack.enter_context(_collector())
-        command = (
-            *(sys.executable, "-m", "penstock.tools", "serve", "--executor", "simulated"),
-            *("--port", str(port), "--operations-port", str(operations_port)),
-            *("--metrics-port", str(metrics_port), "--flight-folder", str(home / "flights")),
-            *("--otlp-endpoint", collector.endpoint, "--fronts", "1", "--drain-grace-s", "2"),
-            *options,
+def block(told: Told) -> str:
+    """Markdown that tells it."""
+    case = told.case
+    names = ["before", *([f"with {case.cured}"] if len(told.answers) > 1 else [])]
+    lines = [f"| source | figure | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    for group in case.groups:
+        figures = [figures_of(answers, group) for answers in told.answers]
+        for row in figures[0]:
+            cells = [each[row] for each in figures]
+            if any(cell != "-" for cell in cells):
+                lines.append(f"| clients `{group}*` | {row} | {' | '.join(cells)} |")
+    for query, unit in case.queries.items():
+        cells = [answer_of(values[query], unit) for values in told.values]
+        lines.append(
+            f"| Prometheus | `{query.replace('|', chr(92) + '|')}` | {' | '.join(cells)} |"
         )
-        file = stack.enter_context(log.open("wb"))
-        environment = {name: text for name, text in os.environ.items() if name[:5] != "OTEL_"}
-        process = stack.enter_context(
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                env=environment,
-            )
-        )
-        try:
-            _until_ready(process, log)
-            prometheus = Prometheus(home / "prometheus", metrics_port)
-            stack.callback(prometheus.close)
-            prometheus.until_scraped()
-            there = Site(
-                process=process,
-                port=port,
-                operations_port=operations_port,
-                metrics_port=metrics_port,
-                collector=collector,
-                prometheus=prometheus,
-                flights=home / "flights",
-                log=log,
-            )
-            yield there
-            there.end()
-        finally:
-            if process.poll() is None:
-                process.kill()
+    if told.log:
+        lines += ["", "```", *told.log.splitlines(), "```"]
+    return "\n".join((*lines, "", "```", *told.summary.splitlines(), "```"))
 
 
-@contextlib.contextmanager
-def _collector() -> Generator[Collector]:
-    found = Collector()
-    server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(found.export)
-    service = grpc.method_handlers_generic_handler(EXPORT_SERVICE, {"Export": handler})
-    server.add_generic_rpc_handlers((service,))
-    found.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        yield found
-    finally:
-        server.stop(0).wait()
+def figures_of(answers: Sequence[Seen], prefix: str) -> dict[str, str]:
+    """What the clients whose requests' names begin with `prefix` would report."""
+    its = [each for each in answers if each.name.startswith(prefix)]
+    ends = [each.end for each in its]
+    return {
+        "first token, median; worst": _spread([e.ttft_s for e in its if e.ttft_s is not None]),
+        "longest gap between tokens, median; worst": _spread(
+            [max(each.gaps_s) for each in its if len(each.messages) > 1]
+        ),
+        "whole answer, median; worst": _spread([each.total_s for each in its]),
+        "ended": ", ".join(
+            f"{ends.count(end)} {end}" for end in sorted(set(ends), key=lambda end: end != "OK")
+        ),
+    }
 
 
-def _until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    assert process.stdout is not None
-    if select.select([process.stdout], [], [], PATIENCE_S)[0]:
-        line = process.stdout.readline()
-        if line.startswith(b"penstock ready"):
-            return
-    raise RunFailed(log.read_text(encoding="utf-8") or "the service did not start")
+def answer_of(values: Mapping[str, float], unit: str) -> str:
+    """An answer of Prometheus in a cell; what is nothing is left out of many."""
+    told = {
+        labels: value for labels, value in values.items() if len(values) == 1 or value > _NOTHING
+    }
+    cells = [f"{labels} {_number(value, unit)}".strip() for labels, value in told.items()]
+    return ", ".join(cells) or "0"
 
 
-def _spans(payload: bytes) -> Iterator[SeenSpan]:
-    for part in otlp.ExportTraceServiceRequest.FromString(payload).resource_spans:
-        for scope in part.scope_spans:
-            for span in scope.spans:
-                yield SeenSpan(
-                    trace_id=span.trace_id.hex(),
-                    span_id=span.span_id.hex(),
-                    parent_id=span.parent_span_id.hex(),
-                    name=span.name,
-                    start_ns=span.start_time_unix_nano,
-                    end_ns=span.end_time_unix_nano,
-                    is_error=span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,
-                    attributes=_attributes(span.attributes),
-                    events=tuple((each.name, each.time_unix_nano) for each in span.events),
-                )
+def with_told(page: str, name: str, text: str) -> str:
+    """The page with `text` between the marks of `name`. Raises ValueError without them."""
+    mark = MARK.format(name)
+    before, found, rest = page.partition(mark)
+    _, end, after = rest.partition(MARK_END)
+    if not found or not end:
+        raise ValueError(f"the page lacks {mark} or {MARK_END} after it")
+    return f"{before}{mark}\n\n{text}\n\n{MARK_END}{after}"
 
 
-def _attributes(pairs: Sequence[common_pb2.KeyValue]) -> Mapping[str, object]:
-    found: dict[str, object] = {}
-    for pair in pairs:
-        kind = pair.value.WhichOneof("value")
-        if kind is not None and kind != "array_value":
-            found[pair.key] = getattr(pair.value, kind)
-    return found
+def _spread(values_s: Sequence[float]) -> str:
+    if not values_s:
+        return "-"
+    if len(values_s) == 1:
+        return seconds(values_s[0])
+    return f"{seconds(statistics.median(values_s))}; {seconds(max(values_s))}"
+
+
+def _number(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return "-"
+    if unit == "s":
+        return seconds(value)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import report
+from report import arguments, at_most, conclude, print_table
 
 READY_GOAL_S = 6.0
 LIMIT_S = 120.0
@@ -34,26 +34,15 @@ class Run:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = report.arguments(__doc__.splitlines()[0] if __doc__ else "")
-    arguments = parser.parse_args()
-    num_runs = 11 if arguments.full else 4
+    options = arguments(__doc__).parse_args()
+    num_runs = 11 if options.full else 4
     runs = [measure("simulated", is_first=False)]
     runs += [measure("torch", is_first=index == 0) for index in range(num_runs)]
     header = ("executor", "first", "ready s", "end s", "cpu s")
     rows = [(r.executor, r.is_first, r.ready_s, r.end_s, r.cpu_s) for r in runs]
-    report.print_table(f"penstock serve, {os.cpu_count()} cores, load {load():.1f}", header, rows)
-    checks = (
-        report.Check(
-            name="serve_ready_median",
-            value=median_ready_s(runs),
-            goal=READY_GOAL_S,
-            unit="s",
-            sense="at most",
-        ),
-    )
-    report.print_checks(checks)
-    results = {"runs": [asdict(run) for run in runs], "load_average": load()}
-    report.write_json(arguments.json, results, checks)
+    print_table(f"penstock serve, {os.cpu_count()} cores, load {load():.1f}", header, rows)
+    checks = [at_most("serve_ready_median", median_ready_s(runs), READY_GOAL_S, "s")]
+    conclude(options, {"runs": [asdict(run) for run in runs], "load_average": load()}, checks)
 
 
 def measure(executor: str, *, is_first: bool) -> Run:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,8 +23,17 @@ import numpy as np
 import psutil
 
 import native_build
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import RunFailed, capacity, request, run_client, service, simulated
+from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from services import (
+    MEASURED,
+    RunFailed,
+    capacity,
+    client_command,
+    request,
+    run_client,
+    service,
+    simulated,
+)
 
 STREAMS = (1000, 5000)
 MAX_STREAM_BYTES = 64 * 1024
@@ -93,27 +101,23 @@ def held(num_streams: int, *, is_active: bool) -> Held:
         "at_request": _WARM_REQUESTS + 1,
         "seconds": 3600.0,
     }
-    config = simulated(0.25 if is_active else 0.0, [] if is_active else [stuck])
-    sizes = capacity(num_streams, 512)
-    with service("--simulated-config", config, *sizes, num_fronts=num_fronts) as (
-        port,
-        fronts,
-        _,
-    ):
+    steps = simulated(0.25) if is_active else simulated(0.0, faults=[stuck])
+    sizes = (*capacity(num_streams, 512), *MEASURED)
+    with service(*steps, *sizes, num_fronts=num_fronts) as serving:
+        port, fronts = serving.port, serving.pids("front")
         churn(port, _WARM_REQUESTS, 2)
         time.sleep(_SETTLE_S)
         base = resident_bytes(fronts)
-        client = str(native_build.load_client())
-        options = {
+        options: dict[str, object] = {
             "port": port,
             "streams": num_streams,
             "connections": _NUM_CONNECTIONS * num_fronts,
             "request": request(480),
             "until": "token" if is_active else "message",
         }
-        listed = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        command = client_command("hold", options)
         with subprocess.Popen(
-            [client, "hold", *listed], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as holding:
             assert holding.stdout is not None
             found = json.loads(holding.stdout.readline())
@@ -135,17 +139,16 @@ def held(num_streams: int, *, is_active: bool) -> Held:
 def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> Growth:
     """Blocks of requests on one front; `send(port, number)` sends some and tells their rate."""
     block = num_requests // NUM_BLOCKS
-    sizes = capacity(64, 64)
-    with service("--simulated-config", simulated(0.001), *sizes, num_fronts=1) as (port, fronts, _):
+    with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
+        port, fronts = serving.port, serving.pids("front")
         send(port, _WARM_REQUESTS)
         resident, rates = [resident_bytes(fronts)], []
         for number in range(NUM_BLOCKS):
             rates.append(send(port, block))
             resident.append(resident_bytes(fronts))
-            print(
+            progress(
                 f"{kind}: {block * (number + 1):,} of {num_requests:,}"
-                f"  {resident[-1] / 2**20:.1f} MiB",
-                file=sys.stderr,
+                f"  {resident[-1] / 2**20:.1f} MiB"
             )
     # What a process takes at first it takes once: the second half tells what goes on.
     half = np.array(resident[NUM_BLOCKS // 2 :], dtype=np.float64)
@@ -186,22 +189,20 @@ def report(holds: list[Held], growths: list[Growth]) -> list[Check]:
         ],
     )
     checks = [
-        Check(
-            name=f"{h.num_streams:,} {h.kind} streams: memory of each",
-            value=h.stream_bytes,
-            goal=float(MAX_STREAM_BYTES),
-            unit="bytes",
-            sense="at most",
+        at_most(
+            f"{h.num_streams:,} {h.kind} streams: memory of each",
+            h.stream_bytes,
+            float(MAX_STREAM_BYTES),
+            "bytes",
         )
         for h in holds
     ]
     checks += [
-        Check(
-            name=f"{g.num_requests:,} requests {g.kind}: growth for each",
-            value=g.request_bytes,
-            goal=MAX_GROWTH_BYTES[g.kind],
-            unit="bytes",
-            sense="at most",
+        at_most(
+            f"{g.num_requests:,} requests {g.kind}: growth for each",
+            g.request_bytes,
+            MAX_GROWTH_BYTES[g.kind],
+            "bytes",
         )
         for g in growths
         if g.num_requests >= MIN_JUDGED_REQUESTS
@@ -211,7 +212,7 @@ def report(holds: list[Held], growths: list[Growth]) -> list[Check]:
 
 def main() -> None:
     """Measure, print, write."""
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     num_requests = MIN_JUDGED_REQUESTS if options.full else 10_000
     try:
         native_build.load_client()

@@ -19,15 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import survival_kills
 import survival_load
-from report import Check, arguments, print_checks, write_json
-from simulated_service import RunFailed
+from report import Check, arguments, print_checks, progress, write_json
+from services import RunFailed
 
 _HERE = Path(__file__).resolve().parent
 _SIBLING_S = 1800.0
@@ -73,21 +73,12 @@ async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
         if not path.exists():
             raise RunFailed(f"{name}.py ended with {done.returncode} and found nothing")
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    checks = [
-        Check(
-            name=one["name"],
-            value=one["value"],
-            goal=one["goal"],
-            unit=one["unit"],
-            sense=one["sense"],
-            is_settled=one["is_settled"],
-        )
-        for one in document["checks"]
-    ]
+    fields = ("name", "value", "goal", "unit", "sense", "is_settled")
+    checks = [Check(**{name: one[name] for name in fields}) for one in document["checks"]]
     return document["results"], checks
 
 
-def sections(size: Size) -> dict[str, Callable[[], Awaitable[Outcome]]]:
+def sections(size: Size) -> dict[str, Callable[[], Coroutine[Any, Any, Outcome]]]:
     """Every section by its name, in the order they run."""
     return {
         "engine_kill": lambda: survival_kills.engine_kill(size.num_kills),
@@ -112,8 +103,7 @@ def _chosen(wanted: str | None, known: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Measure, print, write; exit code 1 when a goal was missed or a section could not be run."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller numbers")
+    parser = arguments(__doc__)
     parser.add_argument("--sections", metavar="NAME,...", help="only these")
     options = parser.parse_args()
     known = sections(QUICK if options.quick else WHOLE)
@@ -123,24 +113,20 @@ def main() -> None:
     for name in _chosen(options.sections, known):
         begun_s = time.monotonic()
         try:
-            found, told = asyncio.run(_awaited(known[name]()))
+            found, told = asyncio.run(known[name]())
         except RunFailed as error:
             failed.append(name)
-            print(f"{name} could not be measured: {error}", file=sys.stderr)
+            progress(f"{name} could not be measured: {error}")
             continue
         results[name] = {"found": found, "checks": [check.name for check in told]}
         checks += told
-        print(f"{name}: {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
+        progress(f"{name}: {time.monotonic() - begun_s:.0f} s")
         # What was found so far is kept, whatever happens to the rest.
         write_json(options.json, results, checks)
     print_checks(checks)
     if failed:
         print(f"\nnot measured: {', '.join(failed)}")
     sys.exit(bool(failed) or any(check.holds is False for check in checks))
-
-
-async def _awaited(section: Awaitable[Outcome]) -> Outcome:
-    return await section
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,11 +16,9 @@ import grpc.aio
 import numpy as np
 
 from cancel_steps import STEP_S, cancels_counted
-from live_service import LiveService, Ready, live_service, simulated
 from penstock.client import OperationsClient
-from report import Check, print_table
-from simulated_service import capacity, free_port, service
-from simulated_service import simulated as free_running
+from report import Check, at_most, print_table, progress
+from services import MEASURED, Ready, Service, capacity, service, simulated
 from stream_memory import churn, resident_bytes
 from survival_streams import Crowd, connections, request
 
@@ -48,19 +45,18 @@ async def _used_blocks(address: str) -> int:
 
 async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
     """How soon pages are free; then many clients that leave after their first token."""
-    print("cancel", file=sys.stderr)
+    progress("cancel")
     freed = np.array([one for depth in (1, 2) for one in await cancels_counted(1600, depth)])
     steps, free_ms = freed[:, 0], freed[:, 1] * 1e3
-    operations = free_port()
-    options = ("--simulated-config", free_running(0.001), *capacity(64, 64))
-    with service(*options, "--operations-port", str(operations), num_fronts=1) as found:
-        port, fronts, _ = found
+    options = (*simulated(0.001), *capacity(64, 64), *MEASURED)
+    with service(*options, has_operations=True) as serving:
+        port, fronts = serving.port, serving.pids("front")
         await asyncio.to_thread(churn, port, _WARM_REQUESTS, 48, 1)
         resident = [resident_bytes(fronts)]
         for _ in range(10):
             await asyncio.to_thread(churn, port, num_cancels // 10, 48, 1)
             resident.append(resident_bytes(fronts))
-        leaked = await _used_blocks(f"127.0.0.1:{operations}")
+        leaked = await _used_blocks(serving.operations)
     p99 = float(np.percentile(steps, 99))
     # What a process takes at first it takes once: the second half tells what goes on.
     growth = (resident[-1] - resident[5]) / (num_cancels / 2)
@@ -75,33 +71,19 @@ async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
     }
     print_table("Cancels", tuple(results), [tuple(results.values())])
     return [results], [
-        Check(
-            name="cancel to pages free, p99",
-            value=p99,
-            goal=2,
-            unit="steps",
-            sense="at most",
+        at_most("cancel to pages free, p99", p99, 2, "steps"),
+        at_most(
+            "from the client's cancel, in time, p99",
+            float(np.percentile(free_ms, 99)),
+            50.0 + STEP_S * 1e3,
+            "ms",
         ),
-        Check(
-            name="from the client's cancel, in time, p99",
-            value=float(np.percentile(free_ms, 99)),
-            goal=50.0 + STEP_S * 1e3,
-            unit="ms",
-            sense="at most",
-        ),
-        Check(
-            name=f"blocks leaked by {num_cancels:,} cancels",
-            value=leaked,
-            goal=0,
-            unit="blocks",
-            sense="at most",
-        ),
-        Check(
-            name="memory that a cancel leaves behind in the front",
-            value=growth,
-            goal=_MAX_GROWTH_BYTES,
-            unit="B",
-            sense="at most",
+        at_most(f"blocks leaked by {num_cancels:,} cancels", leaked, 0, "blocks"),
+        at_most(
+            "memory that a cancel leaves behind in the front",
+            growth,
+            _MAX_GROWTH_BYTES,
+            "B",
             is_settled=num_cancels >= 100_000,
         ),
     ]
@@ -153,7 +135,7 @@ def _nonsense(chance: random.Random) -> bytes:
     return message.SerializeToString()
 
 
-async def _send_malformed(service: LiveService, num_requests: int) -> Counter[str]:
+async def _send_malformed(serving: Service, num_requests: int) -> Counter[str]:
     statuses: Counter[str] = Counter()
     bodies = malformed_bodies(1)
 
@@ -167,7 +149,7 @@ async def _send_malformed(service: LiveService, num_requests: int) -> Counter[st
             except grpc.aio.AioRpcError as error:
                 statuses[error.code().name] += 1
 
-    async with connections(service.address) as channels:
+    async with connections(serving.address) as channels:
         share = num_requests // _NUM_CALLERS
         await asyncio.gather(
             *(caller(channels[i % len(channels)], share) for i in range(_NUM_CALLERS))
@@ -177,20 +159,20 @@ async def _send_malformed(service: LiveService, num_requests: int) -> Counter[st
 
 async def malformed(num_requests: int) -> tuple[list[Any], list[Check]]:
     """Malformed requests by the hundred thousand, and whether anybody else notices."""
-    print("malformed", file=sys.stderr)
-    async with live_service(*simulated(0.002), has_operations=True) as service:
-        before = {role: list(found) for role, found in service.up.items()}
-        async with connections(service.address) as channels:
+    progress("malformed")
+    with service(*simulated(0.002), has_operations=True) as serving:
+        before = {role: list(found) for role, found in serving.up.items()}
+        async with connections(serving.address) as channels:
             probe = Crowd(channels[:1], range(8), 900)
-            statuses = await _send_malformed(service, num_requests)
+            statuses = await _send_malformed(serving, num_requests)
             probe.cancel()
             again = Crowd(channels[:1], range(8), 50)
             await again.until_ended()
-        leaked = await _used_blocks(service.operations)
+        leaked = await _used_blocks(serving.operations)
         found = Malformed(
             num_sent=sum(statuses.values()),
             statuses=dict(statuses),
-            num_restarts=_num_restarts(before, service.up),
+            num_restarts=_num_restarts(before, serving.up),
             num_leaked_blocks=leaked,
             num_probes_wrong=sum(
                 one.status not in ("", "OK") for one in (*probe.told, *again.told)
@@ -206,13 +188,7 @@ async def malformed(num_requests: int) -> tuple[list[Any], list[Check]]:
         ("streams of others that noticed", found.num_probes_wrong, "streams"),
     ]
     return [asdict(found)], [
-        Check(
-            name=f"{found.num_sent:,} malformed requests: {name}",
-            value=value,
-            goal=0,
-            unit=unit,
-            sense="at most",
-        )
+        at_most(f"{found.num_sent:,} malformed requests: {name}", value, 0, unit)
         for name, value, unit in checks
     ]
 

@@ -18,7 +18,7 @@ import grpc.aio
 
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from simulated_service import RunFailed
+from services import RunFailed
 
 NUM_CHANNELS = 8
 """Connections, so that every front has some of the streams."""

@@ -18,9 +18,8 @@ from penstock.executor.models import resolve_model
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.detokenizer import Detokenizer
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.stop_strings import StopStrings
-from penstock.server.text.text_stream import TextStream
-from report import Check, arguments, print_checks, print_table, write_json
+from penstock.server.text.text_stream import StopStrings, TextStream
+from report import arguments, at_most, conclude, print_table
 
 PROSE = (
     "Now is the winter of our discontent made glorious summer; and all the clouds that lour'd "
@@ -156,7 +155,7 @@ def large_tokenizer() -> tokenizers.Tokenizer:
 
 
 def main() -> int:
-    parser = arguments((__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--model", default="demo", help="name or folder of the model")
     options = parser.parse_args()
     folder = resolve_model(options.model)
@@ -169,17 +168,8 @@ def main() -> int:
     print_table("Streams", ("case", "µs per token"), list(streams.items()))
     print_table("Encoding", ("case", "µs"), list(encoding.items()))
     print_table("Start-up", ("case", "ms"), list(start.items()))
-    checks = [
-        Check(
-            name="detokenise one token",
-            value=streams["detokenise"],
-            goal=1.0,
-            unit="µs",
-            sense="at most",
-        )
-    ]
-    print_checks(checks)
-    write_json(options.json, {"streams": streams, "encoding": encoding, "start": start}, checks)
+    checks = [at_most("detokenise one token", streams["detokenise"], 1.0, "µs")]
+    conclude(options, {"streams": streams, "encoding": encoding, "start": start}, checks)
     return 0
 
 

@@ -28,7 +28,6 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from live_service import LiveService, live_service, simulated
 from loop_ticks import FOLDER_VARIABLE, TickReader
 from penstock.executor.models import resolve_model
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
@@ -41,7 +40,8 @@ from penstock.v1.generation_service_pb2 import (
 )
 from penstock.v1.options_pb2 import OutputOptions
 from penstock.v1.prompt_pb2 import ContentPart
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, conclude, print_table, progress
+from services import Service, service, simulated
 
 GOAL_STOP_MS = 15.0
 GOAL_RATIO = 2.0
@@ -73,7 +73,7 @@ def options_of(model: Path, num_positions: int) -> tuple[str, ...]:
     blocks = ("--block-size", "16", "--num-blocks", str(2 * num_positions // 16))
     keys = ("--tenant-metadata-key", _TENANT_KEY)
     budget = ("--max-num-batched-tokens", "65536", "--max-seq-len", str(num_positions))
-    return ("--model", str(model), *simulated(), *blocks, *keys, *budget)
+    return ("--model", str(model), *simulated(0.01), *blocks, *keys, *budget)
 
 
 async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
@@ -81,9 +81,9 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
     num_positions = 1 << 20
     model = model_of(folder, num_positions)
     found: dict[str, dict[str, Any]] = {}
-    async with live_service(*options_of(model, num_positions)) as service:
-        reader = TickReader(ticks, service.up["front"][0].pid)
-        async with grpc.aio.insecure_channel(service.address, options=_OPTIONS) as channel:
+    with service(*options_of(model, num_positions)) as serving:
+        reader = TickReader(ticks, serving.up["front"][0].pid)
+        async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
             await generate(channel, GenerateRequest(), _SHORT)
             for name, call in calls_of(channel).items():
                 # The pages of a process that has never held such a text are new to it.
@@ -101,7 +101,7 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
                     "took_s": ended_s - began_s,
                     "answer": answer,
                 }
-                print(f"{name}: {found[name]}", file=sys.stderr)
+                progress(f"{name}: {found[name]}")
     return found
 
 
@@ -232,20 +232,20 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
     """The other tenant's times to first token in ms, quiet and beside the flood."""
     num_positions = 1 << 17
     model = model_of(folder, num_positions)
-    async with live_service(*options_of(model, num_positions)) as service:
-        reader = TickReader(ticks, service.up["front"][0].pid)
+    with service(*options_of(model, num_positions)) as serving:
+        reader = TickReader(ticks, serving.up["front"][0].pid)
         reader.switch(is_on=True)
         # Not counted: the first calls of a service find everything new.
-        await first_tokens_ms(service, 2.0)
-        quiet = await first_tokens_ms(service, duration_s)
+        await first_tokens_ms(serving, 2.0)
+        quiet = await first_tokens_ms(serving, duration_s)
         attack = await asyncio.create_subprocess_exec(
-            *(sys.executable, __file__, "--attack", service.address, str(duration_s)),
+            *(sys.executable, __file__, "--attack", serving.address, str(duration_s)),
             stdout=asyncio.subprocess.PIPE,
         )
         assert attack.stdout is not None
         await attack.stdout.readline()
         began_s = time.monotonic()
-        flooded = await first_tokens_ms(service, duration_s)
+        flooded = await first_tokens_ms(serving, duration_s)
         lags = reader.lags_ms(began_s, time.monotonic() - 0.1)
         told, _ = await attack.communicate()
         return {
@@ -254,19 +254,19 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
             "attack": json.loads(told),
             "loop_lag_p99_ms": float(np.percentile(lags, 99)),
             "loop_lag_max_ms": float(lags.max()),
-            "num_killed": sum("killing it" in line for line in service.log),
-            "num_fronts_started": len(service.up["front"]),
+            "num_killed": sum("killing it" in line for line in serving.log),
+            "num_fronts_started": len(serving.up["front"]),
         }
 
 
-async def first_tokens_ms(service: LiveService, duration_s: float) -> dict[str, float]:
+async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, float]:
     """Of short prompts, one after the other."""
     message = GenerateRequest()
     message.text_prompt.text = _SHORT
     message.stopping.max_tokens = 1
     times: list[float] = []
     errors = 0
-    async with grpc.aio.insecure_channel(service.address, options=_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
         stub = pb_grpc.GenerationServiceStub(channel)
         until_s = time.monotonic() + duration_s
         while time.monotonic() < until_s:
@@ -326,31 +326,25 @@ def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list
     is_quiet = found["nothing"]["stop_ms"] < MAX_OWN_MS
     return [
         *(
-            Check(
-                name=f"longest stop of the front's loop, {name}",
-                value=row["stop_ms"],
-                goal=GOAL_STOP_MS,
-                unit="ms",
-                sense="at most",
+            at_most(
+                f"longest stop of the front's loop, {name}",
+                row["stop_ms"],
+                GOAL_STOP_MS,
+                "ms",
                 is_settled=is_quiet,
             )
             for name, row in found.items()
             if name != "nothing"
         ),
-        Check(
-            name="TTFT p99 of another tenant beside 64 refused prompts of 1 MB, to quiet",
-            value=ratio,
-            goal=GOAL_RATIO,
-            unit="x",
-            sense="at most",
+        at_most(
+            "TTFT p99 of another tenant beside 64 refused prompts of 1 MB, to quiet",
+            ratio,
+            GOAL_RATIO,
+            "x",
             is_settled=is_quiet,
         ),
-        Check(
-            name="fronts killed",
-            value=float(flooded["num_killed"] + flooded["num_fronts_started"] - 1),
-            goal=0.0,
-            unit="",
-            sense="at most",
+        at_most(
+            "fronts killed", float(flooded["num_killed"] + flooded["num_fronts_started"] - 1), 0.0
         ),
     ]
 
@@ -360,7 +354,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--attack"]:
         print(json.dumps(asyncio.run(attack(sys.argv[2], float(sys.argv[3])))))
         return
-    options = arguments(__doc__ or "").parse_args()
+    options = arguments(__doc__).parse_args()
     duration_s = 60.0 if options.full else 15.0
     with tempfile.TemporaryDirectory() as folder:
         ticks = Path(folder) / "ticks"
@@ -386,8 +380,7 @@ def main() -> None:
         f" {flooded['loop_lag_max_ms']:.1f} ms (max)"
     )
     checks = checks_of(found, flooded)
-    print_checks(checks)
-    write_json(options.json, {"stops": found, "flood": flooded}, checks)
+    conclude(options, {"stops": found, "flood": flooded}, checks)
 
 
 if __name__ == "__main__":

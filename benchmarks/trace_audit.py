@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -30,9 +29,17 @@ from dataclasses import asdict, dataclass, field
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 
-from observed_service import ObservedService, observed_service
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import RunFailed, simulated
+from report import (
+    Check,
+    arguments,
+    at_least,
+    at_most,
+    print_checks,
+    print_table,
+    progress,
+    write_json,
+)
+from services import RunFailed, Service, service, simulated
 from span_audit import Audit, AuditedSpan, audit
 from trace_audit_load import Answers, drive, make_asks
 from tracing_peers import EXPORT_SERVICE
@@ -43,7 +50,7 @@ MAX_SEQ_LEN = 256
 _SETTLE_S = 20.0
 _QUIET_S = 2.0
 _OPTIONS = (
-    *("--fronts", "2", "--max-num-seqs", "24", "--max-num-waiting", "12"),
+    *("--max-num-seqs", "24", "--max-num-waiting", "12"),
     *("--block-size", "16", "--num-blocks", "72", "--max-seq-len", str(MAX_SEQ_LEN)),
     *("--log-level", "error", "--drain-grace-s", "1"),
 )
@@ -110,7 +117,7 @@ def receiver() -> Generator[tuple[Receiver, str]]:
 class Killer(threading.Thread):
     """Kills the engine every `interval_s` until it is stopped, `most` times at the most."""
 
-    def __init__(self, service: ObservedService, interval_s: float, most: int) -> None:
+    def __init__(self, service: Service, interval_s: float, most: int) -> None:
         super().__init__(name="killer", daemon=True)
         self._service = service
         self._interval_s = interval_s
@@ -123,7 +130,7 @@ class Killer(threading.Thread):
             for pid in self._service.pids("engine"):
                 os.kill(pid, signal.SIGKILL)
                 self.num_kills += 1
-                print(f"engine {pid} killed", file=sys.stderr)
+                progress(f"engine {pid} killed")
 
     def stop(self) -> None:
         self._is_over.set()
@@ -133,24 +140,20 @@ class Killer(threading.Thread):
 def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
     """One service and all requests. Raises RunFailed."""
     environment = {name: value for name, value in os.environ.items() if name[:5] != "OTEL_"}
-    cost = simulated(STEP_S)
     with receiver() as (taken, endpoint):
-        options = ("--simulated-config", cost, "--otlp-endpoint", endpoint, *_OPTIONS)
-        with observed_service(*options, environment=environment, has_metrics=True) as service:
-            asks = make_asks(num, seed)
+        options = (*simulated(STEP_S), "--otlp-endpoint", endpoint, *_OPTIONS)
+        with service(*options, num_fronts=2, environment=environment, has_metrics=True) as serving:
+            asks = make_asks(num, seed, rate_per_s)
             # Five deaths in a minute, and the supervisor gives up: that is another test.
-            killer = Killer(service, interval_s, most=4 if interval_s < 15 else 1000)
+            killer = Killer(serving, interval_s, most=4 if interval_s < 15 else 1000)
             killer.start()
-            address = f"127.0.0.1:{service.port}"
-            answers = asyncio.run(
-                drive(address, asks, rate_per_s=rate_per_s, max_prompt_tokens=MAX_SEQ_LEN)
-            )
+            answers = asyncio.run(drive(serving.address, asks, MAX_SEQ_LEN))
             killer.stop()
-            _settle(service, taken)
-            num_records = int(service.total("penstock_records_total"))
+            _settle(serving, taken)
+            num_records = int(serving.total("penstock_records_total"))
             lost = ("penstock_records_dropped_total", "penstock_trace_dropped_total")
-            num_dropped = int(sum(service.total(name) for name in lost))
-            exit_code = service.end()
+            num_dropped = int(sum(serving.total(name) for name in lost))
+            exit_code = serving.end()
     found = audit(answers.sent, taken.spans(), max_gap_ns=MAX_GAP_NS)
     return Found(
         audit=found,
@@ -162,7 +165,7 @@ def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
     )
 
 
-def _settle(service: ObservedService, taken: Receiver) -> None:
+def _settle(service: Service, taken: Receiver) -> None:
     """Until nothing has come for a while: records of requests that were left come last."""
     begun_s = time.monotonic()
     last_num = -1.0
@@ -189,15 +192,12 @@ def checks_of(found: Found) -> list[Check]:
             told.num_roots + found.num_dropped - found.num_records
         ),
     }
-    checks = [
-        Check(name=name, value=float(num), goal=0.0, unit="", sense="at most")
-        for name, num in rules.items()
-    ]
+    checks = [at_most(name, float(num), 0.0) for name, num in rules.items()]
     name = "service that did not end well when it was asked to"
     value = float(found.exit_code != 0)
-    checks.append(Check(name=name, value=value, goal=0.0, unit="", sense="at most"))
+    checks.append(at_most(name, value, 0.0))
     name = "engines killed"
-    checks.append(Check(name=name, value=found.num_kills, goal=2, unit="", sense="at least"))
+    checks.append(at_least(name, found.num_kills, 2))
     return checks
 
 
@@ -208,8 +208,7 @@ def _plan(options: argparse.Namespace) -> tuple[int, float]:
 
 def main() -> None:
     """Run, count, tell."""
-    parser = arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = arguments(__doc__)
     parser.add_argument("--rate", type=float, default=150.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1, help="of the requests")
     options = parser.parse_args()

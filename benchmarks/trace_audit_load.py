@@ -17,6 +17,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from load import PATIENCE_S as _PATIENCE_S
+from load import open_loop
 from penstock.client import (
     NO_RETRY,
     Accepted,
@@ -29,7 +31,6 @@ from penstock.client import (
 from span_audit import Sent
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
-_PATIENCE_S = 60.0
 _PROMPT_TOKENS = 24
 _MALFORMED = b"\x0a\xff\xff\xff\x7fnot a message"
 
@@ -77,6 +78,7 @@ class Ask:
 
     kind: Kind
     is_multiplexed: bool
+    at_s: float
     trace_id: bytes
     parent_id: bytes
     num_tokens: int
@@ -103,14 +105,15 @@ class Answers:
         )
 
 
-def make_asks(num: int, seed: int) -> list[Ask]:
-    """So many, at random; a third of those that can go over Multiplex do."""
+def make_asks(num: int, seed: int, rate_per_s: float) -> list[Ask]:
+    """So many at that rate, at random; a third of those that can go over Multiplex do."""
     rng = random.Random(seed)
     kinds = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=num)
     return [
         Ask(
             kind=kind,
             is_multiplexed=kind not in _NEVER_MULTIPLEXED and rng.random() < 1 / 3,
+            at_s=number / rate_per_s,
             trace_id=rng.randbytes(8) + (number + 1).to_bytes(8, "big"),
             parent_id=(number + 1).to_bytes(8, "big"),
             num_tokens=rng.randint(1, 40),
@@ -120,25 +123,20 @@ def make_asks(num: int, seed: int) -> list[Ask]:
     ]
 
 
-async def drive(
-    address: str, asks: Sequence[Ask], *, rate_per_s: float, max_prompt_tokens: int
-) -> Answers:
-    """Send them at that rate, and wait for all to end."""
+async def drive(address: str, asks: Sequence[Ask], max_prompt_tokens: int) -> Answers:
+    """Send each at its time, and wait for all to end."""
     answers = Answers()
     async with (
         Client(address, retry=NO_RETRY) as plain,
         Client(address, retry=NO_RETRY, multiplex=True) as multiplexed,
         grpc.aio.insecure_channel(address) as raw,
-        asyncio.timeout(_PATIENCE_S + len(asks) / rate_per_s),
-        asyncio.TaskGroup() as group,
     ):
-        loop = asyncio.get_running_loop()
-        start_s = loop.time()
-        for number, ask in enumerate(asks):
-            await asyncio.sleep(max(0.0, start_s + number / rate_per_s - loop.time()))
+
+        async def send(ask: Ask) -> None:
             client = multiplexed if ask.is_multiplexed else plain
-            sender = _Sender(client, plain, raw, answers, max_prompt_tokens)
-            group.create_task(sender.send(ask))
+            await _Sender(client, plain, raw, answers, max_prompt_tokens).send(ask)
+
+        await open_loop(asks, send)
     return answers
 
 

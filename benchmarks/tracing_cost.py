@@ -26,15 +26,24 @@ import importlib.util
 import math
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
 import native_build
-from report import Check, arguments, print_checks, print_table, write_json
-from simulated_service import RunFailed
+from report import (
+    Check,
+    arguments,
+    at_least,
+    at_most,
+    print_checks,
+    print_table,
+    progress,
+    write_json,
+)
+from services import RunFailed
 from tracing_record_path import RecordPath, measure_record_path
 from tracing_sides import (
     CONTRIB,
@@ -157,11 +166,10 @@ def run(plan: Plan, sides: dict[str, Side]) -> Rounds:
             at_most = _turn(sides[name], seed, plan, most=True)
             rounds.at_rate.setdefault(name, []).append(at_rate)
             rounds.at_most.setdefault(name, []).append(at_most)
-            print(
+            progress(
                 f"round {number + 1}  {name:<26}  {at_rate.front_us:7.0f} us"
                 f"  {at_rate.per_s:6.0f} of {rate:.0f} per s  most {at_most.per_s:6.0f}"
-                f"  others {at_rate.foreign_cores:.1f} cores",
-                file=sys.stderr,
+                f"  others {at_rate.foreign_cores:.1f} cores"
             )
     for side in sides.values():
         side.end_count()
@@ -179,16 +187,16 @@ def rows_of(rounds: Rounds) -> list[list[object]]:
     return [
         [
             side,
-            rounds.median(side, lambda t: t.front_us),
-            rounds.added(side, lambda t: t.front_us),
-            rounds.median(side, lambda t: t.loop_us),
-            rounds.added(side, lambda t: t.loop_us),
-            rounds.error(side, lambda t: t.loop_us),
-            rounds.median(side, lambda t: t.per_s),
-            rounds.median(side, lambda t: t.per_s, most=True),
+            rounds.median(side, attrgetter("front_us")),
+            rounds.added(side, attrgetter("front_us")),
+            rounds.median(side, attrgetter("loop_us")),
+            rounds.added(side, attrgetter("loop_us")),
+            rounds.error(side, attrgetter("loop_us")),
+            rounds.median(side, attrgetter("per_s")),
+            rounds.median(side, attrgetter("per_s"), most=True),
             rounds.lag_ms(side, 50),
             rounds.lag_ms(side, 99),
-            rounds.median(side, lambda t: t.first_p99_ms),
+            rounds.median(side, attrgetter("first_p99_ms")),
         ]
         for side in rounds.at_rate
     ]
@@ -213,37 +221,27 @@ def span_rows(sides: dict[str, Side]) -> list[list[object]]:
 def checks_of(rounds: Rounds, path: RecordPath) -> list[Check]:
     """Every figure with a goal."""
     checks = [
-        Check(
-            name="the record path alone, added to a request",
-            value=path.added,
-            goal=MAX_LOOP_US,
-            unit="us",
-            sense="at most",
-        ),
-        Check(
-            name="collector up: thread of the event loop, added to a request",
-            value=rounds.added(UP, lambda t: t.loop_us),
-            goal=MAX_LOOP_US,
-            unit="us",
-            sense="at most",
+        at_most("the record path alone, added to a request", path.added, MAX_LOOP_US, "us"),
+        at_most(
+            "collector up: thread of the event loop, added to a request",
+            rounds.added(UP, attrgetter("loop_us")),
+            MAX_LOOP_US,
+            "us",
         ),
     ]
     for side in (UP, DEAD, HANGING):
         for most, where in ((False, f"{rounds.rate_per_s:.0f} requests/s"), (True, "saturation")):
             checks.append(
-                Check(
-                    name=f"{side}: throughput at {where} over none",
-                    value=rounds.ratio(side, most=most),
-                    goal=MIN_THROUGHPUT,
-                    unit="x",
-                    sense="at least",
+                at_least(
+                    f"{side}: throughput at {where} over none",
+                    rounds.ratio(side, most=most),
+                    MIN_THROUGHPUT,
+                    "x",
                 )
             )
         growth_ms = rounds.lag_ms(side, 99) - rounds.lag_ms(OFF, 99)
         name = f"{side}: growth of the loop's lag, p99"
-        checks.append(
-            Check(name=name, value=growth_ms, goal=MAX_LAG_MS, unit="ms", sense="at most")
-        )
+        checks.append(at_most(name, growth_ms, MAX_LAG_MS, "ms"))
     return checks
 
 
@@ -267,8 +265,7 @@ def _document(rounds: Rounds, sides: dict[str, Side], path: RecordPath) -> dict[
 
 def main() -> None:
     """Measure, print, write."""
-    parser = arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = arguments(__doc__)
     parser.add_argument(
         "--rate", type=float, metavar="PER_S", help="requests a second (default: 60 %% of the most)"
     )

@@ -27,21 +27,20 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.events import Queued, Stay, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.server.front.accounts import Accounts
+from penstock.server.front.accounts import Accounts, Outcome
 from penstock.server.front.events import OutputEnd
 from penstock.server.front.generation import Generation, TokenInput
 from penstock.server.front.live_output import LiveOutput
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import Submission
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import Hello
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.observe.trace_context import TraceIds, trace_metadata
-from penstock.server.rpc.request_accounts import CallAccounts
+from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
-from simulated_service import RunFailed, expect_ready, process
+from services import RunFailed, expect_ready, process
 
 _NUM_BATCH = 500
 _NUM_TOKENS = 16

@@ -20,14 +20,24 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from loop_ticks import FOLDER_VARIABLE, TickReader
-from observed_service import ObservedService, observed_service
-from penstock.v1 import generation_service_pb2 as pb
-from penstock.v1 import options_pb2, prompt_pb2
-from simulated_service import ALL_CORES, RunFailed, capacity, process, run_client, simulated
+from report import progress
+from services import (
+    ALL_CORES,
+    MEASURED,
+    RunFailed,
+    Service,
+    capacity,
+    cpu_s,
+    pin,
+    process,
+    request,
+    run_client,
+    service,
+    simulated,
+)
 from tracing_peers import COUNT_METHOD, NUM_TOKENS, STEP_S
 
 OFF, UP = "no tracing", "collector up"
@@ -75,7 +85,7 @@ class Side:
     server: int
     watched: list[int]
     ticks: TickReader
-    service: ObservedService | None = None
+    service: Service | None = None
     count: Callable[[], dict[str, int]] | None = None
     num_requests: int = 0
     observer_s: float = 0.0
@@ -92,7 +102,7 @@ class Side:
                 "streams": 0,
                 "connections": _NUM_CONNECTIONS,
                 "port": self.port,
-                "request": _request(),
+                "request": request(NUM_TOKENS, _PROMPT_TOKENS),
                 "pids": ",".join(map(str, pids)),
                 "seed": seed,
                 "warm": warm_s,
@@ -131,14 +141,14 @@ class Side:
                 break
             time.sleep(0.2)
         self.observer_s += self._observer_cpu_s()
-        if self.service is not None and self.service.metrics_url:
+        if self.service is not None and self.count is not None:
             time.sleep(1.1)  # fronts tell their counts once a second
             drops = ("penstock_records_dropped_total", "penstock_trace_dropped_total")
             self.num_dropped = sum(self.service.total(name) for name in drops)
 
     def _observer_cpu_s(self) -> float:
         pids = [] if self.service is None else self.service.pids("observer")
-        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+        return sum(map(cpu_s, pids))
 
 
 @contextlib.contextmanager
@@ -152,7 +162,7 @@ def sides_up(names: tuple[str, ...]) -> Generator[dict[str, Side]]:
         for name in names:
             start = _service_side if name in PENSTOCK else _peer_side
             sides[name] = start(stack, name, folder)
-            print(f"{name}: up", file=sys.stderr)
+            progress(f"{name}: up")
         for side in sides.values():
             _pin(side)
         yield sides
@@ -161,22 +171,19 @@ def sides_up(names: tuple[str, ...]) -> Generator[dict[str, Side]]:
 def _service_side(stack: contextlib.ExitStack, name: str, folder: Path) -> Side:
     endpoint, count, own = _collector(stack, name)
     options = (
-        *("--fronts", "1", "--simulated-config", simulated(STEP_S), "--log-level", "error"),
-        *("--drain-grace-s", "0.1", *capacity(_MAX_RUNNING, _PROMPT_TOKENS + NUM_TOKENS)),
+        *(*simulated(STEP_S), *MEASURED, *capacity(_MAX_RUNNING, _PROMPT_TOKENS + NUM_TOKENS)),
         *(("--otlp-endpoint", endpoint) if endpoint else ()),
     )
-    service = stack.enter_context(
-        observed_service(*options, environment=dict(os.environ), has_metrics=bool(endpoint))
-    )
-    (front,) = service.pids("front")
-    watched = [*service.pids("engine"), *service.pids("observer"), *own]
+    serving = stack.enter_context(service(*options, has_metrics=bool(endpoint)))
+    (front,) = serving.pids("front")
+    watched = [*serving.pids("engine"), *serving.pids("observer"), *own]
     return Side(
         name=name,
-        port=service.port,
+        port=serving.port,
         server=front,
         watched=watched,
         ticks=TickReader(folder, front),
-        service=service,
+        service=serving,
         count=count,
     )
 
@@ -239,28 +246,12 @@ def _prepare_environment(stack: contextlib.ExitStack, folder: Path) -> None:
     os.environ[FOLDER_VARIABLE] = str(folder)
 
 
-def _request() -> str:
-    message = pb.GenerateRequest(
-        token_prompt=prompt_pb2.TokenPrompt(ids=range(5, 5 + _PROMPT_TOKENS)),
-        sampling=options_pb2.SamplingOptions(temperature=0.0),
-        stopping=options_pb2.StoppingOptions(max_tokens=NUM_TOKENS, ignore_eos=True),
-    )
-    return message.SerializeToString().hex()
-
-
 def _pin(side: Side) -> None:
     cores = sorted(ALL_CORES)
     if len(cores) < 2:
         return
-    _set_cores(side.server, {cores[-1]})
+    pin([side.server], {cores[-1]})
     others = set(cores[:-1])
     parents = [] if side.service is None else [side.service.process.pid]
-    for pid in (*side.watched, *parents):
-        _set_cores(pid, others)
+    pin([*side.watched, *parents], others)
     os.sched_setaffinity(0, others)
-
-
-def _set_cores(pid: int, cores: set[int]) -> None:
-    for thread in psutil.Process(pid).threads():
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(thread.id, cores)

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import shutil
 import statistics
 import sys
@@ -30,10 +29,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from penstock.executor.models import resolve_model
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from services import cpu_s, service
 from trtllm_load import ANSWER, Load, Seen
 
 CONCURRENCIES = (1, 64, 256)
@@ -42,7 +40,6 @@ GOAL_PERCENT = 5.0
 FLOOR, ENGINE, SERVICE = "floor", "engine side", "service"
 PATIENCE_S = 120.0
 _HERE = Path(__file__).resolve().parent
-_READY = re.compile(r"penstock ready on (\S+) ")
 _METRICS = ("burst_mean", "ttft_mean", "ttft_p50", "itl_mean", "itl_p50", "request_mean")
 
 
@@ -74,7 +71,7 @@ class Side:
     """Who sends requests, and the processes that answer by name; the sender may be one itself."""
 
     def __init__(
-        self, name: str, sender: asyncio.subprocess.Process, servers: dict[str, psutil.Process]
+        self, name: str, sender: asyncio.subprocess.Process, servers: dict[str, list[int]]
     ) -> None:
         self.name = name
         self._sender = sender
@@ -83,23 +80,18 @@ class Side:
     async def run(self, load: Load, number: int) -> Run:
         """Send one load and wait for what was seen."""
         assert self._sender.stdin is not None
-        before = {name: _cpu_s(server) for name, server in self._servers.items()}
+        before = {name: sum(map(cpu_s, pids)) for name, pids in self._servers.items()}
         self._sender.stdin.write(json.dumps(asdict(load)).encode() + b"\n")
         seen = Seen(**json.loads(await answer_of(self._sender)))
         cpu_us = {
-            name: (_cpu_s(server) - before[name]) * 1e6 / seen.num_tokens
-            for name, server in self._servers.items()
+            name: (sum(map(cpu_s, pids)) - before[name]) * 1e6 / seen.num_tokens
+            for name, pids in self._servers.items()
         }
         sender = "engine" if self.name == FLOOR else "client"
         cpu_us[sender] = seen.cpu_us
         return Run(
             side=self.name, concurrency=load.concurrency, round=number, seen=seen, cpu_us=cpu_us
         )
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 async def answer_of(process: asyncio.subprocess.Process) -> str:
@@ -111,18 +103,23 @@ async def answer_of(process: asyncio.subprocess.Process) -> str:
     raise SystemExit(f"a process of the benchmark ended: exit code {await process.wait()}")
 
 
-@contextlib.asynccontextmanager
-async def process(*command: str, step_ms: float) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A Python process that finds the stand-in; ended at the end."""
+def environment(step_ms: float) -> dict[str, str]:
+    """Of a process that finds the stand-in."""
     fakes = _HERE.parent / "tests" / "fakes"
     control = {"step_s": step_ms / 1e3, "num_blocks": 16_384}
     path = os.pathsep.join(filter(None, (str(fakes), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "TLLM_FAKE_CONTROL": json.dumps(control)}
+
+
+@contextlib.asynccontextmanager
+async def process(*command: str, step_ms: float) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A Python process that finds the stand-in; ended at the end."""
     started = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "TLLM_FAKE_CONTROL": json.dumps(control)},
+        env=environment(step_ms),
     )
     try:
         yield started
@@ -137,8 +134,6 @@ async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
     """Every side, up and idle."""
     roles = str(_HERE / "trtllm_sides.py")
     path, model = str(folder / "engine.sock"), str(folder / "model")
-    serve = ("-m", "penstock.tools", "serve", "--executor", "trtllm", "--model", model)
-    unseen = ("--operations-port", "off", "--metrics-port", "off")
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(*command: str) -> asyncio.subprocess.Process:
@@ -150,31 +145,20 @@ async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
         await answer_of(engine)
         link = await start(roles, "link", path)
         await answer_of(link)
-        service = await start(*serve, *unseen, "--port", "0", "--log-level", "warning")
-        assert service.stdout is not None
-        first = (await asyncio.wait_for(service.stdout.readline(), PATIENCE_S)).decode()
-        ready = _READY.match(first)
-        if ready is None:
-            raise SystemExit("the service did not start")
-        clients = await start(roles, "service", ready[1])
+        serving = stack.enter_context(
+            service(
+                *("--executor", "trtllm", "--model", model, "--log-level", "warning"),
+                num_fronts=None,
+                environment=environment(step_ms),
+            )
+        )
+        clients = await start(roles, "service", serving.address)
         await answer_of(clients)
         yield [
             Side(FLOOR, direct, {}),
-            Side(ENGINE, link, {"engine": psutil.Process(engine.pid)}),
-            Side(SERVICE, clients, _parts_of(psutil.Process(service.pid))),
+            Side(ENGINE, link, {"engine": [engine.pid]}),
+            Side(SERVICE, clients, {role: serving.pids(role) for role in ("engine", "front")}),
         ]
-
-
-def _parts_of(service: psutil.Process) -> dict[str, psutil.Process]:
-    """The processes of a service, by what they do."""
-    parts: dict[str, psutil.Process] = {}
-    for child in service.children():
-        line = " ".join(child.cmdline())
-        if "engine_process" in line:
-            parts["engine"] = child
-        elif "front_process" in line:
-            parts[f"front {len(parts)}" if "front" in parts else "front"] = child
-    return parts
 
 
 def write_model(folder: Path) -> None:
@@ -220,11 +204,10 @@ async def measure(size: Size) -> list[Run]:
 
 def _show_progress(run: Run, num_rounds: int) -> None:
     load_average = os.getloadavg()[0]
-    print(
+    progress(
         f"round {run.round + 1}/{num_rounds}  {run.concurrency:>3} in flight  {run.side:<11}"
         f"  {run.seen.tokens_per_s:>7,.0f} tokens/s  TTFT {run.seen.ttft_p50:.1f} ms"
-        f"  ITL {run.seen.itl_mean:.2f} ms  load {load_average:.1f}",
-        file=sys.stderr,
+        f"  ITL {run.seen.itl_mean:.2f} ms  load {load_average:.1f}"
     )
 
 
@@ -267,10 +250,8 @@ def report(runs: list[Run], size: Size) -> list[Check]:
             cpu_us = {
                 part: statistics.median(run.cpu_us[part] for run in same) for part in same[0].cpu_us
             }
-            fronts_us = sum(us for part, us in cpu_us.items() if part.startswith("front"))
-            cpu_rows.append(
-                [concurrency, side, cpu_us["engine"], fronts_us, cpu_us.get("client", 0.0)]
-            )
+            parts = (cpu_us.get(part, 0.0) for part in ("engine", "front", "client"))
+            cpu_rows.append([concurrency, side, *parts])
             if side != FLOOR:
                 told = (added(runs, side, concurrency, metric) for metric in _METRICS)
                 cells = [f"{ms:+.2f} ms {percent:+.1f} %" for ms, percent in told]
@@ -285,12 +266,11 @@ def report(runs: list[Run], size: Size) -> list[Check]:
     )
     most = max(size.concurrencies)
     return [
-        Check(
-            name=f"{side}: added {metric.replace('_', ' ')}, {most} in flight",
-            value=added(runs, side, most, metric)[1],
-            goal=GOAL_PERCENT,
-            unit="%",
-            sense="at most",
+        at_most(
+            f"{side}: added {metric.replace('_', ' ')}, {most} in flight",
+            added(runs, side, most, metric)[1],
+            GOAL_PERCENT,
+            "%",
         )
         for side in sides[1:]
         for metric in ("burst_mean", "ttft_p50", "ttft_mean", "itl_p50", "itl_mean")
@@ -313,8 +293,7 @@ def size_of(options: argparse.Namespace) -> Size:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds (default: 3, full 7)")
     parser.add_argument("--waves", type=int, metavar="N", help="requests / in flight (2, full 4)")
     parser.add_argument("--prompt-tokens", type=int, metavar="N", default=512)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from engine_on_socket import MAX_NUM_WAITING, engine_loop, listening
 from penstock.client import NO_RETRY, Client, TokenPrompt, Tokens
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.create import create_executor
@@ -26,10 +26,7 @@ from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, say
 from usage import tell_usage
@@ -76,21 +73,12 @@ def engine(folder: Path, path: Path) -> None:
     """As the engine process composes it; serves until stdin is closed."""
     executor = create_executor(ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=folder))
     scheduler = SchedulerConfig(
-        max_num_batched_tokens=MAX_NUM_TOKENS, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
+        max_num_batched_tokens=MAX_NUM_TOKENS,
+        max_num_waiting=MAX_NUM_WAITING,
+        admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT,
     )
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(16)
-        core = Engine(executor, scheduler, time.monotonic)
-        hello = EngineHello(
-            epoch=1,
-            model="benchmark",
-            executor=executor.info,
-            max_num_waiting=scheduler.max_num_waiting,
-            max_num_waiting_tokens=scheduler.max_num_waiting_tokens,
-        )
-        dispatcher = Dispatcher(core, hello)
-        loop = EngineLoop(dispatcher, FrontConnections(listener, dispatcher), time.monotonic)
+    with listening(Engine(executor, scheduler, time.monotonic), executor, path) as hub:
+        loop = engine_loop(hub)
         gc.collect()
         gc.freeze()
         say({})

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from support.fake_trtllm import fake_trtllm_on_path
+
+if TYPE_CHECKING:
+    from penstock.server.text.model_text import ModelText
 
 # Several groups and workers share the cores: threads of torch that wait for one another would make
 # each test many times as long. Services that tests start inherit it.
@@ -18,8 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Property tests search harder when asked to, and never fail for being slow on a busy machine.
-hypothesis.settings.register_profile("default", deadline=None, max_examples=100)
+# Property tests search harder when asked to, as `make nightly` does; none fails for being slow.
+hypothesis.settings.register_profile("default", deadline=None, max_examples=40)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
@@ -30,3 +34,14 @@ def fake_trtllm() -> Iterator[None]:
     """`import tensorrt_llm` finds the stand-in of tests/fakes while the test runs."""
     with fake_trtllm_on_path():
         yield
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
+    """A small model's tokenizer and templates."""
+    # Imported by those who ask: many tests need neither the server nor its libraries.
+    from support.fronts import make_text
+
+    text = make_text(tmp_path_factory.mktemp("model"))
+    yield text
+    text.close()

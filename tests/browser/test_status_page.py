@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.http import MetricsServer
-from penstock.server.observe.metrics.live_status import status_json
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.snapshot import OperationsError
 from support.chromium import Left, visited
 from support.metric_tellings import request_view, snapshot
 

@@ -22,29 +22,18 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="64 streams, bursts of 256")
     parser.add_argument("--torch", action="store_true", help="the demo model, not the simulated")
     parser.add_argument("--seed", type=int, default=1, help="of load and strikes (default: 1)")
-    parser.add_argument(
-        "--report",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="where to write what happened, .md or .json; may be given twice",
-    )
     options = parser.parse_args()
-    for path in options.report:
-        if path.suffix not in (".md", ".json"):
-            parser.error(f"--report must end in .md or .json, not {path.name}")
     if options.minutes is not None and not 0.25 <= options.minutes <= 24 * 60:
         parser.error(f"--minutes must be 0.25 to 1440, not {options.minutes:g}")
     return options
 
 
 def main() -> int:
-    """Run it, write the report, say whether it held."""
+    """Run it, print the report; 0 if it held."""
     options = parsed()
     sys.path.insert(0, str(TESTS))
     from support.soak_plan import SoakPlan, full_plan
-    from support.soak_report import as_json, as_markdown
+    from support.soak_report import as_text
     from support.soak_run import run_soak
 
     minutes = options.minutes or (FULL_MINUTES if options.full else 5.0)
@@ -54,11 +43,7 @@ def main() -> int:
         else SoakPlan(seconds=minutes * 60, seed=options.seed, is_torch=options.torch)
     )
     result = asyncio.run(run_soak(plan, lambda line: print(line, file=sys.stderr, flush=True)))
-    for path in options.report:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = as_json(result) if path.suffix == ".json" else as_markdown(result)
-        path.write_text(text, encoding="utf-8")
-    print(as_markdown(result))
+    print(as_text(result))
     return 0 if result.holds else 1
 
 

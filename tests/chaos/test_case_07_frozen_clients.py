@@ -6,15 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-
-import pytest
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, make_text, serving
+from support.fronts import PATIENCE_S, serving
 
 # One stream that is sent tokens, one that is not, on a connection each.
 CLIENT = """
@@ -33,13 +31,6 @@ for channel, call in calls:
     for response in call:
         pass
 """
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @asynccontextmanager

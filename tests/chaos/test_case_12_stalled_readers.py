@@ -23,7 +23,7 @@ FAST = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.002}}'
 @pytest.mark.parametrize(
     ("limit", "word"),
     [
-        (("--max-backlog-tokens", "64"), "tokens unread"),
+        (("--max-backlog-tokens", "256"), "tokens unread"),
         (("--max-reader-stall-s", "0.5"), "blocked for"),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import grpc
 import grpc.aio
 import pytest
@@ -13,7 +11,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import raw_http2 as h2
-from support.fronts import collect, make_text, serving, text_of
+from support.fronts import collect, serving, text_of
 from support.hostile_house import besieged
 
 EVERY_SECOND = (
@@ -22,13 +20,6 @@ EVERY_SECOND = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def test_case_44_a_client_that_pings_all_the_time_is_turned_out() -> None:

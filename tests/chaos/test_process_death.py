@@ -29,24 +29,6 @@ async def pids_of(service: Service, num_fronts: int) -> tuple[int, list[int]]:
     return engine, [await service.next_pid("front") for _ in range(num_fronts)]
 
 
-async def test_every_stream_ends_when_the_engine_is_killed_and_the_next_one_serves() -> None:
-    arguments = [*simulated(), "--fronts", "2", *NO_REPLAY]
-    async with started(*arguments) as service, service.channel() as channel:
-        engine, _ = await pids_of(service, 2)
-        running = [stream(channel, LONG, first) for first in range(16)]
-        await asyncio.gather(*(one.until_running() for one in running))
-        os.kill(engine, signal.SIGKILL)
-        outcomes = await asyncio.gather(*(one.outcome() for one in running))
-        assert outcomes == [grpc.StatusCode.UNAVAILABLE] * 16
-        assert not any(one.has_finished for one in running)
-
-        assert await service.next_pid("engine") != engine
-        await until_health(channel, SERVING)
-        assert await stream(channel, 7).outcome() is grpc.StatusCode.OK
-        service.signal(signal.SIGTERM)
-        assert await service.ended() == 0
-
-
 async def test_waiting_requests_end_too_when_the_engine_is_killed() -> None:
     arguments = [*simulated(), "--max-num-seqs", "1", *NO_REPLAY]
     async with started(*arguments) as service, service.channel() as channel:
@@ -101,7 +83,7 @@ async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
         _, fronts = await pids_of(service, 2)
         # Connections spread over the fronts by their port numbers: with sixteen, each has some.
         channels = [service.channel() for _ in range(16)]
-        running = [stream(channel, 200) for channel in channels]
+        running = [stream(channel, 400) for channel in channels]
         await asyncio.gather(*(one.until_running() for one in running))
         os.kill(fronts[0], signal.SIGKILL)
         outcomes = await asyncio.gather(*(one.outcome() for one in running))
@@ -137,16 +119,3 @@ async def test_case_27_nothing_outlives_a_killed_supervisor() -> None:
             await until_gone(pid)
         assert await service.ended() == -signal.SIGKILL
         assert not is_folder(folder)
-
-
-async def test_an_engine_that_keeps_dying_ends_the_service() -> None:
-    fault = {"kind": "process_exits", "at_output": 0, "exit_code": 9}
-    arguments = [*simulated(faults=[fault]), *NO_REPLAY]
-    async with started(*arguments) as service, service.channel() as channel:
-        for _ in range(5):
-            await service.next_pid("engine")
-            await until_health(channel, SERVING)
-            assert await stream(channel, 5).outcome() is grpc.StatusCode.UNAVAILABLE
-        assert await service.ended() == 1
-        assert [line for line in service.stderr if "engine died 5 times in 60 s" in line]
-        assert not [line for line in service.stderr if "did not end in order" in line]

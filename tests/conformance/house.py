@@ -30,8 +30,8 @@ from penstock.client import (
 from support.otlp_receiver import Receiver, grpc_receiver
 from support.service import Service, health_watch, simulated, started
 
-IDLE_S = 5.0
-EVIDENCE_S = 5.0
+IDLE_S = 20.0
+EVIDENCE_S = 20.0
 _TICK_S = 0.1
 _LAG_TICKS = 15
 """The counters of the engine lag behind by a second."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conformance.python_talk import Check
 
 TESTS = Path(__file__).resolve().parents[1]
-SCENARIO_S = 20.0
+SCENARIO_S = 60.0
 
 
 def say(line: Mapping[str, str]) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from conformance.house import House
 from conformance.runs import Result, Run
-from conformance.scenarios import SCENARIOS
 
 # Real processes, a service that is none.
 PRELUDE = """
@@ -71,22 +70,6 @@ async def results(body: str, *names: str, house: House | None = None) -> list[Re
         return [await run.ask(name) for name in names]
 
 
-async def test_an_outcome_is_passed_on() -> None:
-    body = """
-if line == "chat":
-    say(scenario=line, outcome="skipped", why="no chat")
-elif line == "resume":
-    say(scenario=line, outcome="failed", why="a gap")
-else:
-    passed(line)
-"""
-    assert await results(body, "deadline", "chat", "resume") == [
-        Result(scenario="deadline", outcome="passed"),
-        Result(scenario="chat", outcome="skipped", why="no chat"),
-        Result(scenario="resume", outcome="failed", why="a gap"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
@@ -114,14 +97,6 @@ async def test_a_program_that_does_not_answer_is_killed() -> None:
         result = await run.ask("chat")
 
     assert result == Result(scenario="chat", outcome="failed", why="no answer within 0.1 s")
-
-
-async def test_a_program_that_is_not_there_is_told() -> None:
-    async with Run(["/nowhere/conformance"], house=NoHouse()) as run:
-        result = await run.ask("chat")
-
-    assert result.outcome == "failed"
-    assert "does not start" in result.why
 
 
 async def test_the_driver_acts_when_the_program_is_ready() -> None:
@@ -161,52 +136,9 @@ else:
     assert resume.why == "address 127.0.0.1:2"
 
 
-async def test_what_passed_without_a_trace_has_failed_and_the_next_finds_another_service() -> None:
-    house = NoHouse(lacking={"chat": "no request"})
-
-    body = """
-if line.startswith("address "):
-    address = line
-elif line == "resume":
-    say(scenario=line, outcome="failed", why=address)
-else:
-    passed(line)
-"""
-    chat, resume = await results(body, "chat", "resume", house=house)
-
-    assert chat == Result(scenario="chat", outcome="failed", why="no request")
-    assert resume.why == "address 127.0.0.1:2"
-
-
-@pytest.mark.parametrize(("code", "why"), [(0, ""), (3, "exited with 3")])
-async def test_the_end_of_stdin_is_to_end_the_program(code: int, why: str) -> None:
-    command = program("passed(line)")
-    command[-1] += f"\nsys.exit({code})"
-    async with Run(command, house=NoHouse()) as run:
-        await run.ask("chat")
-        told = await run.goodbye()
-
-    assert (why in told) if why else told == ""
-
-
 @pytest.mark.parametrize("name", ["engine_killed", "drain"])
 async def test_nothing_passes_where_nothing_was_done(name: str) -> None:
     (result,) = await results("passed(line)", name)
 
     assert result.outcome == "failed"
     assert "without having said ready" in result.why
-
-
-async def test_only_a_drain_is_followed_by_another_service_when_all_is_well() -> None:
-    body = """
-if line in ("engine_killed", "drain"):
-    say(scenario=line, event="ready")
-if line != "go" and not line.startswith("address "):
-    passed(line)
-"""
-    house = NoHouse()
-
-    all_told = await results(body, *(scenario.name for scenario in SCENARIOS), house=house)
-
-    assert {result.outcome for result in all_told} == {"passed"}
-    assert await house.address() == "127.0.0.1:2"

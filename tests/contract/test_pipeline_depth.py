@@ -43,7 +43,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "logprobs": {"sampling": replace(DRAWN, num_logprobs=3)},
     "prompt_logprobs": {"sampling": replace(DRAWN, num_prompt_logprobs=2)},
+    "everything": {
+        "sampling": replace(
+            DRAWN,
+            top_k=20,
+            top_p=0.9,
+            min_p=0.001,
+            repetition_penalty=1.3,
+            presence_penalty=0.4,
+            frequency_penalty=0.6,
+            logit_bias=((5, 4.0), (7, -50.0)),
+            num_logprobs=3,
+            num_prompt_logprobs=2,
+        ),
+        "min_tokens": 5,
+        "stop_ids": (5, 11),
+    },
 }
+AMPLE_BLOCKS, SCARCE_BLOCKS = 64, 14
+"""Nobody is preempted; the longest request alone fits, and three of them do not."""
 
 
 def on_cpu(depth: int, config: ExecutorConfig) -> Executor:
@@ -84,14 +102,18 @@ def crowd(fields: dict[str, Any]) -> list[RequestSpec]:
 
 
 def outcomes_at(
-    depth: int, make: Callable[..., Executor], folder: Path, specs: list[RequestSpec]
+    depth: int,
+    make: Callable[..., Executor],
+    folder: Path,
+    specs: list[RequestSpec],
+    num_blocks: int,
 ) -> list[Outcome]:
     config = ExecutorConfig(
         kind=ExecutorKind.TORCH,
         model_path=folder,
         dtype="float32",
         block_size=BLOCK_SIZE,
-        num_blocks=64,
+        num_blocks=num_blocks,
         max_num_seqs=3,
         max_seq_len=MAX_SEQ_LEN,
     )
@@ -105,16 +127,22 @@ def outcomes_at(
         executor.close()
 
 
+@pytest.mark.parametrize("num_blocks", [AMPLE_BLOCKS, SCARCE_BLOCKS])
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("make", CASES)
 def test_a_step_under_way_changes_nothing(
-    make: Callable[..., Executor], option: str, make_tiny_llama: Callable[[int, int], Path]
+    make: Callable[..., Executor],
+    option: str,
+    num_blocks: int,
+    make_tiny_llama: Callable[[int, int], Path],
 ) -> None:
+    """Nor does a preemption, after which the tokens so far are a prompt."""
     folder = make_tiny_llama(VOCAB, VOCAB - 1)
     specs = crowd(OPTIONS[option])
 
-    one, two = (outcomes_at(depth, make, folder, specs) for depth in (1, 2))
+    one, two = (outcomes_at(depth, make, folder, specs, num_blocks) for depth in (1, 2))
 
+    assert any(outcome.num_preemptions for outcome in two) == (num_blocks == SCARCE_BLOCKS)
     assert [outcome.tokens for outcome in two] == [outcome.tokens for outcome in one]
     assert [len(outcome.logprobs) for outcome in two] == [len(o.logprobs) for o in one]
     for late, early in zip(two, one, strict=True):

@@ -19,7 +19,6 @@ import pytest
 from penstock.executor.trtllm.source_check import check_source, generation_of, load_facts
 from support.fake_trtllm import fake_trtllm as fake_trtllm  # a fixture
 from support.trtllm_facts import (
-    Use,
     all_names,
     class_path,
     facts,
@@ -105,28 +104,6 @@ def parameters_in_fake(function: Any) -> dict[str, Any]:
         for item in inspect.signature(function).parameters.values()
         if item.kind is not item.VAR_KEYWORD and item.name != "self"
     }
-
-
-def test_every_entry_says_where_it_was_read_and_whether() -> None:
-    table = facts()
-    entries: list[dict[str, Any]] = [*table["classes"].values(), *table["modules"].values()]
-    for found in table["classes"].values():
-        entries += found.get("fields", {}).values()
-        entries += found.get("attributes", {}).values()
-        for method in found.get("methods", {}).values():
-            entries += [method, *method["parameters"].values()]
-
-    assert table["generation"] == "1.2"
-    assert len(entries) > 400
-    entries += table["behaviour"].values()
-    for generation in ("1.2rc", "1.3"):
-        entries += load_facts(generation)["behaviour"].values()
-    assert {entry["source"] for entry in entries} <= set(table["sources"])
-    assert all(isinstance(entry["verified"], bool) for entry in entries if "is" not in entry)
-    assert not any(entry.get("verified") for entry in entries if entry["source"] == "M")
-    assert all(
-        source["generation"] in ("1.2rc", "1.2", "1.3") for source in table["sources"].values()
-    )
 
 
 @pytest.mark.usefixtures("fake_trtllm")
@@ -308,56 +285,3 @@ def test_every_flag_of_the_builder_is_recorded(name: str) -> None:
     recorded = {*facts()["commands"]["trtllm-build"]["flags"], "help"}
 
     assert flags_of(source_of(name)) - recorded == set()
-
-
-MADE_UP = [
-    ("import tensorrt_llm.serving", "serving"),
-    ("from tensorrt_llm import AsyncLLM", "AsyncLLM"),
-    ("from tensorrt_llm.llmapi import KvCacheConf", "KvCacheConf"),
-    ("root = import_module('tensorrt_llm')\nroot.AsyncLLM", "AsyncLLM"),
-    ("llm_class: Any = root.LLM\nllm_class.generate_stream", "generate_stream"),
-    ("retention = llmapi.KvCacheRetentionConfig\nretention.RangeConfig", "RangeConfig"),
-    ("import tensorrt_llm\ntensorrt_llm.LLM.submit(1)", "submit"),
-    ("_optional('tensorrt_llm._torch.pyexecutor.sampler', 'FastSampler')", "FastSampler"),
-    ("_optional_module('tensorrt_llm.adapters')", "tensorrt_llm.adapters"),
-    ("hasattr(root.LLM, 'drain')", "drain"),
-    ("from tensorrt_llm import SamplingParams\nSamplingParams(logit_bias={})", "logit_bias="),
-    ("llmapi.KvCacheConfig(block_size=16)", "block_size="),
-]
-
-
-@pytest.mark.parametrize(("code", "name"), MADE_UP, ids=[name for _, name in MADE_UP])
-def test_a_made_up_name_is_found(code: str, name: str) -> None:
-    unrecorded = [use for use in uses_of(code) if not use.is_recorded]
-
-    assert len(unrecorded) == 1
-    assert name in f"{unrecorded[0].owner} {unrecorded[0].name}"
-
-
-def test_made_up_words_keywords_keys_and_flags_are_found() -> None:
-    code = "params = self._package.sampling_params(max_tokens=1, logit_bias={})\n"
-    keywords = [
-        keyword
-        for callee, keyword, _ in keywords_by_callee(code)
-        if keyword not in parameters_of(CALLEES[callee])
-    ]
-
-    assert keywords == ["logit_bias"]
-    assert words_of("'about'\nx = {'max_seq_len': 1, 'max_prompt_len': 2}") - all_names() == {
-        "max_prompt_len"
-    }
-    assert words_of("stats['freeBlocks']") - statistics_keys() == {"freeBlocks"}
-    assert foreign_class_names("named('PagedCacheConfig')") == {"PagedCacheConfig"}
-    assert class_path("PagedCacheConfig") is None
-    assert flags_of("['--fast']") == {"fast"}
-
-
-def test_recorded_names_are_found_too() -> None:
-    code = (
-        "from tensorrt_llm import LLM\nLLM(model='m', max_seq_len=1).shutdown\nLLM.generate_async"
-    )
-
-    uses = uses_of(code)
-
-    assert Use("tensorrt_llm", "LLM", 1) in uses
-    assert all(use.is_recorded for use in uses)

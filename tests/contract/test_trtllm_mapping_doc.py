@@ -27,10 +27,15 @@ from penstock.executor.trtllm.config import (
 from penstock.executor.trtllm.request_mapping import RequestMapping
 from penstock.executor.trtllm.samplers import offered_features
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
-from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
+from penstock.scheduler.request import (
+    CacheRetention,
+    Constraint,
+    ConstraintKind,
+    RequestSpec,
+    SamplingParams,
+)
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
+from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.model_pb2 import ModelFeatures
 from support.core import make_spec
@@ -238,9 +243,3 @@ def test_every_setting_named_exists() -> None:
         name for row in tables()["feature|offered"] for name in CODE.findall(row.cells[0])
     }
     assert by_feature - {feature.value for feature in Feature} <= known
-
-
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#]+)", DOC.read_text())
-    assert targets
-    assert all((DOC.parent / target).exists() for target in targets)

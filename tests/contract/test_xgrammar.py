@@ -18,7 +18,7 @@ import pytest
 from penstock.executor.trtllm.constraint_check import TOO_LARGE
 from penstock.executor.trtllm.constraint_process import CheckProcesses
 from penstock.executor.trtllm.refusals import is_constraint_refusal, is_fatal
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 from support import xgrammar_forms
 from support.xgrammar_forms import BROKEN, expected
 

@@ -21,8 +21,7 @@ from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.rpc.access_control import AccessControl
-from penstock.server.rpc.method_rights import right_of
+from penstock.server.rpc.access_control import AccessControl, right_of
 from penstock.server.text.model_text import ModelText
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
 from support.guarded import ACME, OPERATOR, Premises, bearing
@@ -231,7 +230,7 @@ async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:
 
 
 async def test_what_is_not_there_says_so_at_once(served: ServedFront) -> None:
-    async with asyncio.timeout(2):  # after which a gateway gives a silent worker up
+    async with asyncio.timeout(PATIENCE_S):
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/SubscribeKvEvents")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"").read()

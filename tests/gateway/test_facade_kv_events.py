@@ -21,7 +21,7 @@ from penstock.scheduler.cache_book import CachedBlock
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
-from penstock.server.link.cache_frames import CacheUpdate, SnapshotPart
+from penstock.server.link.frames import CacheUpdate, SnapshotPart
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
@@ -306,7 +306,7 @@ class Replay:
 
     async def until_cached(self, service: SteppedService, call: Any, salt: bytes = b"c") -> None:
         """Read until it is what the engine has under that salt."""
-        book = service.engine.scheduler.life.cache.pool.book
+        book = service.engine.cache.pool.book
         assert book is not None
         watch = book.watch(salt)
         book.unwatch(watch)

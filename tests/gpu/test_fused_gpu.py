@@ -14,7 +14,7 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
-from penstock.scheduler.executor import Executor
+from penstock.scheduler.executor import Executor, ExecutorDied
 from penstock.scheduler.request import SamplingParams
 from support.core import outputs
 from support.torch_differential import (
@@ -174,3 +174,67 @@ def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) ->
 
     assert outputs(told[0]) == outputs(told[1])
     assert prompt_scores(told[0]) == pytest.approx(prompt_scores(told[1]), abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("one-llama"))
+
+
+@pytest.mark.parametrize(
+    ("part", "setting"),
+    [
+        ("DeviceSampler", "max_num_seqs"),
+        ("run_widest_step", "max_num_batched_tokens"),
+        ("FusedExecutor", "kv_memory_fraction"),
+    ],
+)
+def test_a_lack_of_memory_at_load_names_the_setting(
+    part: str, setting: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(f"penstock.executor.torch.cuda.fused_loading.{part}", fail)
+
+    with pytest.raises(ValueError, match=f"^{setting} asks for more memory"):
+        make_executor(llama, num_blocks=None)
+
+
+def test_a_lack_of_memory_at_an_admission_is_overcome(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = SamplingParams(temperature=0.9, repetition_penalty=1.3)
+    specs = mixed_specs(hashed=False, sampling=sampling)
+    expected = outputs(run_mixed(make_executor(llama), specs, budget=24))
+    executor: Any = make_executor(llama)
+    inner, num_calls = executor._sampler._stage_counts, 0
+
+    def stage(*arguments: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        inner(*arguments)
+        if num_calls % 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(executor._sampler, "_stage_counts", stage)
+
+    told = run_mixed(executor, specs, budget=24)
+
+    assert outputs(told) == expected
+    assert num_calls > len(specs)
+
+
+def test_a_device_lost_at_an_admission_is_the_executor_s_death(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor: Any = make_executor(llama)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("unspecified launch failure")
+
+    monkeypatch.setattr(executor._sampler, "follow", fail)
+    monkeypatch.setattr(executor._queue, "mark", fail)
+
+    with pytest.raises(ExecutorDied, match="unspecified launch failure"):
+        run_mixed(executor, mixed_specs(hashed=False)[:1], budget=24)

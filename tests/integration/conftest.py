@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock.server.text.model_text import ModelText
 from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
+from support.fronts import ServedFront, serving
 from support.scripted_server import ScriptedServer, scripted_server
 from support.trtllm_house import TrtllmHouse
 
@@ -25,6 +27,13 @@ def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHou
     yield make
     for house in built:
         house.close()
+
+
+@pytest.fixture
+async def served(text: ModelText) -> AsyncIterator[ServedFront]:
+    """A front on a socket, whose engine is the test."""
+    async with serving(text) as served:
+        yield served
 
 
 @pytest.fixture

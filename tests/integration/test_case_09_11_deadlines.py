@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -11,24 +10,17 @@ import pytest
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, make_text, rich_error
+from support.fronts import PATIENCE_S, rich_error
 from support.stepped_service import request, stepped
 
 LONG = 400
 MOST_STEPS = 2
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
 async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None:
     """No step runs while the deadline passes: gRPC ends the call, and the pages wait for a step."""
     async with stepped(text) as service:
-        call = service.stub.Generate(request(LONG), timeout=0.3)
+        call = service.stub.Generate(request(LONG), timeout=1.0)
         await service.until_live(1)
         service.step()
         assert service.num_used_blocks
@@ -46,7 +38,7 @@ async def test_case_11_the_servers_own_deadline(text: ModelText) -> None:
         call = service.stub.Generate(request(LONG))
         await service.until_live(1)
         service.step(3)
-        (live,) = service.engine.scheduler.life.requests.values()
+        (live,) = service.engine.requests.values()
         assert live.spec.deadline_s == pytest.approx(now_s + 2.0)
         now_s += 1.9
         assert service.step(3) == 3, "not yet"

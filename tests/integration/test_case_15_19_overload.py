@@ -7,7 +7,6 @@ without asking it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -25,7 +24,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, make_text
+from support.fronts import PATIENCE_S
 from support.overload_calls import Calls, fill_slots, read_all, show_queue
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
@@ -35,18 +34,10 @@ NUM_TOKENS = 3
 FULL = SchedulerConfig(max_num_waiting=MAX_WAITING, max_num_batched_tokens=256)
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
 def num_heard(service: SteppedService) -> int:
     """Requests that the engine has heard of: those who live, and those it has to refuse."""
     service.hear()
-    life = service.engine.scheduler.life
-    return len(life.requests) + len(life.ends)
+    return len(service.engine.requests) + len(service.engine.events.ends)
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
@@ -97,10 +88,10 @@ async def test_case_15_room_is_used_as_soon_as_it_is_shown(text: ModelText) -> N
         (error,) = refused.refused
         assert error.retry_s is not None
         assert error.retry_s >= 1.5, "as long as the queue is, and a share of it more"
-        while service.engine.scheduler.num_waiting == MAX_WAITING:
+        while len(service.engine.queue) == MAX_WAITING:
             service.step()
         shown.turned()
-        num_free = MAX_WAITING - service.engine.scheduler.num_waiting
+        num_free = MAX_WAITING - len(service.engine.queue)
         late = Calls()
         for _ in range(num_free + 2):
             late.send(service, request(NUM_TOKENS))
@@ -321,10 +312,9 @@ async def _steps_to_first_token(service: SteppedService) -> int:
     """Of one request of tenant b: engine turns from when the engine has it."""
     call: Any = service.stub.Generate(request(NUM_TOKENS), metadata=(("x-tenant", "b"),))
     reading = asyncio.ensure_future(read_all(call))
-    life = service.engine.scheduler.life
 
     def live() -> list[Any]:
-        return [found for found in life.requests.values() if found.spec.tenant == "b"]
+        return [found for found in service.engine.requests.values() if found.spec.tenant == "b"]
 
     async with asyncio.timeout(PATIENCE_S):
         while not live():
@@ -332,7 +322,7 @@ async def _steps_to_first_token(service: SteppedService) -> int:
             await asyncio.sleep(0)
     (mine,) = live()
     num_steps = 0
-    while mine.slot < 0 or life.arrays.num_tokens[mine.slot] == len(mine.spec.prompt_ids):
+    while mine.slot < 0 or service.engine.arrays.num_tokens[mine.slot] == len(mine.spec.prompt_ids):
         service.step()
         num_steps += 1
         assert num_steps < 100

@@ -7,7 +7,7 @@ with the reference generation, token for token.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -23,11 +23,10 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, Preempted
 from penstock.scheduler.request import FinishReason
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.stop_strings import StopMatcher
-from penstock.server.text.text_stream import TextStream
+from penstock.server.text.text_stream import StopMatcher, TextStream
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import FakeClock, make_spec
-from support.fronts import admitted, collect, make_text, rich_error, serving, text_of
+from support.fronts import admitted, collect, rich_error, serving, text_of
 from support.simulated_output import simulated_output
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
@@ -36,13 +35,6 @@ POISON = 77
 SECRET = "what a client wrote"
 NUM_REQUESTS = 32
 NUM_TOKENS = 12
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def prompt_of(index: int) -> list[int]:
@@ -200,7 +192,7 @@ def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
     specs = {key: make_spec(key, 3 + key, max_tokens=20) for key in range(1, 41)}
     for spec in specs.values():
         engine.submit((spec,))
-    pool = engine.scheduler.life.cache.pool
+    pool = engine.cache.pool
     random = np.random.default_rng(seed)
     said: dict[int, list[int]] = {key: [] for key in specs}
     ends: dict[int, object] = {}

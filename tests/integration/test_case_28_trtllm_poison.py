@@ -12,8 +12,13 @@ import pytest
 from penstock.executor.trtllm.config import GuidedDecodingBackend
 from penstock.executor.trtllm.constraint_check import fault_of
 from penstock.scheduler.executor import ExecutorDied
-from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import (
+    Constraint,
+    ConstraintKind,
+    FailureReason,
+    FinishReason,
+    RequestSpec,
+)
 from support.trtllm_house import (
     Houses,
     TrtllmHouse,

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import grpc
 import grpc.aio
 import pytest
 
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import RichError, make_text, rich_error
+from support.fronts import RichError, rich_error
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 CANARY = (31, 32, 33)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def invalid(name: str) -> tuple[pb.GenerateRequest, str]:

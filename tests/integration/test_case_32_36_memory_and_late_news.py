@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from penstock.scheduler.events import Finished, Preempted, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.text.model_text import ModelText
 from support.core import FakeClock, make_engine, make_info, make_spec
-from support.fronts import ServedFront, collect, make_text, serving, text_of
+from support.fronts import ServedFront, collect, text_of
 from support.simulated_output import simulated_output
 from support.stepped_service import request, stepped
 
@@ -26,13 +25,6 @@ NUM_REQUESTS = 32
 PROMPT, NUM_TOKENS = 20, 80
 """32 requests of 100 tokens need 7 blocks each, more than 200 together; there are 64."""
 PROGRESS_STEPS = 100
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -80,13 +72,7 @@ def test_case_32_more_requests_than_memory(depth: int) -> None:
         assert isinstance(end, Finished)
         assert end.reason is FinishReason.LENGTH
         np.testing.assert_array_equal(outputs[key], simulated_output(spec, VOCAB))
-    assert engine.scheduler.life.cache.pool.num_used == 0
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
+    assert engine.cache.pool.num_used == 0
 
 
 async def test_case_35_late_news_of_who_has_left(
@@ -135,7 +121,7 @@ def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
         engine.submit((make_spec(key, max_tokens=40),))
     for _ in range(4):
         engine.step()
-    slots = {request.slot for request in engine.scheduler.life.running}
+    slots = {request.slot for request in engine.running}
     assert slots
     for key in range(1, 7):
         assert engine.cancel(key)
@@ -143,7 +129,7 @@ def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
     # Whatever is in flight comes in, and then a turn tells the executor which slots are free.
     told = steps_until_clean(engine, 2 + (depth - 1))
     assert {end.key for events in told for end in events.ends} == set(range(1, 7))
-    assert engine.scheduler.life.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == 0
     assert set(executor.released) >= slots
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -16,12 +16,12 @@ from hypothesis import given
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.engine_service import Service, service
-from support.fronts import make_text, rich_error
+from support.fronts import rich_error
 from support.request_draws import requests
 
 C = grpc.StatusCode
 GENERATE = "/penstock.v1.GenerationService/Generate"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 EXPECTED = {
     C.OK,
     C.INVALID_ARGUMENT,
@@ -31,13 +31,6 @@ EXPECTED = {
     # Requests may bring deadlines of their own.
     C.DEADLINE_EXCEEDED,
 }
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def edited(edit: Callable[[pb.GenerateRequest], object]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import (
     PATIENCE_S,
     collect,
-    make_text,
     open_channel,
     rich_error,
     serving,
@@ -50,13 +49,6 @@ INSPECTION = (
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
 GARBAGE = b"\x0a\xff\xff\xff\x7fgarbage"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

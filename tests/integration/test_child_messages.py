@@ -11,7 +11,7 @@ from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.processes.child import Child
 from penstock.server.processes.supervised_process import SupervisedProcess
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _CHILD = """\
 import sys
 import threading

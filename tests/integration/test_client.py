@@ -234,7 +234,7 @@ async def test_a_lost_message_breaks_the_stream(face: Face, server: ScriptedServ
     with pytest.raises(StreamBroken, match="expected message 1, got 2"):
         await face.events("Hi")
 
-    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 60)
 
 
 async def test_an_end_without_finished_breaks_the_stream(
@@ -267,4 +267,4 @@ async def test_leaving_early_cancels_the_request(face: Face, server: ScriptedSer
 
     await face.leave_after_output("Hi")
 
-    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 60)

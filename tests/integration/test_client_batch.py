@@ -127,7 +127,7 @@ async def test_leaving_cancels_what_is_open(face: Face, server: ScriptedServer) 
 
     assert {index for index, _ in items} == {0, 1, 2}
     for call in server.seen:
-        await asyncio.wait_for(call.cancelled.wait(), 10)
+        await asyncio.wait_for(call.cancelled.wait(), 60)
     assert len(server.seen) == 3
     await until_true(lambda: face.client.pool_state.num_open_calls == 0)
 
@@ -143,7 +143,7 @@ async def test_a_callback_that_fails_ends_the_batch(face: Face, server: Scripted
         await face.all_of(["a", "b"], max_concurrency=2, on_event=refuse)
 
     for call in server.seen:
-        await asyncio.wait_for(call.cancelled.wait(), 10)
+        await asyncio.wait_for(call.cancelled.wait(), 60)
 
 
 async def test_a_request_that_does_not_fit_ends_the_batch(
@@ -155,7 +155,7 @@ async def test_a_request_that_does_not_fit_ends_the_batch(
         await face.all_of(["a", [1, "x"]], max_concurrency=2)
 
     for call in server.seen:
-        await asyncio.wait_for(call.cancelled.wait(), 10)
+        await asyncio.wait_for(call.cancelled.wait(), 60)
 
 
 async def test_a_source_that_breaks_ends_the_batch(face: Face, server: ScriptedServer) -> None:
@@ -179,11 +179,11 @@ async def test_a_source_may_end_the_batch_as_it_likes(
 
     # Not wait_for: its task would let SystemExit out of the event loop.
     with pytest.raises(end):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await face.all_of(requests(), max_concurrency=2)
 
     for call in server.seen:
-        await asyncio.wait_for(call.cancelled.wait(), 10)
+        await asyncio.wait_for(call.cancelled.wait(), 60)
 
 
 async def test_who_has_left_a_batch_has_no_open_streams(face: Face, server: ScriptedServer) -> None:
@@ -260,7 +260,7 @@ async def test_a_slow_consumer_holds_the_streams(server: ScriptedServer, time: F
     # What the transport holds fills up, and then the server waits.
     while previous != num_sent:
         previous = num_sent
-        await asyncio.wait_for(face.client.health(), 10)
+        await asyncio.wait_for(face.client.health(), 60)
 
     assert num_sent < 5000
     assert sum([1 async for _ in batch]) == 5001
@@ -290,12 +290,12 @@ async def test_cancelling_the_task_cancels_the_batch(
     server.scripts.extend([speak_and_wait] * 2)
     face = AsyncFace(server.address, time)
     running = asyncio.create_task(face.all_of(["a", "b"], max_concurrency=2))
-    calls = [await asyncio.wait_for(server.calls.get(), 10) for _ in range(2)]
+    calls = [await asyncio.wait_for(server.calls.get(), 60) for _ in range(2)]
 
     running.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await running
     for call in calls:
-        await asyncio.wait_for(call.cancelled.wait(), 10)
+        await asyncio.wait_for(call.cancelled.wait(), 60)
     await face.close()

@@ -54,9 +54,9 @@ async def test_deadline_ends_the_call_on_both_sides(face: Face, server: Scripted
     server.scripts.append(speak_and_wait)
 
     with pytest.raises(DeadlineExceeded):
-        await face.events("Hi", deadline_s=0.3)
+        await face.events("Hi", deadline_s=1.0)
 
-    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 60)
 
 
 async def test_trace_and_metadata_reach_the_server(face: Face, server: ScriptedServer) -> None:
@@ -177,7 +177,7 @@ async def test_wait_until_serving(face: Face, server: ScriptedServer) -> None:
     waiting = asyncio.create_task(face.call("wait_until_serving", deadline_s=30.0))
     await server.health.set("", health_pb2.HealthCheckResponse.SERVING)
 
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_waiting_for_a_server_is_bounded(face: Face, server: ScriptedServer) -> None:
@@ -197,13 +197,13 @@ async def test_a_closed_client_says_so(face: Face, server: ScriptedServer) -> No
 async def test_closing_ends_open_streams(face: Face, server: ScriptedServer) -> None:
     server.scripts.append(speak_and_wait)
     streaming = asyncio.create_task(face.events("Hi"))
-    call = await asyncio.wait_for(server.calls.get(), 10)
+    call = await asyncio.wait_for(server.calls.get(), 60)
 
     await face.close()
 
     with pytest.raises(CallCancelled):
-        await asyncio.wait_for(streaming, 10)
-    await asyncio.wait_for(call.cancelled.wait(), 10)
+        await asyncio.wait_for(streaming, 60)
+    await asyncio.wait_for(call.cancelled.wait(), 60)
 
 
 async def test_clients_close_with_their_block(server: ScriptedServer) -> None:
@@ -229,7 +229,7 @@ async def test_a_plain_break_cancels_too(server: ScriptedServer, time: FakeTime)
         if isinstance(event, Tokens):
             break
 
-    await asyncio.wait_for(server.seen[0].cancelled.wait(), 10)
+    await asyncio.wait_for(server.seen[0].cancelled.wait(), 60)
     await face.close()
 
 
@@ -239,13 +239,13 @@ async def test_cancelling_the_task_cancels_the_request(
     server.scripts.append(speak_and_wait)
     face = AsyncFace(server.address, time)
     streaming = asyncio.create_task(face.events("Hi"))
-    call = await asyncio.wait_for(server.calls.get(), 10)
+    call = await asyncio.wait_for(server.calls.get(), 60)
 
     streaming.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await streaming
-    await asyncio.wait_for(call.cancelled.wait(), 10)
+    await asyncio.wait_for(call.cancelled.wait(), 60)
     await face.close()
 
 

@@ -37,7 +37,7 @@ from support.scripted_server import (
 
 
 async def arrived(server: ScriptedServer) -> ServedCall:
-    return await asyncio.wait_for(server.calls.get(), 10)
+    return await asyncio.wait_for(server.calls.get(), 60)
 
 
 def speaking_until(event: asyncio.Event) -> Any:
@@ -127,7 +127,7 @@ async def test_an_address_that_never_answers_gets_no_share(
         outcomes: list[str] = []
         for _ in range(8):
             try:
-                await face.events("Hi", deadline_s=0.2)
+                await face.events("Hi", deadline_s=2.0)
             except DeadlineExceeded:
                 outcomes.append("silence")
             else:
@@ -150,7 +150,7 @@ async def test_a_deadline_on_a_live_connection_is_no_reason_to_leave_it(
             await face.events("Hi")
         server.scripts.append(say_nothing)
         with pytest.raises(DeadlineExceeded):
-            await face.events("Hi", deadline_s=0.2)
+            await face.events("Hi", deadline_s=1.0)
 
         for _ in range(4):
             await face.events("Hi")
@@ -177,7 +177,7 @@ async def test_a_waiting_task_may_be_cancelled(server: ScriptedServer, time: Fak
 
     with pytest.raises(asyncio.CancelledError):
         await second
-    assert len(await asyncio.wait_for(third, 10)) == 6
+    assert len(await asyncio.wait_for(third, 60)) == 6
     assert face.client.pool_state.num_open_calls == 0
     await face.close()
 
@@ -251,7 +251,7 @@ async def test_closing_may_wait_for_open_calls(
         await face.events("third")
     go_on.set()
     assert len(await first) == 3
-    await asyncio.wait_for(closing, 10)
+    await asyncio.wait_for(closing, 60)
     await face.close()
 
 
@@ -267,7 +267,7 @@ async def test_patience_with_open_calls_ends(
 
     with pytest.raises(CallCancelled):
         await streaming
-    await asyncio.wait_for(call.cancelled.wait(), 10)
+    await asyncio.wait_for(call.cancelled.wait(), 60)
 
 
 async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:

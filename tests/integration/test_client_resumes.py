@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -25,7 +25,6 @@ from penstock.client import (
 )
 from penstock.server.text.model_text import ModelText
 from support.cut_relay import CutRelay, cut_relay
-from support.fronts import make_text
 from support.resumed import another_front
 from support.stepped_service import SteppedService, stepped
 
@@ -36,13 +35,6 @@ OPTIONS: dict[str, Any] = {
     "ignore_eos": True,
     "return_token_ids": True,
 }
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

@@ -20,13 +20,10 @@ from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.link.board import BoardView, EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher, cancel_frame
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.engine_status import StatusBoardExecutor, StatusPublisher
-from penstock.server.link.frames import Frame, decode
+from penstock.server.link.engine_loop import EngineLoop, StatusBoardExecutor, StatusPublisher
+from penstock.server.link.frames import Frame, Submit, decode
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.spec_frames import Submit
-from penstock.server.link.suspected_request import SuspectedRequest
+from penstock.server.link.quarantine import Quarantine, SuspectedRequest
 from penstock.server.link.wire import FrameBuffer
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path, spec
 

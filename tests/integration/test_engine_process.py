@@ -17,7 +17,7 @@ from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import RequestSpec
 from penstock.server.config import EngineLaunch, ServerConfig, encode_launch
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.exit_codes import (
@@ -27,7 +27,7 @@ from penstock.server.processes.exit_codes import (
     EXIT_ORPHANED,
 )
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 MODULE = "penstock.server.processes.engine_process"
 SIMULATED = ExecutorConfig(kind=ExecutorKind.SIMULATED, num_blocks=1024, max_seq_len=8192)
 

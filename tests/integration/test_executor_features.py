@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import grpc
@@ -15,20 +15,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from penstock.v1.prompt_pb2 import ContentPart
-from support.fronts import INFO, RichError, ServedFront, collect, make_text, rich_error, serving
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
+from support.fronts import INFO, RichError, ServedFront, collect, rich_error, serving
 
 
 async def refused(served: ServedFront, message: pb.GenerateRequest) -> RichError:

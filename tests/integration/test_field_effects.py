@@ -6,7 +6,6 @@ For each field two requests are sent that differ in it alone, and all that follo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,8 +15,13 @@ import pytest
 from google.protobuf import text_format
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.request import (
+    CacheRetention,
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    RequestSpec,
+)
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText
@@ -28,7 +32,6 @@ from support.fronts import (
     ServedFront,
     collect,
     flat_logprobs,
-    make_text,
     rich_error,
     serving,
     until_written,
@@ -343,13 +346,6 @@ CASES = [
         before='adapter { name: "poet" scale: 1 }',
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def request(words: str) -> pb.GenerateRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import NoReturn
 
 import pytest
@@ -22,14 +22,7 @@ from penstock.client import (
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, ServedFront, admitted, make_text, queued, serving
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
+from support.fronts import PATIENCE_S, ServedFront, admitted, queued, serving
 
 
 @pytest.fixture

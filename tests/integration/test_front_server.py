@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import grpc
@@ -21,7 +21,7 @@ from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, model_service_pb2_grpc
-from support.fronts import PATIENCE_S, ServedFront, collect, make_text, rich_error, serving, text_of
+from support.fronts import PATIENCE_S, ServedFront, collect, rich_error, serving, text_of
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -30,19 +30,6 @@ SERVICES = (
     "penstock.v1.GenerationService",
     "penstock.v1.ModelService",
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
 
 
 def health_stub(served: ServedFront) -> Any:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe import heartbeat
+from penstock.server.observe import frames
+from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.front_receiver import FrontReceiver
-from penstock.server.observe.heartbeat import Heartbeat
-from penstock.server.observe.service_listeners import ServiceListener
-from penstock.server.processes.front_watch import FrontWatch
+from penstock.server.observe.listeners import ServiceListener
+from penstock.server.processes.front_process import FrontWatch
 from penstock.server.text.model_text import ModelText
 from support.fronts import make_text, serving
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Beats(ServiceListener):
@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
 async def test_an_engine_that_comes_or_goes_is_told_at_once(
     text: ModelText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "_TICK_S", 3600.0)
+    monkeypatch.setattr(frames, "_TICK_S", 3600.0)
     path = tmp_path / "observer.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

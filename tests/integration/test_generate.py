@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import numpy as np
@@ -23,23 +22,9 @@ from support.fronts import (
     admitted,
     collect,
     finished,
-    make_text,
     serving,
     text_of,
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
 
 
 def request(text: str = "hello", **fields: object) -> pb.GenerateRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import grpc.aio
@@ -20,24 +19,10 @@ from support.fronts import (
     ServedFront,
     admitted,
     collect,
-    make_text,
     rich_error,
     serving,
     text_of,
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
 
 
 def request(text: str = "hello", **fields: object) -> pb.GenerateRequest:
@@ -193,7 +178,7 @@ async def test_ttft_deadline_and_time_limit_reach_the_engine(served: ServedFront
 
 
 async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
-    call = served.stub.Generate(request("hello"), timeout=0.3)
+    call = served.stub.Generate(request("hello"), timeout=1.0)
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -14,14 +13,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.engine_service import request, service
-from support.fronts import PATIENCE_S, collect, make_text, rich_error, text_of
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
+from support.fronts import PATIENCE_S, collect, rich_error, text_of
 
 
 async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.request import FinishReason
-from penstock.server.link.frames import FrontHello, encode
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import FrontHello, Submit, encode
 from support.link import (
     PATIENCE_S,
     EngineThread,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.server.observe.metrics.application import MetricsApplication
-from penstock.server.observe.metrics.callers import (
+from penstock.server.observe.metrics.exposition import Exposition
+from penstock.server.observe.metrics.http import (
     MAX_ASKING_S,
     MAX_CALL_S,
     MAX_CALLS,
     MAX_OTHER_CALLS,
     MAX_SILENT,
 )
-from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metrics_house import PATIENCE_S, House
 

@@ -120,6 +120,7 @@ MOVED = (
 """What has to come about, so that the rest means something."""
 
 
+@pytest.mark.nightly
 async def test_every_query_has_data_of_a_service_under_load(tmp_path: Path) -> None:
     """More is asked than there is room for: requests wait, lose their blocks and are refused; one
     engine dies of it.

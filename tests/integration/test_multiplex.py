@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import grpc.aio
@@ -20,7 +19,6 @@ from support.fronts import (
     ServedFront,
     admitted,
     finished,
-    make_text,
     rich_error,
     serving,
     text_of,
@@ -30,19 +28,6 @@ from support.multiplex import cancel, credit, kind, submit, told_error
 Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
 # A stream window as small as the protocol's default, and no growing of it.
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
 
 
 class Reader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,20 +17,13 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.observe.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, ServedFront, make_text, serving
+from support.fronts import PATIENCE_S, ServedFront, serving
 from support.multiplex import cancel, submit
 from support.record_log import RecordLog, check_tiling, kinds
 
 C = grpc.StatusCode
 METHOD = "penstock.v1.GenerationService/Multiplex"
 CALL_TRACE, OWN_TRACE = "a" * 32, "b" * 32
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 class Stream:

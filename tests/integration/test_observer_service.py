@@ -70,6 +70,11 @@ async def test_live_requests_are_seen_from_both_sides() -> None:
         await running.until_running()
         waiting = stream(channel, 900, 9)
         await waiting.until_accepted()
+        # It may be accepted before its engine has heard of it.
+        await until_stats(
+            operations,
+            lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),
+        )
         first, second = await operations.list_requests()
         assert (first.state, second.state) == (RequestState.PROCESSING, RequestState.PENDING)
         assert first.num_blocks > 0, "known to the engine alone"
@@ -100,19 +105,17 @@ async def test_every_process_takes_a_log_level_and_so_do_those_that_follow() -> 
         await service.until_logged("DEBUG front[", "front id 2")
 
 
-@pytest.mark.parametrize("process", list(ServerProcess))
-async def test_a_profile_is_a_speedscope_file(process: ServerProcess) -> None:
+async def test_a_profile_of_each_process_is_a_speedscope_file() -> None:
     async with observed(*simulated(), *FRONT) as (_, operations):
-        index = None
-        if process is ServerProcess.FRONT:
-            stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
-            index = stats.fronts[0].index
-        file = await operations.profile(process, front_index=index, duration_s=0.3)
-        document = json.loads(file)
-        assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
-        names = [profile["name"] for profile in document["profiles"]]
-        assert any(name.endswith("MainThread") for name in names)
-        assert {frame["file"] for frame in document["shared"]["frames"]}
+        stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
+        for process in ServerProcess:
+            index = stats.fronts[0].index if process is ServerProcess.FRONT else None
+            file = await operations.profile(process, front_index=index, duration_s=0.3)
+            document = json.loads(file)
+            assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+            names = [profile["name"] for profile in document["profiles"]]
+            assert any(name.endswith("MainThread") for name in names)
+            assert {frame["file"] for frame in document["shared"]["frames"]}
 
 
 async def test_a_flight_record_comes_over_the_line_and_into_a_file(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from penstock.server.security.rights import Caller, Right
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, make_text, open_channel, serving
+from support.fronts import PATIENCE_S, open_channel, serving
 from support.guarded import ACME, OPERATOR, Premises, bearing
 from support.operations_house import FakeDesk
 
@@ -38,13 +38,6 @@ OPERATIONS_METHODS = (
     "penstock.v1.OperationsService/SetLogLevel",
     "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

@@ -32,11 +32,11 @@ from support.traced_calls import (
 )
 
 HEALTH = health_pb2.HealthCheckResponse
-COST = {"step_s": 0.01, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+COST = {"step_s": 0.02, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
 OPTIONS = (
     *simulated(cost=COST),
     *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "4"),
-    *("--max-backlog-tokens", "64", "--max-reader-stall-s", "0.3", "--drain-grace-s", "0.5"),
+    *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "3"),
     *("--max-replays", "0"),
 )
 # A stream window as small as the protocol's default, and no growing of it.
@@ -45,7 +45,7 @@ SMALL_WINDOW = (
     ("grpc.http2.lookahead_bytes", 1024),
     ("grpc.use_local_subchannel_pool", 1),
 )
-LONG = 900
+LONG = 900  # tokens, about eighteen seconds of them
 PREPARED = ("prepare",)
 
 
@@ -128,14 +128,14 @@ async def cancel_rpc(site: Site, style: str) -> None:
 async def grpc_deadline(site: Site, style: str) -> None:
     # The engine's end and gRPC's come at the same moment; only the former is delivered.
     wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", WHOLE[:-1], or_children=WHOLE)
-    await site.ask("deadline of the call", style, request(LONG), wanted, timeout_s=0.4)
+    await site.ask("deadline of the call", style, request(LONG), wanted, timeout_s=1.5)
 
 
 async def deadline_in_the_queue(site: Site, style: str) -> None:
     blockers = await site.running("before a deadline", style, CANCELLED, 3)
     async with cancelled_after(blockers):
         message = request()
-        message.scheduling.total_timeout.FromMilliseconds(300)
+        message.scheduling.total_timeout.FromMilliseconds(1000)
         why = {"queue": {keys.QUEUE_REASON: "slots", keys.QUEUE_OUTCOME: "deadline"}}
         wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", None, why)
         await site.ask("deadline in the queue", style, message, wanted)
@@ -255,7 +255,7 @@ async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> None:
-    prices = '{"step_s": 0.01, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
+    prices = '{"step_s": 0.02, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
     with grpc_receiver() as collector:
         arguments = (*OPTIONS, "--step-prices", prices, "--otlp-endpoint", collector.endpoint)
         async with observed(*arguments) as (service, operations), service.channel() as channel:
@@ -264,7 +264,7 @@ async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> Non
             await site.ask("before", style, request(40), Expected("OK", "", WHOLE))
             message = request(LONG)
             message.stopping.min_tokens = LONG
-            message.scheduling.total_timeout.FromMilliseconds(500)
+            message.scheduling.total_timeout.FromMilliseconds(4000)
             wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE")
             await site.ask("unreachable", style, message, wanted)
             service.signal(signal.SIGTERM)

@@ -31,7 +31,7 @@ from penstock.client import (
     Unavailable,
     WaitReason,
 )
-from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.snapshot import OperationsError
 from support.fronts import PATIENCE_S
 from support.operations_house import (
     NOW_UNIX_S,

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.snapshot import OperationsError
 from penstock.server.rpc import operations_methods
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import model_pb2, state_pb2

@@ -80,35 +80,6 @@ def test_no_candidate_within_the_limit_is_code_1_with_a_report(trace: Path, tmp_
     assert (report / "plan.html").exists()
 
 
-def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "candidates.json"
-    broken.write_text('[{"name": "a", "bloks": 3}]', encoding="utf-8")
-    cases: dict[tuple[object, ...], str] = {
-        (): "--trace or --synthetic must be given",
-        ("--trace", trace, "--settings", broken): "candidates.json: [0].bloks is unknown",
-        ("--trace", trace, "--candidate", "{"): "--candidate: ",
-        ("--trace", trace, "--candidate", "{}"): "--candidate: [0].name must be a string",
-        ("--trace", trace, "--window-s", 0): "--window-s must be above 0",
-        ("--trace", trace, "--max-replicas", 0): "--max-replicas must be in 1 .. ",
-        (
-            "--trace",
-            trace,
-            "--target-good-share",
-            2,
-        ): "--target-good-share must be above 0",
-        ("--trace", trace, "--start-s", 1000): "the trace has no requests",
-        ("--trace", trace, "--load-signal-delay-s", -1): "--load-signal-delay-s must be at least 0",
-        ("--trace", trace, "--png"): "--png: needs",
-    }
-    for arguments, message in cases.items():
-        done = penstock("plan", *TARGET, *arguments)
-
-        assert done.returncode == 2, (arguments, done.stderr)
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
-    assert penstock("plan", "--trace", tmp_path / "none", *TARGET).returncode == 5
-
-
 @pytest.mark.parametrize("router", ["round_robin", "least_loaded", "prefix_aware"])
 def test_replicas_are_simulated_and_reported(trace: Path, tmp_path: Path, router: str) -> None:
     report = tmp_path / "report"
@@ -124,10 +95,3 @@ def test_replicas_are_simulated_and_reported(trace: Path, tmp_path: Path, router
     assert [replica["num_requests"] for replica in document["replicas"]] == [20, 20, 20]
     assert document["figures"]["num_requests"] == 60
     assert document["figures"]["ttft"]["max_s"] == 1.0
-
-
-def test_no_replicas_is_bad_usage(trace: Path) -> None:
-    done = penstock("simulate", "--trace", trace, "--replicas", 0)
-
-    assert done.returncode == 2
-    assert "--replicas must be in 1 .. " in done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,16 +11,9 @@ from penstock.client import Accepted, Client, Progress, RequestState
 from penstock.scheduler.events import Admitted, Preempted, Queued
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, ServedFront, admitted, make_text, queued, serving
+from support.fronts import PATIENCE_S, ServedFront, admitted, queued, serving
 
 LATE = FrontConfig(acceptance_delay_s=600.0)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -13,17 +12,10 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, collect, make_text, rich_error, serving
+from support.fronts import PATIENCE_S, collect, rich_error, serving
 
 # A stream window as small as the protocol's default, and no growing of it.
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def test_a_stalled_reader_is_cut_by_the_server_itself(text: ModelText) -> None:

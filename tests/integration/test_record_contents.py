@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
@@ -14,18 +14,11 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.observe.request_record import RequestRecord
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, ServedFront, make_text, serving
+from support.fronts import PATIENCE_S, ServedFront, serving
 from support.record_log import RecordLog, check_tiling, kinds
 from support.recorded_calls import STYLES, Call, logged, request, run_to_end, submitted
 
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

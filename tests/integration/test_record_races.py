@@ -13,8 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.server.front.accounts import Accounts
-from penstock.server.front.request_account import RequestAccount
+from penstock.server.front.accounts import Accounts, RequestAccount
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.engine_service import request, service

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -11,28 +12,16 @@ import grpc.aio
 import pytest
 
 from penstock.server.front.config import FrontConfig
-from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
-from penstock.server.rpc.unimplemented import UNIMPLEMENTED_METHODS
+from penstock.server.rpc import model_service
+from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
+from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
-from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
+from support.fronts import PATIENCE_S, ServedFront, rich_error, serving
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
-@pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text) as served:
-        yield served
 
 
 async def stream_bytes(
@@ -281,6 +270,28 @@ async def test_front_that_is_full_says_so(text: ModelText) -> None:
         assert error.info.reason == "QUEUE_FULL"
         served.port.finish(spec.key)
         await first
+
+
+async def test_a_long_list_of_ids_is_read_and_its_text_encoded_on_a_thread(
+    served: ServedFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def watched(task: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return task(*args)
+
+        return run
+
+    for name in ("token_array", "_text_as_bytes"):
+        monkeypatch.setattr(model_service, name, watched(getattr(model_service, name)))
+    models = model_service_pb2_grpc.ModelServiceStub(served.channel)
+    for at_once in (1000, 100):
+        monkeypatch.setattr(model_service, "_TOKENS_AT_ONCE", at_once)
+        request = model_service_pb2.DetokenizeRequest(token_ids=[72] * 200)
+        assert (await models.Detokenize(request)).text == "e" * 200
+    assert ["tokenizer" in name for name in threads] == [False, False, True, True]
 
 
 async def test_model_service_answers_and_refuses(served: ServedFront) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,9 @@ import pytest
 from penstock.scheduler.events import Admitted, Finished, Preempted, Stay, Wait
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.text.model_text import ModelText
-from support.fronts import ServedFront, make_text, queued
+from support.fronts import ServedFront, queued
 from support.record_log import RecordLog, check_tiling, kinds
 from support.recorded_calls import SERVICE, STYLES, Call, logged, request, run_to_end, submitted
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -18,7 +17,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import make_text, rich_error
+from support.fronts import rich_error
 from support.mortal_fronts import mortal_fronts
 from support.resumed import (
     Clock,
@@ -33,13 +32,6 @@ from support.resumed import (
     until_read,
 )
 from support.stepped_service import SteppedService, stepped
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def whole_of(text: ModelText, message: pb.GenerateRequest) -> list[pb.GenerateResponse]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import make_text, rich_error
+from support.fronts import rich_error
 from support.resumed import (
     Clock,
     lose,
@@ -26,13 +26,6 @@ from support.resumed import (
     until_read,
 )
 from support.stepped_service import SteppedService, stepped
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture
@@ -329,7 +322,7 @@ async def test_streams_that_a_drain_ends_leave_the_engine_its_requests(text: Mod
             await service.end_of(call)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         service.hear()
-        assert len(service.engine.scheduler.life.requests) == 1
+        assert len(service.engine.requests) == 1
         assert service.server.num_live_requests == 0
 
 

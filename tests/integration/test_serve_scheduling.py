@@ -79,13 +79,13 @@ async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
 ) -> None:
     async with client_of(service, "a") as client, asked(client) as running:
         await until_running(running)
-        events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, total_timeout_s=0.5)
+        events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True, total_timeout_s=4.0)
         with pytest.raises(DeadlineUnreachable) as caught:
             await asyncio.wait_for(anext(events), PATIENCE_S)
         error = caught.value
-        assert error.deadline_s == 0.5
+        assert error.deadline_s == 4.0
         assert error.estimate_s is not None
-        assert error.estimate_s > 0.5
+        assert error.estimate_s > 4.0
         assert error.retry_after_s is None, "nor would it be in time later"
         assert error.metadata["deadline"] == "total"
         assert (error.metadata["state"], error.metadata["phase"]) == ("PENDING", "queue")
@@ -96,14 +96,14 @@ async def test_a_first_token_that_would_come_too_late_is_refused_at_once(
 ) -> None:
     async with client_of(service, "a") as client, asked(client) as running:
         await until_running(running)
-        events = client.generate(PROMPT, max_tokens=5, ttft_timeout_s=0.2)
+        events = client.generate(PROMPT, max_tokens=5, ttft_timeout_s=2.0)
         with pytest.raises(DeadlineUnreachable) as caught:
             await asyncio.wait_for(anext(events), PATIENCE_S)
         error = caught.value
         assert error.metadata["deadline"] == "ttft"
-        assert error.deadline_s == 0.2
+        assert error.deadline_s == 2.0
         assert error.estimate_s is not None
-        assert error.estimate_s > 0.2
+        assert error.estimate_s > 2.0
         assert error.retry_after_s is not None
 
 

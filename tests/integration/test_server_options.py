@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,20 +22,13 @@ from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_o
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, model_service_pb2_grpc
-from support.fronts import PATIENCE_S, ServedFront, collect, make_text, serving
+from support.fronts import PATIENCE_S, ServedFront, collect, serving
 
 NAMES = [name for name, _ in server_options(KeepaliveConfig())]
 NEVER_MS = 3_600_000
 INT_MAX = 2**31 - 1
 KIB = 1024
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture(scope="module")

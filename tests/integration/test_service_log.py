@@ -40,6 +40,9 @@ async def test_probes_and_an_orderly_stop_leave_no_trace_in_the_log() -> None:
         link = (await service.until_logged("starting:")).split("link=")[1].strip()
         metrics = (await service.door("metrics")).removeprefix("http://").removesuffix("/metrics")
         operations = await service.door("operations")
+        # What it prints and what it logs come by two pipes: the start is over in both.
+        for role in ("engine", "front", "front", "observer"):
+            await service.next_pid(role)
         num_lines = len(service.stderr)
         for _ in range(3):
             for address in (service.address, operations, metrics):

@@ -92,30 +92,6 @@ def test_a_fit_alone_is_printed(tmp_path: Path) -> None:
     assert "R2 1.0000" in done.stderr
 
 
-def test_bad_usage_is_one_line_and_code_2(trace: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.csv"
-    broken.write_text(TRACE + "2023-11-16 18:15:50.0,x,1\n", encoding="utf-8")
-    cases = {
-        ("--load", "1"): "--trace, --synthetic or --calibrate-from must be given",
-        ("--trace", broken): "broken.csv:5: ContextTokens must be a whole number",
-        ("--trace", trace, "--cost", '{"step": 1}'): "--cost.step is unknown",
-        ("--trace", trace, "--cost", "{"): "--cost is not valid JSON",
-        ("--trace", trace, "--cost", "none.json"): "--cost: none.json cannot be read",
-        ("--trace", trace, "--load", "0"): "--load must be in",
-        ("--trace", trace, "--scheduler", '{"order": "fair"}'): "order is decided by --policy",
-        ("--trace", trace, "--tenants", "a=x"): "--tenants: must be NAME=SHARE",
-        ("--trace", trace, "--max-num-batched-tokens", "8"): "--max-num-batched-tokens must be",
-        ("--trace", trace, "--num-blocks", "0"): "--num-blocks must be at least 1",
-        ("--trace", trace, "--png"): "--png: needs",
-    }
-    for arguments, message in cases.items():
-        done = simulate(*arguments)
-
-        assert done.returncode == 2, (arguments, done.stderr)
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
-
-
 def test_a_file_that_is_not_there_is_code_5(tmp_path: Path) -> None:
     done = simulate("--trace", tmp_path / "none.csv")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -16,18 +15,11 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import model_service_pb2_grpc
 from penstock.v1.model_service_pb2 import GetModelRequest
-from support.fronts import PATIENCE_S, ServedFront, collect, make_text, rich_error, serving, text_of
+from support.fronts import PATIENCE_S, ServedFront, collect, rich_error, serving, text_of
 
 # A stream window as small as the protocol's default, and no growing of it.
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
 MANY_TOKENS = 60_000
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 class SteppedClock:

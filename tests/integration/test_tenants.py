@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
@@ -16,17 +16,10 @@ from penstock.server.tenants import engine_request_id
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import PATIENCE_S, ServedFront, collect, make_text, rich_error, serving
+from support.fronts import PATIENCE_S, ServedFront, collect, rich_error, serving
 
 KEY = "x-tenant"
 CONFIG = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key=KEY)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe.flight.dump import dump
 from penstock.server.observe.flight.memory import create_memory
+from penstock.server.observe.flight.reader import dump
 from support.trace_laws import check_trace
 
 _ENGINE = """
@@ -23,8 +23,8 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.engine_listeners import EngineListeners
+from penstock.server.observe.flight.layout import facts_of
+from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.flight.writer import FlightWriter
 
 executor = SimulatedExecutor(
@@ -64,7 +64,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert engine.stdout.readline() == b"flying\n"
     finally:
         engine.send_signal(signal.SIGKILL)
-        engine.wait(30)
+        engine.wait(60)
         engine.stdin.close()
         engine.stdout.close()
     path = dump(fd, tmp_path_factory.mktemp("flights"), "engine died")

@@ -16,8 +16,8 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.listeners import ServiceListener
 from penstock.server.observe.request_record import Content, RequestRecord, TraceParent
-from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.export import start_tracing
 from support.otlp_receiver import Receiver, attributes_of, grpc_receiver

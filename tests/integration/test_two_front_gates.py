@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -12,7 +12,6 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.text.model_text import ModelText
-from support.fronts import make_text
 from support.overload_calls import Calls, fill_slots
 from support.resumed import another_front
 from support.shown_queue import ShownQueue
@@ -20,13 +19,6 @@ from support.stepped_service import SteppedService, request, stepped
 
 MAX_WAITING = 32
 KEY = "x-tenant"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.fixture
@@ -39,7 +31,7 @@ async def service(text: ModelText) -> AsyncIterator[SteppedService]:
 
 def live_of(service: SteppedService) -> Counter[str]:
     """By tenant: what the engine holds, in the queue or running in place of another."""
-    return Counter(live.spec.tenant for live in service.engine.scheduler.life.requests.values())
+    return Counter(live.spec.tenant for live in service.engine.requests.values())
 
 
 async def until_live(service: SteppedService, tenant: str, count: int) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.scheduler.block_pool import BlockPool
-from penstock.scheduler.eviction_order import RecencyOrder
-from penstock.scheduler.hit_density_order import MAX_RUN, HitDensityOrder
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.cached_blocks import RecencyOrder
+from penstock.scheduler.hit_density import MAX_RUN, HitDensityOrder
+from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.sessions import SessionKey, Sessions
 from support.core import blocks_of
 from support.naive_eviction import NaiveHitDensity, NaiveLru, NaiveOrder

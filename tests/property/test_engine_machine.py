@@ -1,8 +1,8 @@
 """Whatever happens to requests, in whatever order: the engine over a strict simulated device.
 
 Hypothesis plays clients, time and faults with the chances and the laws of the games of
-test_engine_games.py; it chooses other games in every run, and makes a failing one smaller. That one
-prints its trace: `engine_player.replay(trace)` plays it again.
+test_engine_games.py; it chooses other games in every run, makes a failing one smaller, and prints
+every call of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from random import Random
 
-from hypothesis import note, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 from penstock.scheduler.request import FinishReason
 from support.engine_player import EnginePlayer
 from support.game_draws import draw_request, draw_setup
-from support.game_runs import assert_repeatable
+
+RANDOMS = st.randoms(note_method_calls=True)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -34,11 +35,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     live = Bundle("live")
 
-    @initialize(random=st.randoms(use_true_random=False))
+    @initialize(random=RANDOMS)
     def build(self, random: Random) -> None:
         self.player = EnginePlayer(**draw_setup(random))
 
-    @rule(target=live, random=st.randoms(use_true_random=False))
+    @rule(target=live, random=RANDOMS)
     def submit(self, random: Random) -> object:
         return multiple(*self.player.submit(**draw_request(random)))
 
@@ -62,15 +63,13 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "player"):
             return
-        note(f"replay({self.player.dumped()!r})")
         self.player.finish()
-        assert_repeatable(self.player)
 
 
 def test_case_47_whatever_happens_the_laws_hold() -> None:
     """PENSTOCK_MACHINE_RUNS: how many games of a hundred moves, 5,000 for the whole case."""
     num_runs = os.environ.get("PENSTOCK_MACHINE_RUNS")
-    how = settings(stateful_step_count=40)
+    how = settings(stateful_step_count=40, max_examples=30)
     if num_runs is not None:
         how = settings(stateful_step_count=100, max_examples=int(num_runs))
     run_state_machine_as_test(EngineMachine, settings=how)

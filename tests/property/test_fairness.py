@@ -9,7 +9,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
-from penstock.scheduler.yielders import MAX_YIELDERS, MAX_YIELDS
+from penstock.scheduler.victims import MAX_PREEMPTED, MAX_TENANT_PREEMPTIONS
 from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle, service_of
 
 MAX_PROMPT = 12
@@ -47,7 +47,7 @@ def test_counters_of_backlogged_tenants_stay_together(
         for prompt, max_tokens in load:
             key += 1
             engine.submit((make_spec(key, prompt, max_tokens=max_tokens, tenant=tenant),))
-    tenants = engine.scheduler.life.tenants
+    tenants = engine.tenants
     bound = (MAX_PROMPT + 2 * NUM_SLOTS * MAX_OUTPUT) / min(1.0, weight)
     while tenants.num_waiting_of("a") and tenants.num_waiting_of("b"):
         engine.step()
@@ -80,7 +80,7 @@ def test_who_comes_and_goes_keeps_a_burst_and_no_more(
         yield_ratio=ratio,
     )
     engine, _ = make_engine(make_info(max_num_seqs=NUM_SLOTS), config)
-    tenants = engine.scheduler.life.tenants
+    tenants = engine.tenants
     bound = burst + MAX_PROMPT + 2 * NUM_SLOTS * MAX_OUTPUT
     for key, (tenant, prompt, max_tokens, pause) in enumerate(rounds, 1):
         engine.submit((make_spec(key, prompt, max_tokens=max_tokens, tenant=tenant),))
@@ -120,7 +120,6 @@ def test_what_light_tenants_may_cost_others(
     info = make_info(max_num_seqs=5, num_blocks=num_blocks, pipeline_depth=depth)
     clock = FakeClock()
     engine, _ = make_engine(info, config, clock)
-    life = engine.scheduler.life
     stalled = Stalled(engine)
     for key, (tenant, prompt, max_tokens, priority, pause) in enumerate(arrivals, 1):
         spec = make_spec(
@@ -135,14 +134,14 @@ def test_what_light_tenants_may_cost_others(
             break
         turn(engine, clock, stalled, stride)
     assert not engine.has_work
-    assert life.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == 0
 
 
 class Stalled:
     """For how many steps the first prompt under way has got no tokens."""
 
     def __init__(self, engine: Engine) -> None:
-        self._life = engine.scheduler.life
+        self._life = engine
         self._first = (0, -1)
         self.num_steps = 0
 
@@ -160,8 +159,7 @@ class Stalled:
 
 def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> None:
     """One step of a second, and what must hold of it."""
-    life = engine.scheduler.life
-    before = {key: (r.num_yields, r.spec.tenant) for key, r in life.requests.items()}
+    before = {key: (r.num_tenant_preemptions, r.spec.tenant) for key, r in engine.requests.items()}
     changes = engine.step().changes
     engine.check_integrity()
     clock.now_s += 1.0
@@ -169,12 +167,15 @@ def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> Non
     assert stalled.num_steps < stride
     thrown_out = {change.key for change in changes if isinstance(change, Preempted)}
     new = [change.key for change in changes if isinstance(change, Admitted)]
-    assert all(request.num_yields <= MAX_YIELDS for request in life.requests.values())
+    assert all(
+        request.num_tenant_preemptions <= MAX_TENANT_PREEMPTIONS
+        for request in engine.requests.values()
+    )
     yielded = [
-        key for key in thrown_out if key in life.requests
-        and life.requests[key].num_yields > before[key][0]
+        key for key in thrown_out if key in engine.requests
+        and engine.requests[key].num_tenant_preemptions > before[key][0]
     ]  # fmt: skip
-    assert len(yielded) <= MAX_YIELDERS * max(1, len(new))
+    assert len(yielded) <= MAX_PREEMPTED * max(1, len(new))
     if thrown_out and new:
         losers = {before[key][1] for key in thrown_out}
         assert losers.isdisjoint(before[key][1] for key in new)

@@ -21,11 +21,11 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted
 from penstock.scheduler.forecast import (
-    Ahead,
+    Demand,
     Forecast,
     Load,
     Machine,
-    Want,
+    QueuedAhead,
     forecast,
     prefill_alone_s,
 )
@@ -83,7 +83,7 @@ class House:
         )
         self.specs[key] = spec
         machine = Machine(prices=PRICES, max_prefill_tokens=self.budget)
-        want = Want(
+        want = Demand(
             num_prefill_tokens=num_prompt,
             num_blocks=self.blocks_of(key),
             min_output_tokens=max_tokens,
@@ -94,10 +94,8 @@ class House:
         engine.submit((spec,))
 
     def load(self, engine: Engine) -> Load:
-        arrays = engine.scheduler.life.arrays
-        slots = [
-            request.slot for request in engine.scheduler.life.requests.values() if request.slot >= 0
-        ]
+        arrays = engine.arrays
+        slots = [request.slot for request in engine.requests.values() if request.slot >= 0]
         computed = arrays.num_computed[slots]
         known = arrays.num_tokens[slots]
         is_prefilling = known - computed > 1
@@ -114,8 +112,8 @@ class House:
             num_used_blocks=num_used,
         )
 
-    def ahead(self) -> Ahead:
-        return Ahead(
+    def ahead(self) -> QueuedAhead:
+        return QueuedAhead(
             num_requests=len(self.waiting),
             num_prefill_tokens=sum(self.specs[key].num_prompt_tokens for key in self.waiting),
             num_blocks=sum(map(self.blocks_of, self.waiting)),
@@ -169,7 +167,7 @@ def test_nobody_beats_the_time_that_it_takes_alone(
     house.run(arrivals)
 
     for key in house.told:
-        want = Want(num_prefill_tokens=house.specs[key].num_prompt_tokens)
+        want = Demand(num_prefill_tokens=house.specs[key].num_prompt_tokens)
         machine = Machine(prices=PRICES, max_prefill_tokens=budget)
         assert prefill_alone_s(machine, want) <= house.ttft_s[key] + 1e-9
 

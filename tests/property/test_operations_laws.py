@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.observe.operations.window import DurationWindow
-from penstock.server.rpc.pages import BadPageToken, Place, page_of
+from penstock.server.observe.operations.engine_steps import DurationWindow
+from penstock.server.rpc.operations_methods import BadPageToken, Place, page_of
 
 DURATIONS = st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=60)
 PLACES = st.lists(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.pacing import BatchLimit, PrefillPacer
+from penstock.scheduler.latency_target import BatchLimit, PrefillLimit
 
 MAX_TOKENS, MIN_TOKENS, MAX_SEQS = 2048, 32, 256
 models = st.builds(
@@ -24,7 +24,7 @@ targets = st.floats(0.001, 0.5)
 def test_a_trusted_budget_keeps_the_target_or_is_the_least(
     target_s: float, sequence: list[tuple[CostModel, bool, int, int]]
 ) -> None:
-    pacer = PrefillPacer(target_s, max_prefill_tokens=MAX_TOKENS, min_prefill_tokens=MIN_TOKENS)
+    pacer = PrefillLimit(target_s, max_prefill_tokens=MAX_TOKENS, min_prefill_tokens=MIN_TOKENS)
     held = MAX_TOKENS
     for prices, is_trusted, decodes, context in sequence:
         step = pacer.budget(
@@ -53,7 +53,7 @@ def test_a_steady_load_is_answered_in_one_direction(
     load: tuple[CostModel, bool, int, int],
     starts: list[tuple[CostModel, bool, int, int]],
 ) -> None:
-    pacer = PrefillPacer(target_s, max_prefill_tokens=MAX_TOKENS, min_prefill_tokens=MIN_TOKENS)
+    pacer = PrefillLimit(target_s, max_prefill_tokens=MAX_TOKENS, min_prefill_tokens=MIN_TOKENS)
 
     def told(one: tuple[CostModel, bool, int, int]) -> int:
         prices, is_trusted, decodes, context = one

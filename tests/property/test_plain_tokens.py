@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -28,7 +28,7 @@ from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import ScriptedPort, make_text
+from support.fronts import ScriptedPort
 
 MAX_BACKLOG_TOKENS = 4
 NUM_OUTPUTS = 2
@@ -98,13 +98,6 @@ others = st.builds(
     has_ids=st.booleans(),
     min_chunk_tokens=chunk_tokens,
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list[StreamEvent]:

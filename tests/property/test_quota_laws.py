@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import Failed
-from penstock.scheduler.quota_accounts import QuotaAccounts
-from penstock.scheduler.quotas import NO_QUOTA, QuotaKind, TenantQuota
+from penstock.scheduler.quotas import NO_QUOTA, QuotaAccounts, QuotaKind, TenantQuota
 from penstock.scheduler.request import FailureReason
 from support.core import FakeClock, make_engine, make_info, make_spec, num_live_of, run_until_idle
 
@@ -185,7 +184,7 @@ def test_limits_that_change_under_load_keep_the_books(
         engine.check_integrity()
     run_until_idle(engine)
     engine.check_integrity()
-    accounts = engine.scheduler.life.quotas
+    accounts = engine.quotas
     assert [num_live_of(accounts, tenant) for tenant in "abc"] == [0, 0, 0]
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +22,6 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.text.model_text import ModelText
-from support.fronts import make_text
 from support.mortal_engines import Death, MortalService, Told, play
 
 MAX_SEQ_LEN = 64
@@ -113,13 +110,6 @@ generations = st.builds(
 deaths = st.lists(st.builds(Death, st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=6)
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
-
-
 def run(
     text: ModelText,
     house: House,
@@ -156,7 +146,12 @@ def run(
     return asyncio.run(play(service, asked, dying, turns_between=turns_between))
 
 
+# Each runs whole services to their end.
+fewer = settings(max_examples=settings().max_examples // 2)
+
+
 @given(houses, st.lists(generations, min_size=1, max_size=6), deaths, st.integers(0, 4))
+@fewer
 @example(
     House(pipeline_depth=2),
     [
@@ -186,7 +181,7 @@ def test_deaths_change_nothing_that_clients_are_told(
 
 
 @given(st.lists(generations, min_size=1, max_size=4), st.integers(0, 2), deaths)
-@settings(max_examples=30)
+@fewer
 def test_beyond_the_budget_streams_end_after_a_prefix(
     text: ModelText, asked: list[Generation], max_replays: int, dying: list[Death]
 ) -> None:

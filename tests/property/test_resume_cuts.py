@@ -7,16 +7,13 @@ real sockets and a real engine that is stepped by the test.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import make_text
 from support.resumed import (
     another_front,
     num_tokens_of,
@@ -27,13 +24,6 @@ from support.resumed import (
     unbroken,
 )
 from support.stepped_service import SteppedService, stepped
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @st.composite

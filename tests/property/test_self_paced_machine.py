@@ -157,7 +157,7 @@ class SelfPacedMachine(RuleBasedStateMachine):
         assert not self.engine.has_work
         assert set(self.ends) == set(self.specs)
         assert self.executor.inside == {}
-        assert self.engine.scheduler.life.cache.pool.num_used == 0
+        assert self.engine.cache.pool.num_used == 0
         self.engine.close()
 
 

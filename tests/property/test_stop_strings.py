@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.text.stop_strings import StopMatcher, StopStrings
+from penstock.server.text.text_stream import StopMatcher, StopStrings
 
 # Few letters, so that partial matches, overlaps and strings inside strings are the rule.
 LETTERS = st.text(alphabet="ab\u00e9", max_size=24)

@@ -1,7 +1,7 @@
 """The account of the queue against one that adds up every second of every request by itself.
 
-The order in which things happen is drawn; whoever is let in is anybody. With few places in the sums
-of the clock, so that those who live move together often.
+The order in which things happen is drawn; whoever is let in is anybody. With few places in the
+columns of the clock, so that they grow often.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from penstock.scheduler import wait_clock
 from penstock.scheduler.events import Wait, WaitReason
-from penstock.scheduler.later_sums import LaterSums
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.wait_clock import WaitClock
 
@@ -68,7 +67,7 @@ class Queue:
 
     def tell(self, reason: WaitReason | None) -> None:
         self.reason = reason
-        self.clock.tell(reason, self.now_s)
+        self.clock.note_reason(reason, self.now_s)
 
     def arrive(self, priority: int, tenant: int) -> None:
         self.num_arrived += 1
@@ -84,7 +83,6 @@ class Queue:
         )
         request.tenant = tenant
         self.live[spec.key] = request
-        self.clock.seat(request, self.live.values())
         self.begin(request)
 
     def begin(self, request: Request) -> None:
@@ -153,8 +151,8 @@ class Queue:
 @given(st.randoms(use_true_random=False))
 def test_every_second_is_put_down_to_its_reason(random: Random) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        # They are soon taken.
-        patch.setattr(wait_clock, "MIN_PLACES", 8)
+        # The columns soon grow.
+        patch.setattr(wait_clock, "FIRST_CAPACITY", 4)
         queue = Queue()
         for _ in range(NUM_TURNS):
             queue.play(random)
@@ -163,24 +161,3 @@ def test_every_second_is_put_down_to_its_reason(random: Random) -> None:
             queue.pass_time(random.choice([0.0, 0.001, 0.5, 3.0]))
         for key in list(queue.waiting):
             queue.leave(queue.live[key])
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=60),
-    st.sets(st.integers(0, 40)),
-)
-def test_sums_over_who_came_later(notes: list[tuple[int, int]], standing: set[int]) -> None:
-    sums, places = LaterSums(41), sorted(standing)
-    for place, amount in notes:
-        sums.note(place, amount)
-
-    def later(place: int) -> int:
-        return sum(amount for at, amount in notes if at > place)
-
-    moved = sums.moved(places, 64)
-
-    assert [sums.later(place) for place in range(41)] == [later(place) for place in range(41)]
-    assert [moved.later(place) for place in range(len(places))] == [later(at) for at in places]
-    assert moved.later(len(places)) == 0
-    moved.note(len(places) + 1, 5)
-    assert [moved.later(at) for at in range(len(places))] == [later(at) + 5 for at in places]

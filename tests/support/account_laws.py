@@ -22,8 +22,7 @@ def check_accounts(game: Game) -> None:
 
 def _check_blocks(game: Game) -> None:
     """free + cached + used = all; used are those in the tables; who does not run has none."""
-    life = game.engine.scheduler.life
-    arrays, pool = life.arrays, life.cache.pool
+    arrays, pool = game.engine.arrays, game.engine.cache.pool
     keys, counts = arrays.key.tolist(), arrays.num_blocks.tolist()
     held: set[int] = set()
     for slot, (key, count) in enumerate(zip(keys, counts, strict=True)):
@@ -38,19 +37,18 @@ def _check_blocks(game: Game) -> None:
 
 def _check_members(game: Game) -> None:
     """Who lives, runs and waits, and with how many tokens, is what their clients know."""
-    life = game.engine.scheduler.life
-    assert game.live.keys() == life.requests.keys()
+    assert game.live.keys() == game.engine.requests.keys()
     num_waiting = 0
     for key, told in game.live.items():
-        request = life.requests[key]
+        request = game.engine.requests[key]
         assert (request.state is RequestState.PROCESSING) is told.is_running
         if told.is_running:
-            num_known = int(life.arrays.num_tokens[request.slot])
+            num_known = int(game.engine.arrays.num_tokens[request.slot])
         else:
             num_waiting += 1
             num_known = len(request.tokens)
         assert num_known == told.spec.num_prompt_tokens + len(told.tokens)
-    assert len(life.queue) == num_waiting
+    assert len(game.engine.queue) == num_waiting
     _check_bounds(game)
 
 
@@ -76,7 +74,7 @@ def _check_wakeup(game: Game) -> None:
 
 def _check_sessions(game: Game) -> None:
     """Sessions hold no more together than their share of the pool."""
-    pool = game.engine.scheduler.life.cache.pool
+    pool = game.engine.cache.pool
     most = max(1, int(game.config.max_session_share * pool.num_blocks))
     game.num_held_blocks = max(game.num_held_blocks, len(pool.sessions._holders))
     assert len(pool.sessions._holders) <= most

@@ -63,12 +63,6 @@ def visited(url: str, home: Path, *, seconds: int) -> Left:
     return Left(document=run.stdout, console=console)
 
 
-def pictured(url: str, home: Path, picture: Path, *, seconds: int) -> None:
-    """The same, into a PNG, of what has come to rest."""
-    still = ("--force-prefers-reduced-motion", "--window-size=1500,820")
-    _run(url, home, seconds, *still, f"--screenshot={picture}")
-
-
 def _run(url: str, home: Path, seconds: int, *wanted: str) -> subprocess.CompletedProcess[str]:
     command = [
         str(EXECUTABLE),

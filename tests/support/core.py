@@ -11,10 +11,11 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.quota_accounts import QuotaAccounts
+from penstock.scheduler.quotas import QuotaAccounts
 from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
 from penstock.scheduler.sessions import SessionKey, Sessions
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.victims import VictimSelection
 
 BLOCK_SIZE = 4
 SALT = b"test"
@@ -189,3 +190,8 @@ def ends(told: Sequence[StepEvents]) -> dict[int, Finished | Failed]:
             assert end.key not in found, f"{end.key} ended twice"
             found[end.key] = end
     return found
+
+
+def victims_of(engine: Engine) -> VictimSelection:
+    """The choice of victims over an engine's requests."""
+    return VictimSelection(engine.arrays, engine.cache, engine.running, engine.tenants)

@@ -1,39 +1,43 @@
 """Plays clients, time and faults against one engine, and checks what it tells.
 
-Owns the actions of a game and its turn; what must hold is told by the modules of laws. Every action
-is recorded; `replay(trace)` repeats a game from its trace, which is JSON.
+Owns the actions of a game and its turn; what must hold is told by the modules of laws.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
-from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.fault import Fault
 from penstock.executor.simulated.pace import VirtualClock
+from penstock.scheduler import waiting_queue
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import (
     AdmissionPolicy,
-    EvictionPolicy,
     SchedulerConfig,
     SchedulingOrder,
 )
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Finished, Preempted, Queued, StepEvents
+from penstock.scheduler.executor import Executor
+from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.request import (
     NO_TIME,
+    CacheRetention,
+    Constraint,
+    ConstraintKind,
     FailureReason,
     FinishReason,
     RequestSpec,
     SamplingParams,
 )
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.tenants import Tenants
 from support.account_laws import check_accounts
 from support.end_laws import check_failure, check_finish, check_history, check_queued
 from support.foresight_laws import check_never, check_refused_alone
@@ -51,50 +55,37 @@ MAX_DRAIN_TURNS = 3000
 CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("any",))
 
 
-def replay(trace: str) -> EnginePlayer:
-    """Play a recorded game again, to its end."""
-    (_, setup), *actions = json.loads(trace)
-    player = EnginePlayer(**setup)
-    for name, arguments in actions:
-        getattr(player, name)(**arguments)
-    player.finish()
-    return player
-
-
 class EnginePlayer:
-    """One game. Arguments and those of actions are plain values, so that a trace is JSON.
+    """One game.
 
-    `faults`: fields of `Fault`. `prices`: step_s, prefill_token_s, decode_slot_s and
+    `prices`: step_s, prefill_token_s, decode_slot_s and
     context_token_s of the device; `known_prices`: those that the engine is told, None for none.
-    `settings`: more fields of SchedulerConfig, `eviction` by its value.
+    `settings`: more fields of SchedulerConfig.
     """
 
     def __init__(
         self,
         *,
         depth: int,
-        faults: list[dict[str, Any]],
+        faults: list[Fault],
         block_size: int,
         pool_tokens: int,
         num_slots: int,
         budget: int,
-        policy: str,
+        policy: AdmissionPolicy,
         watermark: float,
-        order: str,
+        order: SchedulingOrder,
         prices: list[float],
         known_prices: list[float] | None,
         settings: dict[str, Any],
     ) -> None:
-        self.trace: list[tuple[str, dict[str, Any]]] = []
-        self.record("build", {name: value for name, value in locals().items() if name != "self"})
-        script = tuple(Fault(**(fault | {"kind": FaultKind(fault["kind"])})) for fault in faults)
         self.simulated = SimulatedConfig(
             vocab_size=VOCAB,
             is_strict=True,
             min_output_tokens=2,
             max_output_tokens=14,
             cost=cost_model(prices),
-            faults=script,
+            faults=tuple(faults),
         )
         clock = VirtualClock(1.0)
         device = ExecutorConfig(
@@ -111,31 +102,25 @@ class EnginePlayer:
         executor.log, executor.rows = [], []
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
-            admission_policy=AdmissionPolicy(policy),
+            admission_policy=policy,
             watermark=watermark,
-            order=SchedulingOrder(order),
+            order=order,
             known_prices=None if known_prices is None else cost_model(known_prices),
             max_num_waiting=MAX_WAITING,
-            **from_plain(settings),
+            **settings,
         )
+        engine, witness = watched(executor, config, clock)
         self.game = Game(
-            engine=(engine := Engine(executor, config, clock)),
+            engine=engine,
             executor=executor,
             clock=clock,
             config=config,
             simulated=self.simulated,
-            witness=watched(engine, config),
+            witness=witness,
             knows_prices=known_prices == prices,
         )
         self.num_submitted = 0
         self.num_turns = 0
-
-    def record(self, name: str, arguments: dict[str, Any]) -> None:
-        self.trace.append((name, arguments))
-
-    def dumped(self) -> str:
-        """The trace, for `replay`."""
-        return json.dumps(self.trace)
 
     def submit(
         self,
@@ -156,7 +141,6 @@ class EnginePlayer:
         is_key_reused: bool,
     ) -> list[int]:
         """Submit one request; the keys of its outputs."""
-        self.record("submit", {name: value for name, value in locals().items() if name != "self"})
         game, now = self.game, self.game.clock()
         prompt = np.array(prompt_ids, dtype=np.int32)
         self.num_submitted += 1
@@ -185,7 +169,7 @@ class EnginePlayer:
         specs += [follower(first, index) for index in range(1, num_outputs)]
         self.note(specs)
         game.engine.submit(tuple(specs))
-        for key, request in game.engine.scheduler.life.requests.items():
+        for key, request in game.engine.requests.items():
             game.told[key].is_trial = request.is_trial
         return [spec.key for spec in specs]
 
@@ -222,11 +206,6 @@ class EnginePlayer:
 
     def step(self, *, count: int) -> None:
         """Some turns."""
-        if self.trace[-1][0] == "step":
-            count_before = self.trace.pop()[1]["count"]
-            self.record("step", {"count": count_before + count})
-        else:
-            self.record("step", {"count": count})
         for _ in range(count):
             self.turn()
 
@@ -246,10 +225,6 @@ class EnginePlayer:
 
     def cancel(self, *, key: int, reason: int | None) -> None:
         """One output for a reason, or without one all outputs by the request's id."""
-        self.record("cancel", {"key": key, "reason": reason})
-        # Not in a trace that lost the request's arrival on its way to a smaller one.
-        if key not in self.game.told:
-            return
         told = self.game.told[key]
         if reason is None:
             self.cancel_by_id(told.spec.request_id)
@@ -271,18 +246,15 @@ class EnginePlayer:
 
     def submit_again(self, *, key: int) -> None:
         """A live id a second time."""
-        self.record("submit_again", {"key": key})
-        life = self.game.engine.scheduler.life
-        if key not in life.requests:
+        if key not in self.game.engine.requests:
             return
         self.game.engine.submit((self.game.told[key].spec,))
-        refusals = [end for end in life.ends if end.key == key]
+        refusals = [end for end in self.game.engine.events.ends if end.key == key]
         assert [end.reason for end in refusals] == [FailureReason.REQUEST_ID_IN_USE]
-        life.ends.remove(refusals[0])
+        self.game.engine.events.ends.remove(refusals[0])
 
     def pass_time(self, *, seconds: float) -> None:
         """Nothing happens for a while."""
-        self.record("pass_time", {"seconds": seconds})
         self.game.clock.advance(seconds)
 
     def take(self, events: StepEvents) -> None:
@@ -342,16 +314,9 @@ class EnginePlayer:
         assert not engine.has_work
         assert not game.live
         check_history(game)
-        assert engine.scheduler.life.cache.pool.num_used == 0
+        assert engine.cache.pool.num_used == 0
         assert engine.next_wakeup_s() == NO_TIME
         engine.close()
-
-
-def from_plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Fields of SchedulerConfig, whose enums a trace holds by their values."""
-    if "eviction" not in settings:
-        return settings
-    return settings | {"eviction": EvictionPolicy(settings["eviction"])}
 
 
 def cost_model(prices: list[float]) -> CostModel:
@@ -371,14 +336,19 @@ def retained(retention: list[float] | None) -> CacheRetention | None:
     return CacheRetention(priority=int(retention[0]), duration_s=retention[1])
 
 
-def watched(engine: Engine, config: SchedulerConfig) -> OrderWitness | None:
-    """Put a witness in front of the engine's fair order."""
-    if config.order is not SchedulingOrder.FAIR:
-        return None
-    queue = engine.scheduler.life.queue
-    witness = OrderWitness(queue.order, config)
-    queue.order = witness
-    return witness
+def watched(
+    executor: Executor, config: SchedulerConfig, clock: VirtualClock
+) -> tuple[Engine, OrderWitness | None]:
+    """An engine, with a witness in front of its fair order."""
+    found: list[OrderWitness] = []
+
+    def witnessed(tenants: Tenants, config: SchedulerConfig) -> OrderWitness:
+        found.append(OrderWitness(FairOrder(tenants, config), config))
+        return found[-1]
+
+    with patch.object(waiting_queue, "FairOrder", witnessed):
+        engine = Engine(executor, config, clock)
+    return engine, found[0] if found else None
 
 
 def follower(leader: RequestSpec, index: int) -> RequestSpec:

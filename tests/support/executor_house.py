@@ -20,7 +20,7 @@ from penstock.scheduler.request import RequestSpec
 from support.core import BLOCK_SIZE
 
 MAX_SEQ_LEN = 64
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Witness:

@@ -100,12 +100,6 @@ class FakeEngines:
         plain = {"end_id": 2, "max_tokens": 8, "ignore_eos": True, "detokenize": False}
         return SamplingParams(**{"temperature": 0.0, **plain, **changes})
 
-    async def run_all(self, llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-        """What each of `prompts` brings, all of them together, within 200 iterations."""
-        results = [llm.generate_async(list(prompt), self.params()) for prompt in prompts]
-        self.control.step(200)
-        return [await tokens_of(result) for result in results]
-
     def close(self) -> None:
         """Shut everything down."""
         for llm in self._built:

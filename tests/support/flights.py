@@ -11,18 +11,16 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConf
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import CostModel, StepMeasure, measure_of
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from penstock.scheduler.step_measure import StepMeasure, measure_of
-from penstock.scheduler.step_note import StepNote
-from penstock.server.observe.engine_listeners import EngineListeners
-from penstock.server.observe.flight.facts import FlightFacts, facts_of
+from penstock.server.observe.flight.layout import FlightFacts, facts_of
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.listeners import EngineListeners
 
 COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, context_token_s=200e-9)
 BEGIN_S = 1000.0

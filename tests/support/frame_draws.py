@@ -19,10 +19,8 @@ from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.quotas import MAX_QUOTA, QuotaBreach
-from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
-from penstock.server.link.frames import Frame, FrontHello
-from penstock.server.link.spec_frames import TRACE_ID_BYTES, Submit
+from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKind, RequestSpec
+from penstock.server.link.frames import TRACE_ID_BYTES, Frame, FrontHello, Submit
 from penstock.server.observe.frames import ObserverFrame
 
 KEYS = st.integers(1, 2**63 - 1)

@@ -23,9 +23,10 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
-from penstock.server.link.cache_subscriber import CacheListener
-from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.link.cache_feeds import CacheListener
+from penstock.server.link.frames import EngineHello
+from penstock.server.link.ports import EngineListener, EngineUnavailable
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
@@ -35,7 +36,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import tiny_tokenizers
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 INFO = ExecutorInfo(
     name="scripted",
     vocab_size=600,

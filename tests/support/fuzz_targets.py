@@ -17,8 +17,8 @@ from penstock.server.rpc.mapping_in.generation import read_generation, valid_req
 from penstock.server.rpc.multiplex_service import apply_command
 from penstock.server.rpc.parsing import num_unknown_fields, parse, parse_request
 from penstock.server.rpc.statuses import abort_of
-from penstock.server.security.key_set import BadKeySet, read_key_set
-from penstock.server.security.policy_text import BadPolicy, parse_policy
+from penstock.server.security.policy_file import BadPolicy, parse_policy
+from penstock.server.security.web_tokens import BadKeySet, read_key_set
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2 as model_pb
 from support.fronts import INFO

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from penstock.executor.fault import FaultKind
+from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.config import AdmissionPolicy, EvictionPolicy, SchedulingOrder
 from penstock.scheduler.request import NO_TIME, FinishReason
 from support.engine_player import VOCAB, EnginePlayer
@@ -46,9 +46,9 @@ def draw_setup(random: Random) -> dict[str, Any]:
         "pool_tokens": random.randint(16, 48),
         "num_slots": num_slots,
         "budget": random.randint(num_slots, 24),
-        "policy": random.choice(list(AdmissionPolicy)).value,
+        "policy": random.choice(list(AdmissionPolicy)),
         "watermark": random.choice([0.0, 0.1, 0.3]),
-        "order": order.value,
+        "order": order,
         "prices": prices,
         "known_prices": draw_known_prices(random, prices),
         "settings": draw_settings(random, order),
@@ -83,7 +83,7 @@ def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
         "target_itl_s": random.choice([None, None, 0.3, 1.5, 4.0]),
         "max_num_waiting_tokens": random.choice([10_000, 10_000, 60]),
         "max_num_waiting_per_tenant": random.choice([None, None, 4]),
-        "eviction": random.choice(list(EvictionPolicy)).value,
+        "eviction": random.choice(list(EvictionPolicy)),
         "session_ttl_s": random.choice([2.0, 300.0]),
         "max_session_share": random.choice([0.2, 0.5, 1.0]),
         "max_tenant_session_share": random.choice([0.1, 0.25, 1.0]),
@@ -107,20 +107,20 @@ def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
     return settings
 
 
-def draw_faults(random: Random, depth: int) -> list[dict[str, Any]]:
+def draw_faults(random: Random, depth: int) -> list[Fault]:
     """Faults that hit single requests: of any step, output or request."""
     kinds = [FaultKind.REQUEST_FAILS]
     if depth == 1:
         kinds += [FaultKind.NO_TOKENS, FaultKind.EXTRA_TOKENS]
     return [
-        {
-            "kind": random.choice(kinds).value,
-            "at_step": random.randint(1, 90),
-            "at_output": random.choice([None, random.randint(0, 4)]),
-            "at_request": random.choice([None, random.randint(1, 20)]),
-            "max_times": random.randint(1, 3),
-            "num_extra": random.randint(1, 3),
-        }
+        Fault(
+            kind=random.choice(kinds),
+            at_step=random.randint(1, 90),
+            at_output=random.choice([None, random.randint(0, 4)]),
+            at_request=random.choice([None, random.randint(1, 20)]),
+            max_times=random.randint(1, 3),
+            num_extra=random.randint(1, 3),
+        )
         for _ in range(random.randint(0, 4))
     ]
 

@@ -24,15 +24,14 @@ from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher, EngineCore
 from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.frames import FrontHello, encode
+from penstock.server.link.frames import EngineHello, FrontHello, encode
 from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.ports import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
 
 INFO = ExecutorInfo(
     name="fake", vocab_size=100, block_size=4, num_blocks=8, max_seq_len=64, max_num_seqs=4
 )
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def hello(epoch: int = 1, info: ExecutorInfo = INFO) -> EngineHello:

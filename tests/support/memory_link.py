@@ -15,15 +15,28 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.cache_frames import CacheUpdate
-from penstock.server.link.cache_subscriber import CacheListener, CacheSubscriber
+from penstock.server.link.cache_feeds import CacheListener, CacheSubscriber
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
-from penstock.server.link.frames import CancelAnswer, CancelById, decode, encode
+from penstock.server.link.frames import (
+    Attached,
+    CacheUpdate,
+    CancelAnswer,
+    CancelById,
+    Detach,
+    EngineHello,
+    KeptRequest,
+    Submit,
+    decode,
+    encode,
+)
 from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
-from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Attached, Detach, KeptRequest
-from penstock.server.link.resume_port import AttachCalls, AttachListener, DetachListener
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.ports import (
+    AttachCalls,
+    AttachListener,
+    DetachListener,
+    EngineListener,
+    EngineUnavailable,
+)
 from penstock.server.link.wire import FrameBuffer
 
 _MAX_WAIT_S = 60.0

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.observe.flight.layout import STEP
-from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
+from penstock.server.observe.frames import Heartbeat, OutcomeCount
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import (

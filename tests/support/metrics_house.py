@@ -6,12 +6,12 @@ import http.client
 import socket
 from collections.abc import Callable
 
+from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.http import MetricsServer
-from penstock.server.observe.metrics.live_status import status_json
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_tellings import request_view, snapshot
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class House:

@@ -18,7 +18,7 @@ from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb

@@ -14,10 +14,9 @@ from google.rpc.status_pb2 import Status
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper
 from penstock.server.rpc.large_messages import LargeMessageTurns
 from penstock.server.rpc.multiplex_service import MultiplexService
-from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, ScriptedPort

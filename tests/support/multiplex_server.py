@@ -103,11 +103,11 @@ async def speak_and_wait(request: ServedRequest) -> None:
 
 
 async def arrived(server: "MultiplexServer") -> ServedRequest:
-    return await asyncio.wait_for(server.arrived.get(), 10)
+    return await asyncio.wait_for(server.arrived.get(), 60)
 
 
 async def until(event: asyncio.Event) -> None:
-    await asyncio.wait_for(event.wait(), 10)
+    await asyncio.wait_for(event.wait(), 60)
 
 
 def failing(

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
-from penstock.server.observe.flight.facts import FlightFacts
-from penstock.server.observe.flight.layout import STEP, EventKind
+from penstock.server.observe.flight.layout import STEP, EventKind, FlightFacts
 from penstock.server.observe.flight.memory import (
     EVENT_RING,
     REQUEST_RING,
@@ -30,13 +29,12 @@ from penstock.server.observe.flight.memory import (
     create_memory,
 )
 from penstock.server.observe.flight.reader import FlightReader
-from penstock.server.observe.frames import FrontView
-from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
-from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.frames import FrontView, Heartbeat, OutcomeCount
 from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
     ModelSnapshot,
+    OperationsError,
     Percentiles,
     PhaseChange,
     RequestView,

@@ -107,10 +107,9 @@ def _check_victims(
 
 def _check_classes(game: Game, live: dict[int, Told], admitted: set[int]) -> None:
     """Classes as they stand at admission: the priority, and one more for each `aging_s` waited."""
-    life = game.engine.scheduler.life
-    for key in admitted & life.requests.keys() & live.keys():
-        told, slot = live[key], life.requests[key].slot
-        told.level = int(life.arrays.level[slot])
+    for key in admitted & game.engine.requests.keys() & live.keys():
+        told, slot = live[key], game.engine.requests[key].slot
+        told.level = int(game.engine.arrays.level[slot])
         assert told.spec.priority <= told.level <= _level(game, told)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.queue_order import QueueOrder
 from penstock.scheduler.request import Request
-from penstock.scheduler.waiting_queue import Order
 
 MAX_PASSED_OF_ONE_LINE = 4
 
@@ -24,7 +24,7 @@ class _Wait:
 
 
 class OrderWitness:
-    """An `Order` that checks what admissions.py promises of the one behind it.
+    """An `QueueOrder` that checks what batch_admission.py promises of the one behind it.
 
     In a round, from the first that lacks blocks (the head) to its end: at most `max_lookahead`
     are passed over, four of a line; whom a preemption threw out is not passed; and over all rounds
@@ -32,7 +32,7 @@ class OrderWitness:
     found blocked.
     """
 
-    def __init__(self, order: Order, config: SchedulerConfig) -> None:
+    def __init__(self, order: QueueOrder, config: SchedulerConfig) -> None:
         self._order = order
         self._config = config
         self._now = 0.0

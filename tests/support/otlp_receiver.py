@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-WAIT_LIMIT_S = 30.0
+WAIT_LIMIT_S = 60.0
 
 
 class Mode(enum.Enum):

@@ -70,4 +70,4 @@ async def fill_slots(service: SteppedService, calls: Calls, count: int, num_toke
         calls.send(service, request(num_tokens))
     await service.until_live(count)
     service.step()
-    assert len(service.engine.scheduler.life.running) == count
+    assert len(service.engine.running) == count

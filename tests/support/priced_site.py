@@ -14,7 +14,6 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Finished, Queued, StepEvents
-from penstock.scheduler.outlook import Outlook
 from penstock.scheduler.request import Request, RequestSpec
 from support.core import make_spec
 
@@ -67,10 +66,6 @@ class PricedSite:
         self._is_checked = True
         self.engine.check_integrity()
 
-    @property
-    def outlook(self) -> Outlook:
-        return self.engine.scheduler.life.outlook
-
     def spec(self, key: int, num_prompt: int, **options: Any) -> RequestSpec:
         now = self.clock()
         for name in ("ttft_deadline_s", "deadline_s", "time_limit_s"):
@@ -89,7 +84,7 @@ class PricedSite:
     def submit(self, key: int, num_prompt: int, **options: Any) -> Request | None:
         """The request as the engine has it; None if it was refused."""
         self.engine.submit((self.spec(key, num_prompt, **options),))
-        return self.engine.scheduler.life.requests.get(key)
+        return self.engine.requests.get(key)
 
     def step(self) -> StepEvents:
         events = self.engine.step()

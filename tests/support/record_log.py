@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from penstock.server.observe.request_record import RequestRecord, decode_record
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.request_record import RequestRecord, RequestRecorder, decode_record
 from support.fronts import PATIENCE_S
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.scheduler.request import (
+    Constraint,
+    ConstraintKind,
     RequestSpec,
 )
-from penstock.scheduler.request_options import Constraint, ConstraintKind
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import RequestError
 from penstock.server.front.events import (

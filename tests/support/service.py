@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 _READY = re.compile(r"^penstock ready on (\S+) ")
 # As text or as JSON.
 _CHILD_READY = re.compile(

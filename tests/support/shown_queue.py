@@ -25,7 +25,7 @@ class ShownQueue:
         self.queue = self._look()
 
     def _look(self) -> QueueState:
-        queue = self._engine.scheduler.life.queue
+        queue = self._engine.queue
         return QueueState(
             epoch=self._epoch,
             num_waiting=len(queue),

@@ -1,13 +1,11 @@
-"""The judgement of a soak: gates, and the report as Markdown and JSON.
+"""The judgement of a soak: gates, and the report as text.
 
 Owns what must hold. Knows only what was seen.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from support.soak_ledger import HUNG, Kind, Ledger
 from support.soak_plan import SoakPlan
@@ -38,7 +36,7 @@ class Gate:
 class SoakResult:
     """All that was seen. `last_canaries`: of the quiet service at the end, how many were right.
 
-    `log`: the service's last lines, which the JSON report has when a gate did not hold.
+    `log`: the service's last lines, which the report has when a gate did not hold.
     """
 
     plan: SoakPlan
@@ -139,83 +137,28 @@ def _gate(name: str, value: object, goal: str, holds: bool) -> Gate:
     return Gate(name=name, value=str(value), goal=goal, holds=holds)
 
 
-def as_json(result: SoakResult) -> str:
-    """Everything, for machines."""
+def as_text(result: SoakResult) -> str:
+    """The gates, what was asked, what was struck, and of a failure what was seen."""
     ledger, watch = result.ledger, result.watch
-    told: dict[str, Any] = {
-        "holds": result.holds,
-        "seconds": round(result.seconds, 1),
-        "plan": asdict(result.plan),
-        "gates": [asdict(gate) for gate in result.gates],
-        "requests": {kind.value: ledger.num[kind] for kind in Kind},
-        "num_shed": ledger.num_shed,
-        "num_resumed": ledger.num_resumed,
-        "num_refusals": ledger.num_refusals,
-        "num_tokens": ledger.num_tokens,
-        "errors": {f"{kind}: {cause}": num for (kind, cause), num in ledger.causes.items()},
-        "wrong": ledger.wrong[:100],
-        "faults": watch.faults[:100],
-        "strikes": [asdict(struck) for struck in result.struck],
-        "log": [] if result.holds else result.log,
-        "most_used_blocks": watch.most_used_blocks,
-        "memory": [
-            {
-                "role": memory.role,
-                "pid": memory.pid,
-                "seconds": round(memory.seconds, 1),
-                "first_mib": round(memory.samples_bytes[0] / 2**20, 1),
-                "last_mib": round(memory.samples_bytes[-1] / 2**20, 1),
-                "growth_after_warm_up_mib": round(memory.growth_bytes(WARM_UP_S) / 2**20, 2),
-                "slope_kib_per_s": round(memory.slope_bytes_per_s(WARM_UP_S) / 2**10, 2),
-            }
-            for memory in watch.memory.values()
-        ],
-    }
-    return json.dumps(told, indent=2) + "\n"
-
-
-def as_markdown(result: SoakResult) -> str:
-    """The same for people."""
-    told = json.loads(as_json(result))
     lines = [
-        f"# Soak: {'passed' if result.holds else 'FAILED'}",
-        "",
-        f"{result.seconds:.0f} s, seed {result.plan.seed}, {result.plan.num_streams} steady"
-        f" streams, bursts of {result.plan.burst_size},"
-        f" {'the demo model' if result.plan.is_torch else 'simulated executor'};"
-        f" {told['num_tokens']} tokens checked, {told['num_resumed']} requests resumed,"
-        f" {told['num_shed']} shed.",
-        "",
-        *_table("gate", "value", "goal", "holds"),
+        f"Soak {'passed' if result.holds else 'FAILED'}: {result.seconds:.0f} s of {result.plan};"
+        f" {ledger.num_tokens} tokens checked, {ledger.num_resumed} requests resumed,"
+        f" {ledger.num_shed} shed, {ledger.num_refusals} refusals",
         *(
-            f"| {gate.name} | {gate.value} | {gate.goal} | {'yes' if gate.holds else 'NO'} |"
+            f"{'holds' if gate.holds else 'MISSED'}: {gate.name}: {gate.value}, goal {gate.goal}"
             for gate in result.gates
         ),
-        "",
-        *_table("requests", "number"),
-        *(f"| {kind} | {count} |" for kind, count in told["requests"].items()),
-        "",
-        *_table("error", "number"),
-        *(f"| {cause} | {count} |" for cause, count in told["errors"].items()),
-        "",
-        *_table("strike", "at, s", "a canary was served after, s"),
-        *(
-            f"| {one.strike} | {one.at_s:.1f} |"
-            f" {'never: ' + one.note if one.recovery_s is None else f'{one.recovery_s:.2f}'} |"
-            for one in result.struck
-        ),
-        "",
-        *_table("process", "lived, s", "first, MiB", "last, MiB", "slope, KiB/s"),
-        *(
-            f"| {one['role']} {one['pid']} | {one['seconds']} | {one['first_mib']} |"
-            f" {one['last_mib']} | {one['slope_kib_per_s']} |"
-            for one in told["memory"]
-        ),
-        "",
-        *(f"- {line}" for line in [*told["wrong"], *told["faults"]]),
+        *(f"requests: {kind}: {ledger.num[kind]}" for kind in Kind),
+        *(f"errors: {kind}: {cause}: {num}" for (kind, cause), num in ledger.causes.items()),
+        *(f"{one.at_s:.1f} s: {one.strike}: {_recovery(one)}" for one in result.struck),
+        *ledger.wrong[:100],
+        *watch.faults[:100],
+        *([] if result.holds else result.log),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines)
 
 
-def _table(*names: str) -> list[str]:
-    return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+def _recovery(struck: Struck) -> str:
+    if struck.recovery_s is None:
+        return f"no canary was served again: {struck.note}"
+    return f"a canary was served after {struck.recovery_s:.2f} s"

@@ -43,20 +43,6 @@ class Memory:
                 return self.samples_bytes[-1] - sample
         return 0
 
-    def slope_bytes_per_s(self, warm_up_s: float) -> float:
-        """The least squares' line through all samples after `warm_up_s`; 0.0 of too few."""
-        pairs = [
-            (time_s, sample)
-            for time_s, sample in zip(self.times_s, self.samples_bytes, strict=True)
-            if time_s - self.times_s[0] >= warm_up_s
-        ]
-        if len(pairs) < 3:
-            return 0.0
-        mean_s = sum(time_s for time_s, _ in pairs) / len(pairs)
-        mean = sum(sample for _, sample in pairs) / len(pairs)
-        spread = sum((time_s - mean_s) ** 2 for time_s, _ in pairs)
-        return sum((t - mean_s) * (sample - mean) for t, sample in pairs) / spread
-
 
 class Watch:
     """Looks at a service until it is told to stop. `faults`: what must not have been seen."""

@@ -24,8 +24,8 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.kept_streams import KeptLimits
-from penstock.server.link.ports import EngineHello
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import ServerOptions
 from penstock.server.rpc.server import FrontServer
@@ -50,9 +50,8 @@ class WatchedEngine(Engine):
 
     def step(self) -> StepEvents:
         events = super().step()
-        life = self.scheduler.life
-        for request in life.running:
-            self.computed[request.spec.key] = int(life.arrays.num_computed[request.slot])
+        for request in self.running:
+            self.computed[request.spec.key] = int(self.arrays.num_computed[request.slot])
         self.check_integrity()
         return events
 
@@ -75,12 +74,11 @@ class SteppedService:
 
     @property
     def num_used_blocks(self) -> int:
-        return self.engine.scheduler.life.cache.pool.num_used
+        return self.engine.cache.pool.num_used
 
     def is_clean(self) -> bool:
         """Nobody lives in the engine, and nobody has blocks (I1 and I2)."""
-        life = self.engine.scheduler.life
-        return not life.requests and not self.num_used_blocks and not len(life.queue)
+        return not self.engine.requests and not self.num_used_blocks and not len(self.engine.queue)
 
     def step(self, count: int = 1) -> int:
         """Take in what fronts said and do up to so many steps; how many had work."""
@@ -105,7 +103,7 @@ class SteppedService:
 
         def is_so() -> bool:
             self.hear()
-            return len(self.engine.scheduler.life.requests) == count
+            return len(self.engine.requests) == count
 
         await self.until(is_so)
 

@@ -1,6 +1,7 @@
 """A process that traces a few requests as its environment says, and tells what became of them.
 
-Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Prints one line of JSON.
+Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Closes when stdin says so or ends,
+and prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,36 +21,48 @@ EXIT_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """`close_s`: how long closing took; `whole_s`: from start to exit. `output`: what came before
-    the last line of stdout."""
+    """`close_s`: how long closing took; `end_s`: from its begin to the exit. `output`: what came
+    before the last line of stdout."""
 
     counters: dict[str, int]
     close_s: float
-    whole_s: float
+    end_s: float
     output: str
     errors: str
 
 
 def run_traced(
-    variables: Mapping[str, str], *, num_requests: int = 3, close_limit_s: float = 10.0
+    variables: Mapping[str, str],
+    *,
+    num_requests: int = 3,
+    close_limit_s: float = 10.0,
+    before_close: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Trace in a process of its own, with no other `OTEL_*` variables than these."""
     environment = {key: text for key, text in os.environ.items() if not key.startswith("OTEL_")}
     environment["PYTHONPATH"] = os.pathsep.join([*(part for part in sys.path if part), str(TESTS)])
-    begun_s = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, __file__, str(num_requests), str(close_limit_s)],
         env={**environment, **variables},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=EXIT_LIMIT_S,
-        check=False,
     )
-    whole_s = time.monotonic() - begun_s
-    assert done.returncode == 0, done.stderr
-    *output, last = done.stdout.splitlines()
+    with process:
+        try:
+            before_close()
+            stdout, errors = process.communicate("close\n", timeout=EXIT_LIMIT_S)
+        except BaseException:
+            process.kill()
+            raise
+    ended_s = time.monotonic()
+    assert process.returncode == 0, errors
+    *output, last = stdout.splitlines()
     told = json.loads(last)
-    return Outcome(told["counters"], told["close_s"], whole_s, "\n".join(output), done.stderr)
+    # The clock is the same for all processes of a machine.
+    end_s = ended_s - told["closing_since_s"]
+    return Outcome(told["counters"], told["close_s"], end_s, "\n".join(output), errors)
 
 
 def _main() -> None:
@@ -61,10 +74,12 @@ def _main() -> None:
     tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
     for number in range(1, num_requests + 1):
         tracing.take_records([request_record(number)])
+    sys.stdin.readline()
     begun_s = time.monotonic()
     tracing.close(close_limit_s)
     close_s = time.monotonic() - begun_s
-    print(json.dumps({"counters": tracing.counters(), "close_s": close_s}), flush=True)
+    told = {"counters": tracing.counters(), "close_s": close_s, "closing_since_s": begun_s}
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from support.fake_trtllm import write_model_folder
 if TYPE_CHECKING:
     from tensorrt_llm.fake_control import EngineControl, View
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 VOCAB = 4096
 MAX_SEQ_LEN = 64
 RESPONSE_TIMEOUT_S = 30.0
@@ -273,7 +273,7 @@ class TrtllmHouse:
         """Nothing is left of any request; `num_lost`: aborts that the engine never answered."""
         assert not self.engine.has_work
         self.engine.check_integrity()
-        assert self.engine.scheduler.life.cache.pool.num_used == 0
+        assert self.engine.cache.pool.num_used == 0
         account = self.executor._blocks
         assert (account.num_inside, account.num_waiting, account.num_leaving_blocks) == (0, 0, 0)
         assert not self.executor._submitted

@@ -18,8 +18,7 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.executor.trtllm.package import Package
 from penstock.executor.trtllm.request_mapping import RequestMapping
-from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind, RequestSpec, SamplingParams
 from support.core import make_spec
 from support.trtllm_recorder import Made, recording_package
 

@@ -17,7 +17,7 @@ from penstock.executor.trtllm.constraint_check import (
     fault_of,
     installed_grammar,
 )
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 
 S, R, G, C = (
     ConstraintKind.JSON_SCHEMA,

@@ -11,7 +11,7 @@
 namespace conformance {
 namespace {
 
-constexpr auto kScenarioTimeout = 20s;
+constexpr auto kScenarioTimeout = 60s;
 
 std::string quoted(const std::string& text) {
   std::string json = "\"";
@@ -70,7 +70,7 @@ void run(const std::string& name, Check check, const std::string& address, LineR
     check(talk);
     say({"scenario", name, "outcome", "passed"});
   } catch (const std::exception& error) {
-    const std::string late = stop.stop_requested() ? "not done within 20 s: " : "";
+    const std::string late = stop.stop_requested() ? "not done within 60 s: " : "";
     say({"scenario", name, "outcome", "failed", "why", late + error.what()});
   }
 }

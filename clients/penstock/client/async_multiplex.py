@@ -157,7 +157,7 @@ class _Call:
         return lane
 
     def send(self, command: pb.MultiplexRequest | None) -> None:
-        """Queue a command; writes go out one after the other, as gRPC wants them."""
+        """Queue a command; writes go out one after the other, as gRPC requires."""
         if command is not None and not self.lanes.has_ended:
             self._commands.append(command)
             self._write_soon()

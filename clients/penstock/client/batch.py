@@ -1,4 +1,4 @@
-"""Many generations at a time: what a batch is made of, and how events become whole generations.
+"""Many generations at a time: the items of a batch, and how events are collected into generations.
 
 Owns the numbering, the results and their order, for both clients. Does no I/O.
 """
@@ -56,7 +56,7 @@ class GenerationBuilder:
 
 
 class BatchResults:
-    """What a batch came to: a Generation or an error for each request, in order."""
+    """The results of a batch: a Generation or an error for each request, in order."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
@@ -79,13 +79,13 @@ class BatchResults:
             self._on_event(index, event)
 
     def in_order(self) -> list[Generation | PenstockError]:
-        """All results, by the place of their request."""
+        """All results, in the order of the requests."""
         results: Mapping[int, Generation | PenstockError] = self._results
         return [results[index] for index in sorted(results)]
 
 
 def require_requests(requests: object) -> None:
-    """Raise TypeError for one prompt in place of many: its letters would be prompts."""
+    """Raise TypeError for a single str: each of its characters would be a prompt."""
     if isinstance(requests, str | GenerationRequest):
         raise TypeError("requests: must be several, not one")
 

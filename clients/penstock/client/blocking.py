@@ -144,7 +144,7 @@ class _Channel:
             self.channel.unsubscribe(states.put)
 
     async def close(self) -> None:
-        """Hang up, which cancels what is open."""
+        """Close the channel, which cancels open calls."""
         self.channel.close()
 
 

@@ -51,7 +51,7 @@ class CallSettings:
     budget: RetryBudget = field(default_factory=RetryBudget)
 
     def attempts(self, deadline_s: float | None) -> Attempts:
-        """Open the account of one logical call. Raises ValueError for a bad `deadline_s`."""
+        """The attempts of one logical call. Raises ValueError for a bad `deadline_s`."""
         return Attempts(
             self.retry,
             deadline_s=deadline_s,
@@ -61,7 +61,7 @@ class CallSettings:
         )
 
     def recovery(self, grace_s: float) -> Recovery:
-        """Open the account of one stream's losses; `grace_s` 0: they are raised."""
+        """Track one stream's losses; `grace_s` 0: they are raised."""
         return Recovery(grace_s, clock=self.clock, random=self.random)
 
     def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:

@@ -1,4 +1,4 @@
-"""How a client makes a call: its turn, its attempts, its channel, its end.
+"""How a client makes a call: admission, attempts, channel, end.
 
 Owns the connections and, for a client that multiplexes, the Multiplex calls on them. Does not know
 what is asked for: `client.py` does. Nor whether it runs on an event loop or in threads: that is
@@ -99,7 +99,7 @@ class Calls:
         return self.settings.call_metadata(metadata, trace)
 
     async def close(self, grace_s: float) -> None:
-        """Wait up to `grace_s` for open calls, cancel what is left, hang up."""
+        """Wait up to `grace_s` for open calls, cancel those that remain, close the channels."""
         await self.pool.drain(grace_s)
         self.pool.is_closed = True
         with self._lock:

@@ -1,6 +1,6 @@
 """The asyncio client of a Penstock server.
 
-Owns what its callers see of generating. How a call is made is written in `calls.py`; what it
+Owns the public class. How a call is made is written in `calls.py`; what it
 may raise is drawn in `errors.py`; when it is tried again is written in `retry.py`.
 """
 

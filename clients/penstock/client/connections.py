@@ -125,7 +125,7 @@ class Connections:
             raise RuntimeError("the client is closed")
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more calls, send those that wait away, and wait for the open ones."""
+        """Take no more calls, reject those that wait, and wait for the open ones."""
         with self._lock:
             self._is_closing = True
             for ticket in self._admission.send_away():

@@ -1,4 +1,4 @@
-"""How a client proves who it is, and knows whom it talks to: bearer tokens, TLS, mutual TLS.
+"""Authentication of client and server: bearer tokens, TLS, mutual TLS.
 
 Owns the reading of PEM files and the rule that a token does not cross a network in plain text.
 """

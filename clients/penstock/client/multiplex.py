@@ -1,4 +1,4 @@
-"""Many requests on one Multiplex call: keys, credit, and which event belongs to whom.
+"""Many requests on one Multiplex call: keys, credit, and the request of each event.
 
 Owns the state of one call, for both clients. Does no I/O, has no clock and wakes no reader itself:
 each lane brings the function that does.
@@ -62,7 +62,7 @@ def multiplex_config(
 class Lane:
     """One request on a call: what came and was not taken yet, its credit, its end.
 
-    One side puts, one side takes; between threads that is safe, because `take` looks for the end
+    One side adds, the other takes; between threads that is safe, because `take` looks for the end
     before it looks for what came before the end.
     """
 
@@ -239,7 +239,7 @@ class Lanes:
             lane.wake()
 
     def _receive_late(self, event: pb.MultiplexEvent) -> None:
-        """An event of a request that was left: it may end yet, and is then forgotten."""
+        """Receive an event of an abandoned request; drop its entry once it ends."""
         if event.key not in self._left:
             raise StreamBroken.because(f"an event of request {event.key}, which is not open")
         if event.HasField("error") or event.response.HasField("finished"):

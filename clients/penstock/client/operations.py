@@ -1,6 +1,6 @@
-"""The asyncio client of a server's OperationsService: figures, live requests, levers.
+"""The asyncio client of a server's OperationsService: figures, live requests, controls.
 
-Owns what operators see of it. How a call is made is written in `calls.py`, what the answers
+Owns the public class. How a call is made is written in `calls.py`, what the answers
 are in `operations_values.py`.
 """
 

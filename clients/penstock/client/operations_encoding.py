@@ -1,4 +1,4 @@
-"""What operators ask for, as messages.
+"""Operators' requests as messages.
 
 Owns the bounds of both clients' calls to OperationsService. ValueError for what does not fit.
 """
@@ -58,7 +58,7 @@ def flight_request(
 def profile_request(
     process: ServerProcess, front_index: int | None, duration_s: float
 ) -> pb.ProfileRequest:
-    """The server knows the rules."""
+    """Encode the request; the server validates it."""
     return pb.ProfileRequest(
         process=pb.ServerProcess.ValueType(process),
         front_index=front_index,

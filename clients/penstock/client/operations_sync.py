@@ -1,6 +1,6 @@
 """The blocking client of a server's OperationsService: `operations.py` without asyncio.
 
-Owns what operators see of it. What it does is written once, and `blocking.py` runs it.
+Owns the public class. What it does is written once, and `blocking.py` runs it.
 """
 
 import time

@@ -262,7 +262,7 @@ class GenerationOptions(TypedDict, total=False):
 
 
 def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """A lone stop string is one stop string, not its letters."""
+    """The stop strings; a str is one stop string."""
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 

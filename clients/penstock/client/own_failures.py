@@ -1,6 +1,6 @@
 """Failures that the client finds by itself, as the same exceptions a status would give.
 
-Owns their codes and words, for both clients.
+Owns their codes and messages, for both clients.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ BACKLOG_FULL = "BACKLOG_FULL"
 
 
 def backlog_full(num_open: int, num_waiting: int) -> BacklogFull:
-    """Too many calls wait for their turn in this client."""
+    """Too many calls are queued in this client."""
     return BacklogFull(
         Failure(
             code=grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -39,7 +39,7 @@ def client_closed() -> CallCancelled:
 
 
 def request_cancelled(request_id: str) -> CallCancelled:
-    """The client gave the request up."""
+    """The client cancelled the request."""
     return CallCancelled(
         Failure(
             code=grpc.StatusCode.CANCELLED,
@@ -60,7 +60,7 @@ def request_too_large(num_bytes: int, max_bytes: int) -> ResourceExhausted:
 
 
 def unless_asked(error: PenstockError) -> PenstockError:
-    """A call that another party cancelled before it started counts as not served.
+    """A call cancelled by the server or a proxy before it started counts as not served.
 
     A server that shuts down does so with calls that reach it in the same moment: gRPC cancels what
     no handler has seen yet. A reason would mean that it was intended.
@@ -88,14 +88,14 @@ def deadline_passed(request_id: str = "") -> DeadlineExceeded:
 
 
 def multiplex_ended() -> Unavailable:
-    """The server ended a Multiplex call well although requests were open."""
+    """The server ended a Multiplex call with OK although requests were open."""
     return Unavailable(
         Failure(code=grpc.StatusCode.UNAVAILABLE, message="the server ended the Multiplex call")
     )
 
 
 def multiplex_broken() -> Unavailable:
-    """A Multiplex call could not be written to, and its status never came."""
+    """A Multiplex call could not be written to, and no status was received."""
     return Unavailable(
         Failure(code=grpc.StatusCode.UNAVAILABLE, message="the Multiplex call broke")
     )

@@ -1,4 +1,4 @@
-"""One logical stream over all its attempts: what was read of it, and what the next attempt asks.
+"""One logical stream over all its attempts: its read position, and the next attempt's request.
 
 Owns the choice between resuming a broken stream, retrying it and raising the error.
 Does no I/O: the clients make the attempts.
@@ -36,7 +36,7 @@ class Passage:
 
     @property
     def can_live_on(self) -> bool:
-        """Whether the request was asked to outlive its call."""
+        """Whether the request has a resume timeout: it continues after its call ends."""
         return self._recovery.is_possible
 
     @property
@@ -45,7 +45,7 @@ class Passage:
         return self.can_live_on and bool(self.reader.request_id)
 
     def next_request(self) -> pb.GenerateRequest | pb.ResumeRequest:
-        """What the next attempt asks for."""
+        """The message of the next attempt."""
         if self._request is None or self._recovery.is_under_way:
             return self.reader.point.message()
         return self._request

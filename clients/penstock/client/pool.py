@@ -51,7 +51,7 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """What a client does now.
+    """The current state of a client's pool.
 
     Attributes:
         num_channels: Connections it may have.
@@ -83,7 +83,7 @@ class ChannelPicker:
         self._first: int = 0
 
     def pick(self, now_s: float) -> int:
-        """Take a channel; give it back with `release`. Equals take turns."""
+        """Take a channel; give it back with `release`. Ties are broken in turn."""
         count = len(self._num_open)
         turns = [(self._first + turn) % count for turn in range(count)]
         usable = [index for index in turns if self._is_usable(index, now_s)]

@@ -41,7 +41,7 @@ class ResumePoint:
             raise ValueError("received_token_counts: must not be negative")
 
     def after(self, event: Event) -> "ResumePoint":
-        """The point behind an event of the stream. `Finished` is the last: nothing is behind it."""
+        """The point after an event of the stream. `Finished` is the last: nothing is behind it."""
         counts = list(self.received_token_counts)
         request_id = self.request_id
         if isinstance(event, Accepted):
@@ -57,7 +57,7 @@ class ResumePoint:
         )
 
     def message(self) -> pb.ResumeRequest:
-        """What asks for the rest."""
+        """The request for the remaining events."""
         return pb.ResumeRequest(
             request_id=self.request_id,
             next_sequence=self.next_sequence,
@@ -122,8 +122,8 @@ class Recovery:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """The error to raise for a failed attempt: NOT_FOUND of a lost request is only
-        the end of a story that began with the loss."""
+        """The error to raise for a failed attempt: NOT_FOUND of a lost request hides the first
+        cause, the loss."""
         if isinstance(error, RequestNotFound) and self._first is not None:
             return self._first
         return error

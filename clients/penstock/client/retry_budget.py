@@ -28,12 +28,12 @@ class RetryBudget:
         self._lock = threading.Lock()
 
     def pay_in(self) -> None:
-        """A call is made."""
+        """Count a call."""
         with self._lock:
             self._left = min(self._most, self._left + self._share)
 
     def take(self) -> bool:
-        """Whether one more retry may be made; it is paid for then."""
+        """Whether one more retry may be made; it is then deducted."""
         with self._lock:
             # Five times a fifth is a little less than one.
             if self._left < 1.0 - 1e-9:

@@ -1,4 +1,4 @@
-"""What the one implementation of the client stands on: channels, waiting, and shared streams.
+"""Primitives of the client's one implementation: channels, waiting, and shared streams.
 
 Owns the seam between the asyncio face and the blocking one, and its asyncio side. `blocking.py` is
 the other side: there nothing that is awaited ever suspends.
@@ -23,14 +23,14 @@ ChannelOptions: TypeAlias = tuple[tuple[str, int | str], ...]
 
 
 class News(Protocol):
-    """Something that one side waits for and the other notifies, once."""
+    """A one-time event: one side waits for it, the other sets it."""
 
     def tell(self) -> None:
-        """It has happened."""
+        """Set the event."""
         ...
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Return when it has, or after `timeout_s`."""
+        """Return once it is set, or after `timeout_s`."""
         ...
 
 
@@ -40,7 +40,7 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]: ...
 
     def cancel(self) -> bool:
-        """Give it up; whether it was still open."""
+        """Cancel; return whether it was still open."""
         ...
 
 
@@ -49,7 +49,7 @@ class Canceller(Protocol):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it did."""
+        """Whether it was cancelled."""
         ...
 
     def watch(self, call: Stream) -> None:
@@ -77,7 +77,7 @@ class StartStream(Protocol):
     def __call__(
         self, request: BatchRequest, canceller: Canceller | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Its events."""
+        """The events of the request."""
         ...
 
 

@@ -30,7 +30,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(slots=True)
 class _Details:
-    """What was found in the trailers so far."""
+    """The details found in the trailers so far."""
 
     reason: str = ""
     metadata: dict[str, str] | None = None
@@ -116,7 +116,7 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
 
 
 def _read_pushback(value: str, details: _Details) -> None:
-    """As gRFC A6 has it: milliseconds to wait; negative or unreadable means do not retry."""
+    """As in gRFC A6: milliseconds to wait; negative or unreadable means do not retry."""
     try:
         pushback_ms = int(value)
     except ValueError:

@@ -29,7 +29,7 @@ class _Cancellation:
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """End the stream, now or as soon as it begins; its reader meets CallCancelled."""
+        """End the stream, now or as soon as it begins; its reader raises CallCancelled."""
         with self._lock:
             self.is_cancelled = True
             call = self._call
@@ -53,7 +53,7 @@ class _Failed:
 
 
 class _Outbox:
-    """What was read and not taken yet. A full one holds the readers, until it is closed."""
+    """Items read but not yet taken. When full it blocks the readers, until it is closed."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
@@ -70,7 +70,7 @@ class _Outbox:
             self._has_items.notify()
 
     def put_end(self, end: _Failed | None) -> None:
-        """What ends the batch always has room."""
+        """Add the item that ends the batch; never blocks."""
         with self._has_items:
             self._items.append(end)
             self._has_items.notify()

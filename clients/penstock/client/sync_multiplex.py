@@ -65,7 +65,7 @@ class SyncMultiplexStream:
 
 
 class SyncMultiplexer:
-    """The Multiplex calls of one channel: the current one, and older ones that run out."""
+    """The Multiplex calls of one channel: the current one, and older ones with open requests."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Call:
         self._reader = threading.Thread(target=self._read, name="penstock-multiplex", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the reading thread."""
         self._reader.start()
 
     def submit(

@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of a coroutine that never suspends. RuntimeError if it does after all."""
+    """The result of a coroutine that never suspends. Raises RuntimeError if it suspends."""
     hooks = sys.get_asyncgen_hooks()
     if hooks.firstiter is None:
         return _step(coroutine)

@@ -11,7 +11,7 @@ import { multiplex } from "./multiplexing.js";
 import * as refusals from "./refusals.js";
 import { NotHeld, Talk } from "./talk.js";
 
-const SCENARIO_MS = 20_000;
+const SCENARIO_MS = 60_000;
 
 const CHECKS: Readonly<Record<string, (talk: Talk) => Promise<void>>> = {
   stream_in_order: answers.streamInOrder,

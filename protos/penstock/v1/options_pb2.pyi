@@ -446,7 +446,8 @@ class JsonSchemaConstraint(google.protobuf.message.Message):
     minItems, maxItems, minContains, maxContains, minLength, maxLength, minProperties and
     maxProperties, which are compiled as repetitions. All of them and all expressions together come
     to at most 100,000 characters once repetitions are written out. Wherever in the document such
-    a key is, it counts. Without the character U+0000.
+    a key is, it counts. At most 8,192 objects and elements of expressions. Without the character
+    U+0000.
     """
     def __init__(
         self,
@@ -469,7 +470,8 @@ class RegexConstraint(google.protobuf.message.Message):
     bytes. Groups are nested at most 64 deep. Nothing is repeated more than 10,000 times by {n},
     {n,} (counts as n) and {n,m} (counts as m), where those of groups in each other are multiplied.
     At most 100,000 characters once such repetitions are written out, a class or an escape counting
-    as one. Without the character U+0000.
+    as one. At most 8,192 elements: brackets, repetitions, alternatives, classes, escapes, and texts
+    between them. Without the character U+0000.
     """
     def __init__(
         self,
@@ -489,7 +491,7 @@ class GrammarConstraint(google.protobuf.message.Message):
     EBNF_FIELD_NUMBER: builtins.int
     ebnf: builtins.str
     """The grammar in EBNF as of GBNF, with the start symbol `root`. 1 to
-    ModelLimits.max_constraint_bytes bytes. Brackets and repetitions have the bounds of
+    ModelLimits.max_constraint_bytes bytes. Brackets, repetitions and elements have the bounds of
     RegexConstraint.pattern; the name of a rule counts as one character. Without the character
     U+0000.
     """

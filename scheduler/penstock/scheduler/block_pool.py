@@ -4,8 +4,8 @@ Owns the state of each block: free, cached (available, content still identified 
 (reference count above zero). Does not know slots, requests or tensors.
 
 Free blocks are on a stack in one array, so that many are taken in one slice. Cached blocks are
-evicted by level, then by the pool's eviction order (eviction_order.py): a block's level is that of
-its retention claim (block_claims.py) or of a session that holds it (sessions.py), whichever is
+evicted by level, then by the pool's eviction order (cached_blocks.py): a block's level is that of
+its retention claim (retention.py) or of a session that holds it (sessions.py), whichever is
 higher. A request's blocks are released tail first, so that the head of a prefix, which more
 requests share, is evicted last (as in vLLM).
 """
@@ -17,12 +17,11 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.block_claims import BlockClaims, RetentionBudget, RetentionCuts
 from penstock.scheduler.cache_book import CacheBook
-from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks
+from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks, EvictionOrder
 from penstock.scheduler.check_pieces import PIECE, Faults
-from penstock.scheduler.eviction_order import EvictionOrder
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention
+from penstock.scheduler.retention import BlockClaims, RetentionBudget, RetentionCuts
 from penstock.scheduler.sessions import SessionKey, Sessions
 
 

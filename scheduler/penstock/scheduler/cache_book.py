@@ -81,7 +81,7 @@ class _Chain:
 
 
 class CacheBook:
-    """Every named block of one pool. `block_size`: in tokens."""
+    """An index of every named block of one pool. `block_size`: in tokens."""
 
     def __init__(self, block_size: int, max_num_changes: int = 65_536) -> None:
         self._block_bytes = block_size * _TOKEN_BYTES

@@ -25,7 +25,7 @@ A chance that is certain, for a short `max_tokens`, loses nothing by waiting and
 An output of certain length, which nothing but its limit ends, is judged by it from the first
 request on.
 
-exploration.py has the requests that are admitted to learn, although they may be late.
+output_lengths.py has the requests that are admitted to learn, although they may be late.
 """
 
 import math
@@ -33,17 +33,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.output_lengths import (
     UNENDING,
+    Exploration,
     LengthDistribution,
     OutputBounds,
     OutputLengths,
     RunningOutputs,
 )
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
 
@@ -66,8 +66,10 @@ _CHECK_EVERY_S = 0.25
 class TokenTime:
     """The time between two tokens of a running request, over the steps of the last seconds.
 
-    Time over steps, both decaying. While the machine is idle it counts as many steps as it could
-    have made for one request alone: a step full of prefill in an idle minute delays no request.
+    Time over steps, both decaying. A step that leaves decodes out for a light tenant's prompt is
+    time without a token: a request must have time for such pauses. While the machine is idle it
+    counts as many steps as it could have made for one request alone: a step full of prefill in an
+    idle minute delays no request.
     """
 
     __slots__ = ("_at_s", "_fit", "_num_tokens", "_seconds")
@@ -83,12 +85,12 @@ class TokenTime:
         """For a request that has the machine to itself."""
         return self._fit.step_time_s(num_prefill_tokens=0, num_decodes=1, num_context_tokens=0)
 
-    def note_step(self, seconds: float, now: float) -> None:
-        """Record the duration of a step."""
+    def note_step(self, seconds: float, now: float, *, has_paused: bool = False) -> None:
+        """Record the duration of a step; `has_paused`: it left decodes out."""
         self._idle_until(now - seconds)
         self._fade(seconds)
         self._seconds += seconds
-        self._num_tokens += 1.0
+        self._num_tokens += not has_paused
         self._at_s = max(self._at_s, now)
 
     def beside(self, load: Load, now: float) -> float:
@@ -144,7 +146,7 @@ class StandingQueues:
 
 
 class PrefillCredit:
-    """The chances that other load costs, accounted for the recently admitted prompts.
+    """The chance lost to other load, accounted for the recently admitted prompts.
 
     While on average at most `1 - _BESIDE_OTHERS` of their tokens are likely to be computed in vain
     because of other load, a single request may have less.
@@ -164,7 +166,7 @@ class PrefillCredit:
         return min(max(_BESIDE_OTHERS - credit / num_tokens, 0.0), _BESIDE_OTHERS)
 
     def note(self, num_tokens: int, share: float, now: float) -> None:
-        """A prompt is admitted with this share of its chance alone."""
+        """Record that a prompt is admitted, with this share of its chance alone."""
         self._fade(now)
         self._kept += num_tokens * min(share, 1.0)
         self._tokens += num_tokens
@@ -196,7 +198,7 @@ class CompletionPredictor:
     """
 
     def __init__(
-        self, min_chance: float, fit: StepFit, *, arrays: SlotArrays, running: Running
+        self, min_chance: float, fit: StepFit, *, arrays: SlotArrays, running: RunningSet
     ) -> None:
         self.lengths = OutputLengths()
         self.token_time = TokenTime(fit)
@@ -224,7 +226,7 @@ class CompletionPredictor:
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
     def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
-        """A running request ended with so many tokens; `is_cut`: not by its own end.
+        """A running request ended after that many tokens; `is_cut`: truncated.
 
         Without a token that could have ended it, its limit is no evidence of the lengths of others.
         """
@@ -270,7 +272,7 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """Running requests whose chance is below the smallest, with their chances.
+        """RunningSet requests whose chance is below the smallest, with their chances.
 
         Conditional on outputs being at least as long as theirs are already.
         """
@@ -299,7 +301,7 @@ class CompletionPredictor:
         return found
 
     def chance_in(self, request: Request, seconds: float) -> float | None:
-        """Probability that it ends in so much time from its next token on, decoding alone."""
+        """Probability that it ends within that time from its next token on, decoding alone."""
         distribution = self.distribution(request)
         if distribution is None:
             return None
@@ -382,7 +384,7 @@ def _may_end(spec: RequestSpec) -> bool:
 
 
 def _tokens_in(seconds: float, token_s: float) -> int:
-    """Tokens in so much time from the first one on, that one included."""
+    """Tokens generated in that time from the first one on, including it."""
     if seconds < 0.0:
         return 0
     return 1 + int(min(seconds / token_s, 2.0**31)) if token_s > 0.0 else 2**31

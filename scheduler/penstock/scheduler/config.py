@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
-from penstock.scheduler.request_options import DEFAULT_RETENTION_PRIORITY
+from penstock.scheduler.request import DEFAULT_RETENTION_PRIORITY
 from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 MAX_WEIGHT = 1e6
@@ -29,8 +29,9 @@ class SchedulingOrder(enum.Enum):
     """The order of the queue.
 
     FAIR: priority classes, tenants inside a class by weighted service, earliest deadline inside a
-    tenant; small requests may overtake a huge one for a while (see fair_order.py, admissions.py).
-    FCFS: priority classes, then arrival, without overtaking: the order of other engines.
+    tenant; small requests may overtake a huge one for a while (see fair_order.py,
+    batch_admission.py). FCFS: priority classes, then arrival, without overtaking: the order of
+    other engines.
     """
 
     FAIR = "fair"
@@ -41,7 +42,7 @@ class EvictionPolicy(enum.Enum):
     """Which cached block is evicted, among those without a retention.
 
     HIT_DENSITY: the one with the fewest expected hits for its residency, learned from the traffic
-    (see hit_density_order.py). LRU: the least recently used.
+    (see hit_density.py). LRU: the least recently used.
     """
 
     HIT_DENSITY = "hit_density"
@@ -54,7 +55,7 @@ class SchedulerConfig:
 
     `tenant_quota`: of each tenant without a separate quota. A tenant of weight 2 in
     `tenant_weights` may be served twice as much as one of weight 1, the default.
-    `min_deadline_chance`: see completion.py; `target_itl_s`: see pacing.py.
+    `min_deadline_chance`: see completion.py; `target_itl_s`: see latency_target.py.
 
     These are for SchedulingOrder.FAIR. `prompt_token_weight` and `output_token_weight`: what a
     token counts as service. An output token takes a step of the whole batch where a prompt token
@@ -67,10 +68,10 @@ class SchedulerConfig:
     first (0: no credit). `yield_ratio`: a tenant that would then still hold that many times less of
     slots and blocks than another is under its share ("light"): its prompts go before the other's,
     and running requests of the other are preempted for what it lacks; inf to switch that off (see
-    shares.py, yielders.py).
+    fair_share.py, victims.py).
 
     Sessions keep the blocks of a conversation for its next turn (see sessions.py). Requests may ask
-    for a cache retention above the default (see block_claims.py).
+    for a cache retention above the default (see retention.py).
     """
 
     max_num_batched_tokens: int = setting(

@@ -1,27 +1,26 @@
-"""What a request shares the machine with: running requests, and waiting requests ahead of it.
+"""The load next to a request: running requests, and waiting requests ahead of it.
 
 Owns both as the sums that forecast.py takes. Does not judge.
 
-A request of a light tenant (shares.py) goes before the others of its class. Before it are higher
-classes, its own tenant's requests and the prompts of light tenants under way; where running
-requests yield (yielders.py), it lacks neither a slot nor blocks. It counts as light if its tenant
-still is with all that goes before it. Forecast like any other it would be refused for the length
-of a queue in which it does not stand.
+A request of a light tenant (fair_share.py) goes before the others of its class. Before it are
+higher classes, its own tenant's requests and the prompts of light tenants under way; where running
+requests yield (victims.py), it lacks neither a slot nor blocks. It counts as light if its tenant
+still is with all that goes before it. Forecast like any other it would be refused for the length of
+a queue in which it does not stand.
 """
 
 import math
 from dataclasses import replace
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
-from penstock.scheduler.deadlines import deadlines_of
-from penstock.scheduler.forecast import Ahead, Load, Want
+from penstock.scheduler.fair_share import FairShare
+from penstock.scheduler.forecast import Demand, Load, QueuedAhead, deadlines_of
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.output_lengths import OutputLengths
-from penstock.scheduler.pace import Pace
 from penstock.scheduler.request import NO_TIME, Request
-from penstock.scheduler.running import Running
-from penstock.scheduler.shares import Shares
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
 
@@ -32,16 +31,16 @@ class Contention:
     def __init__(
         self,
         config: SchedulerConfig,
-        pace: Pace,
+        sizing: StepSizing,
         lengths: OutputLengths,
         *,
         arrays: SlotArrays,
         cache: KVCache,
-        running: Running,
+        running: RunningSet,
         queue: WaitingQueue,
         tenants: Tenants,
     ) -> None:
-        self._pace = pace
+        self._sizing = sizing
         self._lengths = lengths
         self._arrays = arrays
         self._cache = cache
@@ -52,7 +51,7 @@ class Contention:
         self._yield_ratio = config.yield_ratio
         is_fair = config.order is SchedulingOrder.FAIR
         self._serves_light = is_fair and math.isfinite(config.yield_ratio)
-        self._has_yielders = config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
+        self._preempts_for_tenants = config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
 
     def load(self, *, has_place: bool = False) -> Load:
         """All that runs. `has_place`: one more fits, whatever the limit on the batch."""
@@ -61,7 +60,7 @@ class Contention:
         columns = slice(0, running.high_water)
         prefilling = running.prefilling()
         num_left = int(arrays.max_total[columns].sum()) - int(arrays.num_tokens[columns].sum())
-        num_places = max(self._pace.max_num_running - num_running, int(has_place), 0)
+        num_places = max(self._sizing.max_num_running - num_running, int(has_place), 0)
         return Load(
             num_running=num_running,
             num_decodes=num_running - len(prefilling),
@@ -69,55 +68,62 @@ class Contention:
             num_prefill_tokens=sum(self._nums_left(prefilling)),
             num_output_tokens=self._lengths.expected_remaining(num_running, num_left),
             num_free_slots=num_places,
-            num_free_blocks=max(cache.pool.num_available - cache.num_reserved, 0),
-            num_used_blocks=cache.pool.num_used,
+            num_free_blocks=max(cache.num_available - cache.num_reserved, 0),
+            num_used_blocks=cache.num_used,
             prefill_budget_tokens=max(
-                min(self._pace.prefill_budget_tokens, self._max_tokens - num_running), 1
+                min(self._sizing.prefill_budget_tokens, self._max_tokens - num_running), 1
             ),
         )
 
-    def of_arrival(self, request: Request, want: Want) -> tuple[Load, Ahead]:
+    def of_arrival(self, request: Request, demand: Demand) -> tuple[Load, QueuedAhead]:
         """What runs and waits before a request that is about to join the queue."""
         queue = self._queue
-        ahead = queue.ahead_of(request, want.num_prefill_tokens, is_light=True)
-        shares = self._light_beside(request, want, ahead)
-        load = self._before(self.load(), request, want, ahead, shares)
+        ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_light=True)
+        shares = self._light_beside(request, demand, ahead)
+        load = self._before(self.load(), request, demand, ahead, shares)
         if shares is None:
-            ahead = queue.ahead_of(request, want.num_prefill_tokens)
+            ahead = queue.ahead_of(request, demand.num_prefill_tokens)
         return load, ahead
 
-    def of_admission(self, request: Request, want: Want) -> Load:
-        """What runs together with a request that is about to get a slot."""
-        shares = self._light_beside(request, want, Ahead())
-        return self._before(self.load(has_place=True), request, want, Ahead(), shares)
+    def of_admission(self, request: Request, demand: Demand) -> Load:
+        """The load that runs together with a request about to get a slot."""
+        shares = self._light_beside(request, demand, QueuedAhead())
+        return self._before(self.load(has_place=True), request, demand, QueuedAhead(), shares)
 
     def _before(
-        self, load: Load, request: Request, want: Want, ahead: Ahead, shares: Shares | None
+        self,
+        load: Load,
+        request: Request,
+        demand: Demand,
+        ahead: QueuedAhead,
+        shares: FairShare | None,
     ) -> Load:
         """Of `load` what is before a request; `shares` of one whose tenant is light in them.
 
         Prompts under way share the budget with it, each as long as both last. Those whose first
-        token is due no later may need all of it (urgency.py), and count whole.
+        token is due no later may need all of it (forecast.py), and count whole.
         """
         under_way = self._running.prefilling()
         if shares is not None:
             under_way = [one for one in under_way if shares.is_light(one.tenant)]
-            load = self._with_place(load, want, ahead)
-        due_s, num_own = deadlines_of(request).ttft_s, want.num_prefill_tokens
+            load = self._with_place(load, demand, ahead)
+        due_s, num_own = deadlines_of(request).ttft_s, demand.num_prefill_tokens
         num_before = sum(
             num if deadlines_of(one).ttft_s <= due_s != NO_TIME else min(num, num_own)
             for one, num in zip(under_way, self._nums_left(under_way), strict=True)
         )
         return replace(load, num_prefill_tokens=num_before)
 
-    def _light_beside(self, request: Request, want: Want, ahead: Ahead) -> Shares | None:
+    def _light_beside(
+        self, request: Request, demand: Demand, ahead: QueuedAhead
+    ) -> FairShare | None:
         """The shares in which the request's tenant is light, None if it is not."""
         tenants, name = self._tenants, request.spec.tenant
         if not (self._serves_light and tenants.has_others(name)):
             return None
-        shares = Shares(self._arrays, self._cache, self._running, tenants, self._yield_ratio)
+        shares = FairShare(self._arrays, self._cache, self._running, tenants, self._yield_ratio)
         num_slots = ahead.num_requests + 1
-        num_blocks = ahead.num_blocks + want.num_blocks
+        num_blocks = ahead.num_blocks + demand.num_blocks
         index = tenants.index_of(name)
         if index is None:
             weight = tenants.weight_of(name)
@@ -126,14 +132,14 @@ class Contention:
             is_light = shares.is_light(index, num_slots=num_slots, num_blocks=num_blocks)
         return shares if is_light else None
 
-    def _with_place(self, load: Load, want: Want, ahead: Ahead) -> Load:
-        """The load once others have yielded what all these lack, where they may."""
-        if not self._has_yielders:
+    def _with_place(self, load: Load, demand: Demand, ahead: QueuedAhead) -> Load:
+        """The load after the preemptions that would admit all of these, where allowed."""
+        if not self._preempts_for_tenants:
             return load
         return replace(
             load,
             num_free_slots=max(load.num_free_slots, ahead.num_requests + 1),
-            num_free_blocks=max(load.num_free_blocks, ahead.num_blocks + want.num_blocks),
+            num_free_blocks=max(load.num_free_blocks, ahead.num_blocks + demand.num_blocks),
         )
 
     def _nums_left(self, prefilling: list[Request]) -> list[int]:

@@ -1,11 +1,18 @@
-"""The cost model of a step: a linear function of its content.
+"""The cost model of a step, a linear function of its content, and the error of its predictions.
 
-Owns the formula. Does not know where the coefficients come from nor how the time is spent.
+Owns the formula, the measured step that the coefficients are learned from, and a lower bound of a
+time, given the recent errors of steps of its kind. Does not know where the coefficients come from
+nor how the time is spent.
 """
 
+import math
+from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
+from penstock.scheduler.batch import Batch
 from penstock.scheduler.setting import check, setting
 
 MAX_PRICE_S = 3600.0
@@ -72,3 +79,140 @@ class CostModel:
             + self.decode_slot_s * num_decodes
             + self.context_token_s * num_context_tokens
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeasure:
+    """One step: counts as in `CostModel`, and the seconds from its start to the next one's.
+
+    A step that was launched behind others counts from the end of the one before.
+    """
+
+    num_prefill_tokens: int
+    num_decodes: int
+    num_context_tokens: int
+    seconds: float
+
+
+def measure_of(batch: Batch, seconds: float) -> StepMeasure:
+    """The content of a batch, with its duration."""
+    num_prefill_tokens = int(batch.num_tokens[batch.num_decodes :].sum())
+    return StepMeasure(
+        num_prefill_tokens=num_prefill_tokens,
+        num_decodes=batch.num_decodes,
+        num_context_tokens=int(batch.starts.sum()) + batch.num_decodes + num_prefill_tokens,
+        seconds=seconds,
+    )
+
+
+_MAX_FORGIVEN_ERROR = 0.9
+"""However bad the fit, the minimum time of a request stays above zero."""
+WINDOW = 64
+"""Residuals that the quality is computed from."""
+NUM_LATEST = 8
+"""So many of each recent kind of step must agree, too."""
+NUM_SEEDED = 16
+SEEDED_SHARE = 0.9
+"""The window starts with this many errors of this share of `max_error`: so many steps must
+contradict the prior before their residuals count as the rule instead of as outliers.
+"""
+_REGAINED_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepError:
+    """The relative error of predicted step times.
+
+    `bias`: by how much steps take longer on average, pauses included. `p90`: the error of a single
+    one, up or down. ValueError names the invalid field.
+    """
+
+    bias: float = 0.0
+    p90: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not -1.0 < self.bias < math.inf:
+            raise ValueError(f"bias must be finite and above -1, not {self.bias}")
+        if not self.p90 >= 0.0:
+            raise ValueError(f"p90 must not be negative, not {self.p90}")
+
+    @property
+    def mean(self) -> float:
+        """The average factor between measured and predicted time."""
+        return 1.0 + self.bias
+
+    def left_of(self, num_steps: float) -> float:
+        """The share of the time of that many steps that remains after subtracting the error.
+
+        Errors of many steps cancel out, but the bias is known from `WINDOW` of them only.
+        """
+        if math.isinf(self.p90):
+            return 0.0
+        error = self.p90 / math.sqrt(min(max(num_steps, 1.0), WINDOW))
+        return 1.0 - min(error, _MAX_FORGIVEN_ERROR)
+
+
+EXACT = StepError()
+UNKNOWN_ERROR = StepError(p90=math.inf)
+"""Steps without predictions: no request is refused for their time."""
+
+
+class RecentErrors:
+    """Relative errors of the recent steps of one kind, and whether they are small.
+
+    `last_step`: the number of the last recorded step.
+    """
+
+    __slots__ = ("_max_error", "_residuals", "_sorted", "is_good", "last_step", "num_seen")
+
+    def __init__(self, max_error: float) -> None:
+        self._max_error = max_error
+        self.is_good = True
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Errors that neither gain trust nor lose it, until as many steps were seen."""
+        size = SEEDED_SHARE * self._max_error
+        self._residuals: deque[float] = deque((size,) * NUM_SEEDED)
+        self._sorted = [size] * NUM_SEEDED
+        self.num_seen = 0
+        self.last_step = 0
+
+    def note(self, residual: float, step: int) -> None:
+        """Record an error, and update whether they are small."""
+        if self.num_seen < NUM_SEEDED or len(self._residuals) == WINDOW:
+            del self._sorted[bisect_left(self._sorted, abs(self._residuals.popleft()))]
+        self._residuals.append(residual)
+        insort(self._sorted, abs(residual))
+        self.num_seen += 1
+        self.last_step = step
+        bound = self._max_error * (1.0 if self.is_good else _REGAINED_SHARE)
+        self.is_good = self.median <= bound
+
+    @property
+    def median(self) -> float:
+        """Median of the absolute errors."""
+        return self._sorted[len(self._sorted) // 2]
+
+    @property
+    def p90(self) -> float:
+        """Their 90th percentile."""
+        return self._sorted[(len(self._sorted) * 9) // 10]
+
+    @property
+    def bias(self) -> float:
+        """Their mean, of measured ones; none before `NUM_LATEST` of them.
+
+        A step that took longer than twice as long counts as twice: a pause of a minute is an
+        outlier.
+        """
+        num_real = min(self.num_seen, len(self._residuals))
+        if num_real < NUM_LATEST:
+            return 0.0
+        return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
+
+    def agrees(self, factor: float) -> bool:
+        """Whether its latest steps, too, show that the machine is slower or faster."""
+        latest = sorted(islice(reversed(self._residuals), NUM_LATEST))
+        change = latest[len(latest) // 2]
+        return change * (factor - 1.0) > 0.0 and abs(change) >= abs(factor - 1.0) / 2.0

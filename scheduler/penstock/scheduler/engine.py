@@ -1,33 +1,55 @@
 """The engine: schedule, launch, collect, update, repeat.
 
-Owns one step's sequence and the only two parts it connects, a scheduler and an executor. One thread
-calls it. The clock is injected; it must be the one that fronts use for deadlines.
+Owns the parts of the core, one step's sequence, and the connection with one executor. One thread
+calls it. The clock is injected; it must be the one that fronts use for deadlines. `schedule`,
+`update` and `submit_at` are pure: `now` is an argument, seconds on that clock.
+
+    submit ─► queue ─► plan ─► Batch ─► (executor) ─► StepResult ─► apply ─► StepEvents
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from penstock.scheduler.batch import Batch
+from penstock.scheduler.admission_control import AdmissionControl
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.batch_admission import BatchAdmission
 from penstock.scheduler.cache_book import CacheBook
-from penstock.scheduler.census import census
-from penstock.scheduler.config import SchedulerConfig, check_weights
-from penstock.scheduler.engine_listener import EngineListener
-from penstock.scheduler.events import StepEvents
-from penstock.scheduler.executor import Executor
-from penstock.scheduler.integrity import IntegrityCheck, check_integrity
-from penstock.scheduler.live_view import LiveView
-from penstock.scheduler.quotas import TenantQuota
-from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.completion import CompletionPredictor
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder, check_weights
+from penstock.scheduler.cost_model import measure_of
+from penstock.scheduler.deadline_predictor import DeadlinePredictor
+from penstock.scheduler.events import EventBuffer, StepEvents
+from penstock.scheduler.executor import Executor, ExecutorInfo
+from penstock.scheduler.integrity import CheckedParts, IntegrityCheck
+from penstock.scheduler.kv_cache import cache_of
+from penstock.scheduler.launched_step import LaunchedSteps
+from penstock.scheduler.listener import EngineListener
+from penstock.scheduler.live_view import LiveView, live_views
+from penstock.scheduler.planner import Planner
+from penstock.scheduler.quotas import QuotaAccounts, TenantQuota
+from penstock.scheduler.request import FailureReason, FinishReason, Request, RequestSpec
+from penstock.scheduler.results import Results
+from penstock.scheduler.retention import EngineRetention
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
-from penstock.scheduler.step_measure import measure_of
+from penstock.scheduler.step_sizing import StepSizing
 from penstock.scheduler.step_watch import StepWatch
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.transitions import LiveRequests, Transitions, failed
+from penstock.scheduler.victims import VictimSelection
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class Engine:
     """Runs requests on one executor.
 
     `listener` is called for every request, step and turn, before `step` returns the turn's events.
+    ValueError when the token budget is less than one token for every slot.
+
+    Owners: `queue` has the PENDING requests; `running`, `arrays` and `cache` the slots and blocks
+    of the PROCESSING ones; `tenants` and `quotas` the accounts; `sizing` the cost model of a step;
+    `launched` the steps in flight; `events` what leaves. `transitions` moves requests.
     """
 
     def __init__(
@@ -37,14 +59,69 @@ class Engine:
         clock: Callable[[], float],
         listener: EngineListener | None = None,
     ) -> None:
+        info = executor.info
+        if config.max_num_batched_tokens < info.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({info.max_num_seqs})"
+            )
         self.executor = executor
-        self.scheduler = Scheduler(executor.info, config)
+        self.requests = LiveRequests()
+        self.events = EventBuffer()
+        self.launched = LaunchedSteps()
+        self.arrays = _arrays_of(info)
+        self.cache = cache_of(info, config, self.arrays)
+        self.running = RunningSet(self.arrays)
+        self.tenants = Tenants(config)
+        self.quotas = QuotaAccounts({}, config.tenant_quota)
+        is_fair = config.order is SchedulingOrder.FAIR
+        self.queue = WaitingQueue(config, self.tenants, info.block_size)
+        self.sizing = StepSizing(info, config)
+        self.completion = CompletionPredictor(
+            config.min_deadline_chance, self.sizing.fit, arrays=self.arrays, running=self.running
+        )
+        self.predictor = DeadlinePredictor(
+            info,
+            config,
+            sizing=self.sizing,
+            completion=self.completion,
+            arrays=self.arrays,
+            cache=self.cache,
+            running=self.running,
+            queue=self.queue,
+            tenants=self.tenants,
+        )
+        self.transitions = self._transitions(config)
+        self._admission_control = AdmissionControl(
+            info,
+            config,
+            cache=self.cache,
+            queue=self.queue,
+            tenants=self.tenants,
+            quotas=self.quotas,
+            predictor=self.predictor,
+            requests=self.requests,
+        )
+        self._planner = self._planner_of(info, config)
+        self._results = Results(
+            info,
+            arrays=self.arrays,
+            cache=self.cache,
+            running=self.running,
+            queue=self.queue,
+            tenants=self.tenants if is_fair else None,
+            quotas=self.quotas,
+            transitions=self.transitions,
+            events=self.events,
+        )
+        self._integrity = IntegrityCheck(self._checked_parts())
+        self._watch = None if listener is None else self._watch_of(listener)
+        self._retention = EngineRetention(config, info) if info.is_self_paced else None
         self._clock = clock
-        self._depth = executor.info.pipeline_depth
-        self._is_self_paced = executor.info.is_self_paced
+        self._depth = info.pipeline_depth
+        self._is_self_paced = info.is_self_paced
+        self._next_sequence = 0
         self._num_steps = 0
-        self._watch = None if listener is None else StepWatch(self.scheduler, listener)
-        self._check = IntegrityCheck(self.scheduler)
         # When the launched steps were begun, oldest first, and when the last one was collected.
         self._begun_s: deque[float] = deque()
         self._collected_s = 0.0
@@ -52,24 +129,29 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do or report anything; of a self-paced executor: sooner or later."""
-        return self.scheduler.has_work
+        return bool(
+            self.requests
+            or len(self.launched)
+            or self.running.has_released
+            or self.events.ends
+            or self.events.changes
+        )
 
     @property
     def queue_size(self) -> tuple[int, int]:
         """How many requests wait, and the tokens that they would prefill."""
-        queue = self.scheduler.life.queue
-        return len(queue), queue.num_tokens
+        return len(self.queue), self.queue.num_tokens
 
     @property
     def occupancy(self) -> tuple[int, int]:
         """How many requests run, and the blocks that requests use; not cached ones."""
-        life = self.scheduler.life
-        return len(life.running), life.cache.pool.num_used
+        return len(self.running), self.cache.num_used
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
         """Requests whose retention was shortened, and blocks that lost theirs, to the budget."""
-        cuts = self.scheduler.life.retention_cuts
+        retention = self._retention
+        cuts = self.cache.retention_cuts if retention is None else retention.cuts
         return cuts.num_shortened, cuts.num_dropped_blocks
 
     @property
@@ -82,27 +164,55 @@ class Engine:
         return self.executor.ready_fd
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Queue the outputs of one request, leader first; refusals are reported by the next
-        step.
+        """Queue the outputs of one request, leader first, all of them or none.
+
+        A refusal becomes one `Failed` end per spec, which the next step reports.
         """
-        self._check.restart()
+        self._integrity.restart()
         if self._watch is not None:
             self._watch.submit(specs)
-        self.scheduler.submit(specs, self._clock())
+        self.submit_at(specs, self._clock())
+
+    def submit_at(self, specs: tuple[RequestSpec, ...], now: float) -> None:
+        """`submit` at a time."""
+        if self._retention is not None:
+            specs = self._retention.limit(specs, now)
+        outputs = [
+            Request(
+                spec=spec,
+                sequence=sequence,
+                tokens=spec.prompt_ids,
+                block_hashes=list(spec.block_hashes),
+                is_trial=spec.num_replays > 0,
+            )
+            for sequence, spec in enumerate(specs, self._next_sequence)
+        ]
+        estimate = self._admission_control.check(outputs, now)
+        if estimate.rejection is not None:
+            self.events.ends.extend(failed(spec, now, estimate.rejection) for spec in specs)
+            return
+        for request in estimate.displaced:
+            rejection = self.predictor.crowded(request, FailureReason.QUEUE_FULL, now)
+            self.transitions.fail(request, rejection, now)
+        self._next_sequence += len(specs)
+        self.transitions.enqueue(outputs, estimate, now)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
         """End a live request now, in any state; False when there is none."""
-        self._check.restart()
-        return self.scheduler.cancel(key, reason, self._clock())
+        self._integrity.restart()
+        request = self.requests.get(key)
+        if request is None:
+            return False
+        self.transitions.finish(request, reason, self._clock())
+        return True
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
         """End every live output of a request.
 
         Returns its state, PROCESSING if any output was; None when there is none.
         """
-        life = self.scheduler.life
-        keys = life.keys_of(request_id)
-        state = max((life.requests[key].state for key in keys), default=None)
+        keys = self.requests.keys_of(request_id)
+        state = max((self.requests[key].state for key in keys), default=None)
         for key in keys:
             self.cancel(key)
         return state
@@ -113,30 +223,55 @@ class Engine:
         Returns at once when no request can run. Exceptions of the executor propagate: it is dead,
         and so is this engine.
         """
-        self._check.restart()
+        self._integrity.restart()
         if self._is_self_paced:
             # Arrived results free resources for waiting requests.
             self._collect()
             self._launch()
         else:
             batch = self._launch()
-            num_launched = self.scheduler.num_launched
+            num_launched = len(self.launched)
             if num_launched and (batch is None or num_launched >= self._depth):
                 self._collect()
-        events = self.scheduler.take_events(self._num_steps, self._clock())
+        events = self.events.take(self._num_steps, self._clock())
         if self._watch is not None:
             self._watch.turned(events)
         return events
 
+    def schedule(self, now: float) -> Batch | None:
+        """Expire late requests, then plan the next step.
+
+        None when no request can run and no slot was released since the last step.
+        """
+        self.transitions.expire(now)
+        step = self._planner.plan(now)
+        if step is None:
+            return None
+        # A self-paced executor returns no result for a step without rows.
+        if step.batch.num_rows or not self._is_self_paced:
+            self.launched.append(step)
+        return step.batch
+
+    def update(self, result: StepResult, now: float) -> None:
+        """Apply the result of the oldest launched step."""
+        self._results.apply(self.launched.pop_oldest(), result, now)
+
+    def note_duration(self, batch: Batch, seconds: float, now: float) -> None:
+        """A step took so long, from its begin or the end of the step before to its result."""
+        has_prefill = batch.num_rows > batch.num_decodes
+        self.completion.token_time.note_step(seconds, now, has_paused=batch.num_paused > 0)
+        if self.sizing.note_step(seconds, now, has_prefill=has_prefill):
+            self.sizing.learn(measure_of(batch, seconds))
+
     def _launch(self) -> Batch | None:
         now = self._clock()
-        batch = self.scheduler.schedule(now)
+        batch = self.schedule(now)
         if batch is not None:
             self._num_steps += 1
             self._begun_s.append(now)
             # A self-paced executor returns nothing for a step without rows.
             if self._watch is not None and (batch.num_rows or not self._is_self_paced):
-                self._watch.launch(self.scheduler.newest_flight, now, self._clock())
+                self._watch.launch(self.launched.newest, now, self._clock())
             self.executor.launch(batch)
         return batch
 
@@ -144,12 +279,12 @@ class Engine:
         result = self.executor.collect()
         if self._is_self_paced:
             self._begun_s.clear()
-            if not self.scheduler.num_launched:
+            if not len(self.launched):
                 return
         now = self._clock()
         if not self._is_self_paced:
             self._measure(now)
-        self.scheduler.update(result, now)
+        self.update(result, now)
         if self._watch is not None:
             self._watch.collected(now, self._clock())
 
@@ -157,22 +292,20 @@ class Engine:
         """Time the step that was just collected, before it is forgotten."""
         begun_s = max(self._begun_s.popleft(), self._collected_s)
         self._collected_s = now
-        batch = self.scheduler.oldest_batch
-        if not batch.num_rows or now <= begun_s:
-            return
-        if self.scheduler.note_step(batch, now - begun_s, now):
-            self.scheduler.learn(measure_of(batch, now - begun_s))
+        batch = self.launched.oldest.batch
+        if batch.num_rows and now > begun_s:
+            self.note_duration(batch, now - begun_s, now)
 
     def next_wakeup_s(self) -> float:
         """When time ends a request, engine clock; NO_TIME when it never does."""
-        return self.scheduler.life.next_expiry_s()
+        return self.transitions.next_expiry_s()
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
         """Replace the tenants' limits; `default` applies to those that `quotas` does not name.
 
         Live requests stay; from now on new requests are checked against the new limits.
         """
-        self.scheduler.life.quotas.set_quotas(quotas, default)
+        self.quotas.set_quotas(quotas, default)
 
     def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
         """Replace the tenants' weights; `default` applies to those that `weights` does not name.
@@ -181,8 +314,8 @@ class Engine:
         """
         check_weights(weights)
         check_weights({"": default})
-        self.scheduler.life.tenants.set_weights(weights, default)
-        self.scheduler.life.queue.sums.set_weights(weights, default)
+        self.tenants.set_weights(weights, default)
+        self.queue.set_weights(weights, default)
 
     def keep_cache_book(self) -> CacheBook:
         """From now on index cached blocks. Call it before anything is submitted.
@@ -191,18 +324,18 @@ class Engine:
         """
         if self._is_self_paced:
             raise ValueError("a self-paced executor keeps its own cache")
-        return self.scheduler.life.cache.keep_book()
+        return self.cache.keep_book()
 
     def look(self) -> tuple[LiveView, ...]:
         """All live requests: running ones, most senior first, then waiting ones, in order.
 
         May take milliseconds: for operators, not for every step.
         """
-        return census(self.scheduler.life)
+        return live_views(self.arrays, self.running, self.queue)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError when an invariant does not hold."""
-        check_integrity(self.scheduler)
+        self._integrity.check_all()
 
     def check_next_piece(self) -> bool:
         """A part of `check_integrity`, under a millisecond; True when everything has been checked.
@@ -210,8 +343,84 @@ class Engine:
         After the engine was busy, the check of an idle engine starts again, except that blocks
         continue where it stopped.
         """
-        return self._check.advance()
+        return self._integrity.advance()
 
     def close(self) -> None:
         """Close the executor."""
         self.executor.close()
+
+    def _transitions(self, config: SchedulerConfig) -> Transitions:
+        return Transitions(
+            config,
+            requests=self.requests,
+            arrays=self.arrays,
+            cache=self.cache,
+            running=self.running,
+            launched=self.launched,
+            queue=self.queue,
+            tenants=self.tenants,
+            quotas=self.quotas,
+            predictor=self.predictor,
+            completion=self.completion,
+            events=self.events,
+        )
+
+    def _planner_of(self, info: ExecutorInfo, config: SchedulerConfig) -> Planner:
+        victims = VictimSelection(self.arrays, self.cache, self.running, self.tenants)
+        admission = BatchAdmission(
+            info,
+            config,
+            cache=self.cache,
+            running=self.running,
+            queue=self.queue,
+            sizing=self.sizing,
+            predictor=self.predictor,
+            victims=victims,
+            transitions=self.transitions,
+        )
+        return Planner(
+            info,
+            config,
+            arrays=self.arrays,
+            cache=self.cache,
+            running=self.running,
+            queue=self.queue,
+            tenants=self.tenants,
+            sizing=self.sizing,
+            predictor=self.predictor,
+            victims=victims,
+            admission=admission,
+            transitions=self.transitions,
+        )
+
+    def _checked_parts(self) -> CheckedParts:
+        return CheckedParts(
+            requests=self.requests,
+            arrays=self.arrays,
+            cache=self.cache,
+            running=self.running,
+            launched=self.launched,
+            queue=self.queue,
+            tenants=self.tenants,
+            quotas=self.quotas,
+            predictor=self.predictor,
+        )
+
+    def _watch_of(self, listener: EngineListener) -> StepWatch:
+        return StepWatch(
+            listener,
+            cache=self.cache,
+            running=self.running,
+            queue=self.queue,
+            sizing=self.sizing,
+        )
+
+
+def _arrays_of(info: ExecutorInfo) -> SlotArrays:
+    return SlotArrays(
+        num_slots=info.max_num_seqs,
+        # No row is longer than the whole cache and the token that is never computed, whatever the
+        # model's limit.
+        max_seq_len=min(info.max_seq_len, info.num_blocks * info.block_size + 1),
+        block_size=info.block_size,
+    )

@@ -1,13 +1,14 @@
 """The events of a step.
 
-Owns the values that leave the engine. Tokens of all requests travel as arrays; what happens once to
-one request (admission, preemption, the end) is one small value. Explanations are named tuples: made
-for every request during a step, in a third of a frozen dataclass's time.
+Owns the values that leave the engine, and those that have not left yet (`EventBuffer`). Tokens of
+all requests travel as arrays; what happens once to one request (admission, preemption, the end) is
+one small value. Explanations are named tuples: made for every request during a step, in a third of
+a frozen dataclass's time.
 """
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.quotas import QuotaBreach
 from penstock.scheduler.request import FailureReason, FinishReason
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 NO_KEYS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 NO_TOKENS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -179,3 +182,60 @@ class StepEvents:
     def is_empty(self) -> bool:
         """True when there are no events."""
         return not (len(self.keys) or self.changes or self.ends or self.prompt_logprobs)
+
+
+class EventBuffer:
+    """The events since they were last taken; of tokens one entry for each group, in order."""
+
+    def __init__(self) -> None:
+        self.changes: list[Queued | Admitted | Preempted | PrefixFound] = []
+        self.ends: list[Finished | Failed] = []
+        self.prompt_logprobs: list[tuple[int, int, TokenLogprobs]] = []
+        self._keys: list[NDArray[np.int64]] = []
+        self._tokens: list[NDArray[np.int32]] = []
+        self._logprobs: list[TokenLogprobs] = []
+
+    def add_tokens(
+        self, keys: NDArray[np.int64], tokens: NDArray[np.int32], logprobs: TokenLogprobs | None
+    ) -> None:
+        """One token of each of `keys` [m]."""
+        self._keys.append(keys)
+        self._tokens.append(tokens)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    def take(self, step: int, now: float) -> StepEvents:
+        """All events since the last call."""
+        events = StepEvents(
+            step=step,
+            at_s=now,
+            keys=_joined(self._keys, NO_KEYS),
+            tokens=_joined(self._tokens, NO_TOKENS),
+            logprobs=_joined_logprobs(self._logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            changes=tuple(self.changes),
+            ends=tuple(self.ends),
+        )
+        self.changes.clear()
+        self.ends.clear()
+        self.prompt_logprobs.clear()
+        for parts in (self._keys, self._tokens, self._logprobs):
+            parts.clear()
+        return events
+
+
+def _joined(parts: list[NDArray[_Scalar]], empty: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else empty
+
+
+def _joined_logprobs(parts: list[TokenLogprobs]) -> TokenLogprobs | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return TokenLogprobs(
+        chosen=np.concatenate([part.chosen for part in parts]),
+        ranks=np.concatenate([part.ranks for part in parts]),
+        top_ids=np.concatenate([part.top_ids for part in parts]),
+        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+    )

@@ -1,6 +1,7 @@
 """The fair order: priority classes, tenants by service, deadlines; and age, to prevent starvation.
 
-Owns the order. Does not know which requests fit (admissions.py) nor what was served (tenants.py).
+Owns the order. Does not know which requests fit (batch_admission.py) nor what was served
+(tenants.py).
 
 - **Class.** A higher priority goes first.
 - **Tenant.** Inside a class the tenant with the least weighted service goes next (virtual token
@@ -17,7 +18,8 @@ Owns the order. Does not know which requests fit (admissions.py) nor what was se
   arrival - priority * aging_s goes first by age. If age always decided, a tenant that floods the
   engine would outrank all others as soon as its queue is long; so it decides one in `aging_stride`
   admissions, while the first by age has waited for `aging_s`. Requests of tenants under their share
-  (shares.py) do not wait for that turn: at most `aging_stride` of them go before it once it is due.
+  (fair_share.py) do not wait for that turn: at most `aging_stride` of them go before it once it is
+  due.
 
 **Bound.** A request r of priority p that arrived at a, while no priority above P arrives: at a + (P
 - p + 1) * aging_s the first by age has waited long enough as long as r waits, because every request
@@ -25,7 +27,7 @@ that precedes r by age arrived before a + (P - p) * aging_s. From then on at mos
 (N + 1) admissions go before r's own, N counting the requests that precede r by age; half of that
 without tenants under their share. N is fixed at the latest then: later arrivals do not precede.
 (Not counted are requests that return after a preemption before the new ones of their tenant, which
-had been admitted before, and those that overtake a blocked head, which admissions.py bounds. A
+had been admitted before, and those that overtake a blocked head, which batch_admission.py bounds. A
 tenant at its running limit waits for itself.)
 
 Every heap drops stale entries when they reach the top and corrects keys that have only grown, so a
@@ -42,7 +44,6 @@ from typing import TypeAlias
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import Request
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.waiting_queue import expiry_s
 
 MAX_PASSED_PER_LINE = 4
 """How many of one tenant are skipped in a round before the next tenant's are tried."""
@@ -128,7 +129,7 @@ class FairOrder:
             line = self._lines[key] = _Line(*key)
             self._open_class(-spec.priority)
             self._queue_turn(line)
-        due_s = min(expiry_s(request), spec.arrival_s + self._aging_s)
+        due_s = min(request.expiry_s, spec.arrival_s + self._aging_s)
         is_fresh = request.num_preemptions == 0
         heapq.heappush(
             line.by_deadline, (is_fresh, due_s, request.sequence, request.ticket, request)

@@ -1,7 +1,8 @@
 """Predicts when a request will get its first and its last token, before it runs.
 
-Owns the formulas. Pure functions of the cost model, the machine's limits, the running requests and
-those ahead; does not know the queue, its order, or how a rejection is reported.
+Owns the formulas, and which deadlines of a request are open. Pure functions of the cost model, the
+machine's limits, the running requests and those ahead; does not know the queue, its order, or how a
+rejection is reported.
 
 It is a fluid model: work is conserved, all requests ahead go first, and they need a number of steps
 n and a number of prefill tokens T, so that they take
@@ -22,9 +23,8 @@ Two forecasts, and their purposes:
 
 from dataclasses import dataclass, replace
 
-from penstock.scheduler.cost_model import StepPrices
-from penstock.scheduler.request import NO_TIME
-from penstock.scheduler.step_errors import EXACT, StepError
+from penstock.scheduler.cost_model import EXACT, StepError, StepPrices
+from penstock.scheduler.request import NO_TIME, FailureReason, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class QueuedAhead:
     """The waiting requests ahead, in sums that a queue can maintain.
 
     `num_prefill_tokens`: what they have to compute, less known cached prefixes. `num_blocks`: what
@@ -87,7 +87,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Demand:
     """The demand of the request itself.
 
     `num_prefill_tokens`: tokens to compute before its first token, at least 1. For a refusal pass
@@ -137,36 +137,36 @@ class Forecast:
         return self.queue_s + self.prefill_s + self.decode_s
 
 
-def forecast(machine: Machine, want: Want, load: Load, ahead: Ahead) -> Forecast:
+def forecast(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -> Forecast:
     """The expected times of a request that joins now.
 
-    With P = `want.num_prefill_tokens`, B the prefill budget and t the cost of a step next to the
+    With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step next to the
     running decodes:
 
         prefill = ceil(P / B) t + P prefill_token_s + context of the chunks
 
         decode = (expected output - 1) (t with one decode more)
     """
-    queue = _expected_queue(machine, want, load, ahead)
-    num_chunks, _ = _chunks(want, _budget_tokens(machine, load))
+    queue = _expected_queue(machine, demand, load, ahead)
+    num_chunks, _ = _chunks(demand, _budget_tokens(machine, load))
     return Forecast(
         queue_s=queue.seconds,
-        prefill_s=_expected_prefill_s(machine, want, load),
-        decode_s=_expected_decode_s(machine, want, load),
+        prefill_s=_expected_prefill_s(machine, demand, load),
+        decode_s=_expected_decode_s(machine, demand, load),
         queue_left=queue.error.left_of(queue.num_steps),
         prefill_left=_least(machine.prefill_error, num_chunks) / machine.prefill_error.mean,
     )
 
 
-def forecast_alone(machine: Machine, want: Want) -> Forecast:
-    """The same with the whole machine to itself from now on, and with its minimum output.
+def forecast_alone(machine: Machine, demand: Demand) -> Forecast:
+    """The forecast with the whole machine from now on, and with its minimum output.
 
     The error of the cost model is taken off.
     """
     return Forecast(
         queue_s=0.0,
-        prefill_s=prefill_alone_s(machine, want),
-        decode_s=_decode_alone_s(machine, want),
+        prefill_s=prefill_alone_s(machine, demand),
+        decode_s=_decode_alone_s(machine, demand),
     )
 
 
@@ -179,7 +179,7 @@ class _Queue:
     error: StepError
 
 
-def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _Queue:
+def _expected_queue(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -> _Queue:
     """The expected time until the request is admitted.
 
     T = prefill tokens running and ahead, D = decodes, W = tokens they are expected to generate
@@ -199,7 +199,7 @@ def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
-    place_steps = _steps_until_place(want, load, ahead)
+    place_steps = _steps_until_place(demand, load, ahead)
     num_steps = max(prefill_steps, place_steps)
     if load.num_running:
         num_steps += 0.5
@@ -211,24 +211,24 @@ def _expected_queue(machine: Machine, want: Want, load: Load, ahead: Ahead) -> _
     return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
 
 
-def prefill_alone_s(machine: Machine, want: Want) -> float:
+def prefill_alone_s(machine: Machine, demand: Demand) -> float:
     """Least seconds from admission to the first token: alone on the machine.
 
     With m = ceil(P / B) steps: m step_s + P prefill_token_s + context_token_s x (sum of the chunks'
     ends), less the error of the cost model.
     """
-    num_steps, num_context = _chunks(want, machine.max_prefill_tokens)
+    num_steps, num_context = _chunks(demand, machine.max_prefill_tokens)
     prices = machine.prices
     return _least(machine.prefill_error, num_steps) * (
         num_steps * prices.step_s
-        + want.num_prefill_tokens * prices.prefill_token_s
+        + demand.num_prefill_tokens * prices.prefill_token_s
         + num_context * prices.context_token_s
     )
 
 
 def hopeless_at_s(
     machine: Machine,
-    want: Want,
+    demand: Demand,
     *,
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
@@ -240,19 +240,45 @@ def hopeless_at_s(
     checked again then; NO_TIME when there is no deadline. Give NO_TIME for a time to first token
     that was met before a preemption.
     """
-    latest_s = min(ttft_deadline_s, deadline_s - _decode_alone_s(machine, want))
-    return latest_s - prefill_alone_s(machine, want)
+    latest_s = min(ttft_deadline_s, deadline_s - _decode_alone_s(machine, demand))
+    return latest_s - prefill_alone_s(machine, demand)
 
 
-def can_meet(
-    outlook: Forecast,
-    now: float,
-    *,
-    ttft_deadline_s: float = NO_TIME,
-    deadline_s: float = NO_TIME,
-) -> bool:
-    """Whether a forecast made now meets the deadlines (engine clock)."""
-    return now + outlook.ttft_s < ttft_deadline_s and now + outlook.total_s < deadline_s
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """For the first token, until it is sent, and for the whole answer; engine clock."""
+
+    ttft_s: float
+    total_s: float
+
+    @property
+    def earliest_s(self) -> float:
+        """The earliest one."""
+        return min(self.ttft_s, self.total_s)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is a deadline at all."""
+        return self.earliest_s != NO_TIME
+
+    def are_met(self, predicted: Forecast, now: float) -> bool:
+        """Whether a forecast made now meets them."""
+        return now + predicted.ttft_s < self.ttft_s and now + predicted.total_s < self.total_s
+
+    def passed_by(self, now: float) -> FailureReason:
+        """The deadline that has passed."""
+        if self.total_s <= now:
+            return FailureReason.DEADLINE_EXCEEDED
+        return FailureReason.TTFT_DEADLINE_EXCEEDED
+
+
+def deadlines_of(request: Request) -> Deadlines:
+    """The open deadlines; a first token sent before a preemption has met its deadline."""
+    spec = request.spec
+    is_first_due = request.first_token_s == NO_TIME
+    return Deadlines(
+        ttft_s=spec.ttft_deadline_s if is_first_due else NO_TIME, total_s=spec.deadline_s
+    )
 
 
 def retry_after_s(
@@ -296,8 +322,8 @@ def _beside_s(machine: Machine, load: Load) -> float:
     )
 
 
-def _filled(load: Load, ahead: Ahead) -> Load:
-    """The load once those ahead have taken the free slots, each as long as its prompt."""
+def _filled(load: Load, ahead: QueuedAhead) -> Load:
+    """The load after those ahead took the free slots, each as long as its prompt."""
     num_joining = _num_joining(load, ahead)
     if not num_joining:
         return load
@@ -309,7 +335,7 @@ def _filled(load: Load, ahead: Ahead) -> Load:
     )
 
 
-def _num_joining(load: Load, ahead: Ahead) -> int:
+def _num_joining(load: Load, ahead: QueuedAhead) -> int:
     """How many of those ahead are admitted without a departure."""
     if not ahead.num_requests:
         return 0
@@ -317,8 +343,8 @@ def _num_joining(load: Load, ahead: Ahead) -> int:
     return min(load.num_free_slots, ahead.num_requests, int(load.num_free_blocks / blocks_each))
 
 
-def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
-    """Steps until enough requests have left for all ahead and this one."""
+def _steps_until_place(demand: Demand, load: Load, ahead: QueuedAhead) -> float:
+    """Steps until enough requests have ended for all ahead and this one."""
     blocks_each, steps_each = 1.0, 1.0
     if load.num_running:
         blocks_each = max(load.num_used_blocks / load.num_running, 1.0)
@@ -330,7 +356,7 @@ def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
         if ahead.num_output_tokens:
             steps_later = max(ahead.num_output_tokens / ahead.num_requests, 1.0)
     slots_short = ahead.num_requests + 1 - load.num_free_slots
-    blocks_short = ahead.num_blocks + want.num_blocks - load.num_free_blocks
+    blocks_short = ahead.num_blocks + demand.num_blocks - load.num_free_blocks
     num_departures = max(float(slots_short), blocks_short / blocks_each, 0.0)
     # First the running requests leave, then those that replaced them.
     num_first = min(num_departures, float(load.num_running))
@@ -339,41 +365,43 @@ def _steps_until_place(want: Want, load: Load, ahead: Ahead) -> float:
     return (num_first * steps_each + num_later * steps_later) / num_beside
 
 
-def _chunks(want: Want, budget_tokens: int) -> tuple[int, int]:
+def _chunks(demand: Demand, budget_tokens: int) -> tuple[int, int]:
     """Steps m that the prefill takes, and the least sum of the chunks' ends over them.
 
     The short chunk first, since a step in progress may have little room left: the ends are then P,
     P - B, P - 2 B, ..., and the cached part precedes each.
     """
-    num_tokens = want.num_prefill_tokens
+    num_tokens = demand.num_prefill_tokens
     num_steps = -(-num_tokens // budget_tokens)
     ends = num_steps * num_tokens - budget_tokens * (num_steps * (num_steps - 1) // 2)
-    return num_steps, ends + num_steps * want.num_cached_tokens
+    return num_steps, ends + num_steps * demand.num_cached_tokens
 
 
-def _expected_prefill_s(machine: Machine, want: Want, load: Load) -> float:
+def _expected_prefill_s(machine: Machine, demand: Demand, load: Load) -> float:
     prices = machine.prices
-    num_steps, num_context = _chunks(want, _budget_tokens(machine, load))
+    num_steps, num_context = _chunks(demand, _budget_tokens(machine, load))
     return machine.prefill_error.mean * (
         num_steps * _beside_s(machine, load)
-        + want.num_prefill_tokens * prices.prefill_token_s
+        + demand.num_prefill_tokens * prices.prefill_token_s
         + num_context * prices.context_token_s
     )
 
 
-def _expected_decode_s(machine: Machine, want: Want, load: Load) -> float:
-    num_own = want.num_prefill_tokens + want.num_cached_tokens + want.expected_output_tokens / 2.0
+def _expected_decode_s(machine: Machine, demand: Demand, load: Load) -> float:
+    num_own = (
+        demand.num_prefill_tokens + demand.num_cached_tokens + demand.expected_output_tokens / 2.0
+    )
     own_s = machine.prices.decode_slot_s + num_own * machine.prices.context_token_s
     step_s = machine.decode_error.mean * (_beside_s(machine, load) + own_s)
-    return max(want.expected_output_tokens - 1.0, 0.0) * step_s
+    return max(demand.expected_output_tokens - 1.0, 0.0) * step_s
 
 
-def _decode_alone_s(machine: Machine, want: Want) -> float:
-    num_context = want.num_prefill_tokens + want.num_cached_tokens
+def _decode_alone_s(machine: Machine, demand: Demand) -> float:
+    num_context = demand.num_prefill_tokens + demand.num_cached_tokens
     step_s = machine.prices.step_time_s(
         num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context
     )
-    num_steps = max(want.min_output_tokens - 1, 0)
+    num_steps = max(demand.min_output_tokens - 1, 0)
     return _least(machine.decode_error, num_steps) * num_steps * step_s
 
 

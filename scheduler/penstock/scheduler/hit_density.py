@@ -1,22 +1,37 @@
-"""Expected hits of a cached block per turn that it stays, learned from earlier blocks.
+"""Eviction by expected hits for the occupied memory.
 
-Owns the counts and the table computed from them. Does not know blocks: it gets the starts of
-residencies by class, and the ages at which some ended in a hit.
+Owns the value of a block by its class and age, learned from earlier blocks (`HitDensity`), and the
+order of eviction (`HitDensityOrder`). use_history.py has the class of a block, which is its number
+of uses.
 
-The value of a block of some class and age is the best rate of hits per turn of cache that keeping
-it a while can have: over all ages e to which it may be kept, the hits expected until e divided by
-the turns that it is expected to occupy until then. This is the Gittins index of a job that may be
-abandoned (Gittins, 1979); hit density as the measure of eviction is LHD's (Beckmann, Chen and
-Cidon, NSDI 2018), which averages to the end of a residency where this takes the best stop.
+**Value.** The best rate of hits per turn of cache that keeping a block a while can have: over all
+ages e to which it may be kept, the hits expected until e divided by the turns that it is expected
+to occupy until then. This is the Gittins index of a job that may be abandoned (Gittins, 1979); hit
+density as the measure of eviction is LHD's (Beckmann, Chen and Cidon, NSDI 2018), which averages to
+the end of a residency where this takes the best stop. A class is worth no less than a lower one of
+the same age: blocks used more often are the head of those used less often, which cannot be found
+without it. Counts are integers, so the same history gives the same table everywhere.
 
-A class is worth no less than a lower one of the same age: blocks used more often are the head of
-those used less often, which cannot be found without it.
-
-Counts are integers, so the same history gives the same table everywhere.
+**Order.** The blocks of one class that one request releases are a segment: of the same age, and
+evicted from its tail, for without its head the rest of a prefix is not found. A choice compares the
+oldest and the newest segment of each class: the value falls or rises with age, seldom both ways,
+and it is never more than two values a class. The least value is evicted, of equal ones the oldest,
+so that without knowledge the order is least recently used. A choice is used for up to MAX_RUN
+blocks.
 """
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.scheduler.cached_blocks import EvictionOrder, RecencyOrder
+from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
+from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.use_history import MAX_USES, UseHistory
 
 NUM_BINS = 48
 _FIRST_EDGE = 16
@@ -54,7 +69,7 @@ class HitDensity:
         self._begun[kind] += count
 
     def hit(self, kind: int, age: int, count: int = 1) -> None:
-        """`count` blocks of class `kind` would have been found again at `age`, or were."""
+        """`count` blocks of class `kind` were hit at `age`, or would have been."""
         self._hits[kind][bin_of(age)] += count
 
     def refit(self) -> None:
@@ -82,3 +97,223 @@ class HitDensity:
 
 _WIDTHS = _widths()
 _IS_AHEAD = np.triu(np.ones((NUM_BINS, NUM_BINS), dtype=np.bool_))
+
+
+MAX_RUN = 32
+REFIT_EVERY = 200
+_POOLS_TO_HALF = 64
+
+
+class _Segment:
+    """`blocks`: an ordered set, the tail last. `turn`: when they were released."""
+
+    __slots__ = ("blocks", "kind", "turn")
+
+    def __init__(self, blocks: dict[int, None], kind: int, turn: int) -> None:
+        self.blocks, self.kind, self.turn = blocks, kind, turn
+
+
+class HitDensityOrder:
+    """See `EvictionOrder`. The table is recomputed after every `refit_every` additions."""
+
+    def __init__(self, num_blocks: int, *, refit_every: int = REFIT_EVERY) -> None:
+        self.num_turns = 0
+        self._history = UseHistory(num_blocks, max_num_remembered=num_blocks)
+        self._density = HitDensity(MAX_USES + 1, half_life=_POOLS_TO_HALF * num_blocks)
+        self._segments: list[OrderedDict[int, _Segment]] = [
+            OrderedDict() for _ in range(MAX_USES + 1)
+        ]
+        # The segment that each block was last added in; the segment knows whether it is still
+        # there.
+        self._segment_of = [_Segment({}, 0, 0)] * num_blocks
+        self._num_in_segments = 0
+        # Blocks from other levels: each separately, the oldest represents all.
+        self._moved = RecencyOrder()
+        self._chosen: _Segment | None = None
+        self._num_left_of_choice = 0
+        self._refit_every = refit_every
+        self._num_until_refit = refit_every
+
+    @property
+    def num_remembered(self) -> int:
+        """Evicted chains and parts of chains with a history."""
+        return self._history.num_remembered
+
+    def __len__(self) -> int:
+        return self._num_in_segments + len(self._moved)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._segment_of[block].blocks or block in self._moved
+
+    def blocks(self) -> list[int]:
+        """See `EvictionOrder`."""
+        there = [block for each in self._segments for one in each.values() for block in one.blocks]
+        return there + self._moved.blocks()
+
+    def extend(self, blocks: Sequence[int]) -> None:
+        """See `EvictionOrder`."""
+        if not blocks:
+            return
+        kinds = bytes(map(self._history.uses.__getitem__, blocks))
+        if kinds.count(kinds[0]) == len(kinds):
+            self._append(blocks, kinds[0])
+        else:
+            start = 0
+            for kind, run in groupby(kinds):
+                stop = start + sum(1 for _ in run)
+                self._append(blocks[start:stop], kind)
+                start = stop
+        self._num_until_refit -= 1
+        if not self._num_until_refit:
+            self._num_until_refit = self._refit_every
+            self._density.refit()
+
+    def insert(self, block: int, turn: int) -> None:
+        """See `EvictionOrder`."""
+        self._moved.insert(block, turn)
+
+    def take(self, block: int) -> int:
+        """See `EvictionOrder`; blocks of one segment have the same turn."""
+        segment = self._segment_of[block]
+        if block not in segment.blocks:
+            return self._moved.take(block)
+        self._leave(segment, block)
+        return segment.turn
+
+    def discard(self, blocks: Sequence[int]) -> None:
+        """See `EvictionOrder`."""
+        segment_of, now = self._segment_of, self.num_turns
+        for block in blocks:
+            segment = segment_of[block]
+            if block in segment.blocks:
+                self._leave(segment, block)
+                self._density.hit(segment.kind, now - segment.turn)
+        if self._moved.moved:
+            self._moved.discard(blocks)
+
+    def pop(self, count: int) -> list[int]:
+        """See `EvictionOrder`."""
+        popped: list[int] = []
+        while len(popped) < count:
+            popped += self._pop_some(count - len(popped))
+        return popped
+
+    def note_named(
+        self,
+        table: NDArray[np.int32],
+        digests: Sequence[bytes],
+        places: range,
+        block_of: Mapping[bytes, int],
+    ) -> None:
+        """See `EvictionOrder`."""
+        for known in self._history.name(table, digests, places, block_of):
+            self._density.hit(known.num_uses, self.num_turns - known.turn, known.num_blocks)
+
+    def note_shared(self, blocks: Sequence[int]) -> None:
+        """See `EvictionOrder`."""
+        self._history.share(blocks)
+
+    def note_lost(self, blocks: Sequence[int]) -> None:
+        """See `EvictionOrder`."""
+        self._history.lose(blocks)
+
+    def _append(self, blocks: Sequence[int], kind: int) -> None:
+        """One segment; `blocks` of one class, the tail first."""
+        turn = self.num_turns + 1
+        segment = _Segment(dict.fromkeys(reversed(blocks)), kind, turn)
+        segment_of = self._segment_of
+        for block in blocks:
+            segment_of[block] = segment
+        self._segments[kind][turn] = segment
+        self.num_turns += len(blocks)
+        self._num_in_segments += len(blocks)
+        self._density.begin(kind, len(blocks))
+
+    def _leave(self, segment: _Segment, block: int) -> None:
+        del segment.blocks[block]
+        self._num_in_segments -= 1
+        if not segment.blocks:
+            del self._segments[segment.kind][segment.turn]
+
+    def _pop_some(self, most: int) -> list[int]:
+        """The blocks of one choice, at least one."""
+        segment = self._chosen
+        if segment is None or not segment.blocks or not self._num_left_of_choice:
+            segment = self._chosen = self._choose()
+            self._num_left_of_choice = MAX_RUN
+        if segment is None:
+            turn, block = self._moved.oldest()
+            self._moved.take(block)
+            self._history.evict([block], turn)
+            return [block]
+        blocks = segment.blocks
+        num_blocks = min(most, self._num_left_of_choice, len(blocks))
+        if num_blocks == len(blocks):
+            gone = [*reversed(blocks)]
+            blocks.clear()
+            del self._segments[segment.kind][segment.turn]
+        else:
+            gone = [blocks.popitem()[0] for _ in range(num_blocks)]
+        self._num_left_of_choice -= num_blocks
+        self._num_in_segments -= num_blocks
+        self._history.evict(gone, segment.turn)
+        return gone
+
+    def _choose(self) -> _Segment | None:
+        """The segment to evict next; None for the oldest moved block."""
+        table, now = self._density.table, self.num_turns
+        least: tuple[float, int] | None = None
+        chosen: _Segment | None = None
+        for kind, segments in enumerate(self._segments):
+            if not segments:
+                continue
+            oldest, newest = next(iter(segments)), next(reversed(segments))
+            for turn in (oldest,) if oldest == newest else (oldest, newest):
+                value = (table[kind][bin_of(now - turn)], turn)
+                if least is None or value < least:
+                    least, chosen = value, segments[turn]
+        if self._moved.moved:
+            turn, block = self._moved.oldest()
+            value = (table[self._history.uses[block]][bin_of(now - turn)], turn)
+            if least is None or value < least:
+                return None
+        return chosen
+
+    def faults(self) -> Faults:
+        """See `EvictionOrder`."""
+        yield from self._moved.faults()
+        yield "a moved block was added" if self._moved.added else ""
+        yield from self._history.faults()
+        num_there = 0
+        for kind, segments in enumerate(self._segments):
+            for is_in_order in is_sorted(segments):
+                yield "" if is_in_order else "segments are out of order"
+            for piece in pieces(self._blocks_of(kind)):
+                num_there += len(piece)
+                yield from self._block_faults(piece, kind)
+            for piece in pieces(segments.items()):
+                if any(not one.blocks or one.kind != kind or one.turn != at for at, one in piece):
+                    yield "a segment is empty or filed under another name"
+        if num_there != self._num_in_segments:
+            yield "the number of cached blocks is wrong"
+
+    def _blocks_of(self, kind: int) -> Iterator[tuple[int, _Segment]]:
+        for segment in self._segments[kind].values():
+            for block in segment.blocks:
+                yield block, segment
+
+    def _block_faults(self, piece: list[tuple[int, _Segment]], kind: int) -> Faults:
+        segment_of, uses = self._segment_of, self._history.uses
+        is_filed = all(segment_of[block] is segment for block, segment in piece)
+        yield "" if is_filed else "cached blocks and their segments disagree"
+        is_of_kind = all(uses[block] == kind for block, _ in piece)
+        yield "" if is_of_kind else "a cached block stands in another class"
+
+
+def eviction_order_of(config: SchedulerConfig, info: ExecutorInfo) -> EvictionOrder:
+    """The order of `config` for the pool of an executor."""
+    match config.eviction:
+        case EvictionPolicy.HIT_DENSITY:
+            return HitDensityOrder(info.num_blocks)
+        case EvictionPolicy.LRU:
+            return RecencyOrder()

@@ -6,14 +6,22 @@ every step; in production an idle engine is checked. Changes nothing.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.check_pieces import PIECE, Faults
-from penstock.scheduler.lifecycle import Lifecycle
-from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.deadline_predictor import DeadlinePredictor
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.launched_step import LaunchedSteps
+from penstock.scheduler.quotas import QuotaAccounts
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.transitions import LiveRequests
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 _NO_BLOCKS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
@@ -22,33 +30,48 @@ class IntegrityError(AssertionError):
     """An invariant does not hold; the message lists every fault found."""
 
 
-def check_integrity(scheduler: Scheduler) -> None:
-    """Raise IntegrityError naming every invariant that does not hold."""
-    found = [fault for fault in IntegrityCheck(scheduler).faults() if fault]
-    if found:
-        raise IntegrityError("; ".join(found))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedParts:
+    """The parts of an engine that must agree."""
+
+    requests: LiveRequests
+    arrays: SlotArrays
+    cache: KVCache
+    running: RunningSet
+    launched: LaunchedSteps
+    queue: WaitingQueue
+    tenants: Tenants
+    quotas: QuotaAccounts
+    predictor: DeadlinePredictor
 
 
 class IntegrityCheck:
-    """Checks a scheduler repeatedly, one piece at a time.
+    """Checks an engine repeatedly, all at once or one piece at a time.
 
     Blocks are checked one by one, so they may change in between: an interrupted check continues
     with the block where the one before stopped. The rest starts again.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, parts: CheckedParts) -> None:
+        self._parts = parts
         self._next_place = 0
         self._rest: Faults | None = None
 
+    def check_all(self) -> None:
+        """Raise IntegrityError naming every invariant that does not hold."""
+        # From the first block on, whatever was checked before.
+        found = [fault for fault in IntegrityCheck(self._parts).faults() if fault]
+        if found:
+            raise IntegrityError("; ".join(found))
+
     def restart(self) -> None:
-        """The scheduler is about to change."""
+        """The engine is about to change."""
         self._rest = None
 
     def advance(self) -> bool:
         """Check the next piece; True when it was the last one.
 
-        Raises IntegrityError as `check_integrity` does.
+        Raises IntegrityError as `check_all` does.
         """
         if self._rest is None:
             self._rest = self.faults()
@@ -56,17 +79,17 @@ class IntegrityCheck:
         if fault is None:
             self._rest = None
         elif fault:
-            check_integrity(self._scheduler)
+            self.check_all()
             raise IntegrityError(fault)
         return fault is None
 
     def faults(self) -> Faults:
         """All faults, piece by piece."""
-        life, pool = self._scheduler.life, self._scheduler.life.cache.pool
-        yield from (*_block_faults(life), "")
-        yield from (*_state_faults(life), "")
-        yield from (*_progress_faults(life, self._scheduler.num_launched), "")
-        yield from (*_tenant_faults(life), "")
+        parts, pool = self._parts, self._parts.cache.pool
+        yield from (*_block_faults(parts), "")
+        yield from (*_state_faults(parts), "")
+        yield from (*_progress_faults(parts), "")
+        yield from (*_tenant_faults(parts), "")
         # Alternately: a short idle period must advance the blocks too.
         totals = pool.total_faults()
         for _ in range(0, pool.num_blocks, PIECE):
@@ -78,11 +101,11 @@ class IntegrityCheck:
         yield from totals
 
 
-def _block_faults(life: Lifecycle) -> list[str]:
-    arrays, pool = life.arrays, life.cache.pool
+def _block_faults(parts: CheckedParts) -> list[str]:
+    arrays, pool = parts.arrays, parts.cache.pool
     tables: list[NDArray[np.int32]] = []
     faults: list[str] = []
-    for request in life.running:
+    for request in parts.running:
         slot = request.slot
         table = arrays.block_table[slot, : arrays.num_blocks[slot]]
         if len(set(table.tolist())) != len(table):
@@ -92,30 +115,30 @@ def _block_faults(life: Lifecycle) -> list[str]:
         writable = int(arrays.num_computed[slot]) // arrays.block_size
         if writable < len(table) and pool.ref_counts[table[writable]] != 1:
             faults.append(f"slot {slot} shares a block it writes to")
-        if int(life.cache.capacity[slot]) != len(table) * arrays.block_size:
+        if int(parts.cache.capacity[slot]) != len(table) * arrays.block_size:
             faults.append(f"slot {slot} misjudges its capacity")
-        is_over = int(arrays.num_computed[slot]) > int(life.cache.capacity[slot])
-        if is_over and not life.is_behind:
+        is_over = int(arrays.num_computed[slot]) > int(parts.cache.capacity[slot])
+        if is_over and not parts.running.is_behind:
             faults.append(f"slot {slot} computed more than its blocks hold")
     # Nothing as large as the pool is made: to get the memory takes longer than all of the rest.
     held, counts = np.unique(np.concatenate([_NO_BLOCKS, *tables]), return_counts=True)
     is_counted = np.array_equal(pool.ref_counts[held], counts)
     if not is_counted or np.count_nonzero(pool.ref_counts) != len(held):
         faults.append("reference counts differ from the block tables")
-    if int(life.cache.reserved.sum()) != life.cache.num_reserved or life.cache.num_reserved < 0:
+    if int(parts.cache.reserved.sum()) != parts.cache.num_reserved or parts.cache.num_reserved < 0:
         faults.append("reservations do not add up")
-    if not len(life.running) and pool.num_used:
+    if not len(parts.running) and pool.num_used:
         faults.append("no request runs but blocks are used")
     return faults
 
 
-def _state_faults(life: Lifecycle) -> list[str]:
+def _state_faults(parts: CheckedParts) -> list[str]:
     faults: list[str] = []
-    running = {request.spec.key for request in life.running}
-    waiting = {request.spec.key for request in life.queue}
-    if running & waiting or running | waiting != set(life.requests):
+    running = {request.spec.key for request in parts.running}
+    waiting = {request.spec.key for request in parts.queue}
+    if running & waiting or running | waiting != set(parts.requests):
         faults.append("running and waiting are not a partition of the live requests")
-    for key, request in life.requests.items():
+    for key, request in parts.requests.items():
         state = RequestState.PROCESSING if key in running else RequestState.PENDING
         if request.state is not state:
             faults.append(f"request {key} is {request.state.name}, its place is of {state.name}")
@@ -123,19 +146,17 @@ def _state_faults(life: Lifecycle) -> list[str]:
             faults.append(f"request {key} disagrees about its slot")
         if (request.queue_mark is None) is not (key in running):
             faults.append(f"request {key} disagrees about its account of waiting")
-        if key in running and life.arrays.key[request.slot] != key:
+        if key in running and parts.arrays.key[request.slot] != key:
             faults.append(f"slot {request.slot} names another request")
-    if sum(len(request.tokens) for request in life.queue) != life.queue.num_tokens:
-        faults.append("the queue miscounts its tokens")
-    if np.count_nonzero(life.arrays.key) != len(running):
+    if np.count_nonzero(parts.arrays.key) != len(running):
         faults.append("a free slot names a request")
     return faults
 
 
-def _progress_faults(life: Lifecycle, num_launched: int) -> list[str]:
+def _progress_faults(parts: CheckedParts) -> list[str]:
     faults: list[str] = []
-    arrays = life.arrays
-    for request in life.running:
+    arrays, num_launched = parts.arrays, len(parts.launched)
+    for request in parts.running:
         slot = request.slot
         known, in_flight = int(arrays.num_tokens[slot]), int(arrays.num_in_flight[slot])
         computed = int(arrays.num_computed[slot])
@@ -145,32 +166,27 @@ def _progress_faults(life: Lifecycle, num_launched: int) -> list[str]:
             faults.append(f"slot {slot} computed tokens that do not exist")
         if known + in_flight > int(arrays.max_total[slot]):
             faults.append(f"slot {slot} exceeds its length")
-    if not life.requests and not num_launched and arrays.num_in_flight.any():
+    if not parts.requests and not num_launched and arrays.num_in_flight.any():
         faults.append("idle, but tokens are in flight")
     return faults
 
 
-def _tenant_faults(life: Lifecycle) -> list[str]:
-    faults, tenants = life.tenants.faults(), life.tenants
-    waiting = Counter(request.tenant for request in life.queue)
-    running = Counter(request.tenant for request in life.running)
+def _tenant_faults(parts: CheckedParts) -> list[str]:
+    faults, tenants = parts.tenants.faults(), parts.tenants
+    waiting = Counter(request.tenant for request in parts.queue)
+    running = Counter(request.tenant for request in parts.running)
     for index, (num_waiting, num_running) in enumerate(
         zip(tenants.num_waiting, tenants.num_running, strict=True)
     ):
         if num_waiting != waiting[index] or num_running != running[index]:
             faults.append(f"tenant {index} is miscounted")
-    for request in life.running:
-        if int(life.arrays.tenant[request.slot]) != request.tenant:
+    for request in parts.running:
+        if int(parts.arrays.tenant[request.slot]) != request.tenant:
             faults.append(f"slot {request.slot} names another tenant")
         if request.ticket >= 0:
             faults.append(f"slot {request.slot} still stands in the queue")
-    if sum(request.ticket >= 0 for request in life.queue) != len(life.queue.order):
-        faults.append("the order miscounts who stands in it")
-    if len(life.queue.sums) != len(life.queue.order):
-        faults.append("the sums of the queue miss a request")
-    live = Counter(request.spec.tenant for request in life.requests.values())
-    faults.extend(life.quotas.faults(live))
-    faults.extend(life.queue.sums.faults())
-    faults.extend(life.queue.places.faults(tuple(life.queue)))
-    faults.extend(life.outlook.prefixes.faults(life.requests))
+    live = Counter(request.spec.tenant for request in parts.requests.values())
+    faults.extend(parts.quotas.faults(live))
+    faults.extend(parts.queue.faults())
+    faults.extend(parts.predictor.faults(parts.requests))
     return faults

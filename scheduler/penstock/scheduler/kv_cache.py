@@ -9,13 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.block_claims import RetentionBudget
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cache_book import CacheBook
-from penstock.scheduler.eviction_order import EvictionOrder
+from penstock.scheduler.cached_blocks import EvictionOrder
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.hit_density import eviction_order_of
 from penstock.scheduler.request import Request
-from penstock.scheduler.sessions import Sessions, session_key
+from penstock.scheduler.retention import RetentionBudget, RetentionCuts, retention_budget
+from penstock.scheduler.sessions import Sessions, session_key, sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 
 
@@ -45,6 +48,35 @@ class KVCache:
         """From now on index the named blocks: call it before the first has its name."""
         book = self.pool.book = CacheBook(self.block_size)
         return book
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self.pool.num_blocks
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken: free ones, then cached ones by eviction."""
+        return self.pool.num_available
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that running requests use; a shared one counts once."""
+        return self.pool.num_used
+
+    @property
+    def num_cached(self) -> int:
+        """Unused blocks whose content may be reused."""
+        return self.pool.num_cached
+
+    @property
+    def retention_cuts(self) -> RetentionCuts:
+        """What the retention budget has cut."""
+        return self.pool.retention_cuts
+
+    def expire(self, now: float) -> None:
+        """Expire retention claims and sessions."""
+        self.pool.expire(now)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -154,5 +186,28 @@ class KVCache:
         self.num_reserved -= int(self.reserved[slot])
         self.reserved[slot] = 0
 
+    def num_shared_tokens(self, slot: int) -> int:
+        """Tokens in blocks of a slot that others use too."""
+        return self.block_size * int(np.count_nonzero(self.pool.ref_counts[self._table(slot)] > 1))
+
+    def num_freed(self, slot: int, matched: Sequence[int]) -> int:
+        """Blocks and reservations that only this slot has, without those of `matched`."""
+        table = self._table(slot)
+        is_freed = self.pool.ref_counts[table] == 1
+        if matched:
+            is_freed &= ~np.isin(table, matched)
+        return int(np.count_nonzero(is_freed)) + int(self.reserved[slot])
+
     def _table(self, slot: int) -> NDArray[np.int32]:
         return self._arrays.block_table[slot, : int(self._arrays.num_blocks[slot])]
+
+
+def cache_of(info: ExecutorInfo, config: SchedulerConfig, arrays: SlotArrays) -> KVCache:
+    """The cache that `config` sets over the blocks of an executor."""
+    return KVCache(
+        arrays,
+        info.num_blocks,
+        sessions_of(config, info),
+        eviction_order_of(config, info),
+        retention_budget(config, info.num_blocks),
+    )

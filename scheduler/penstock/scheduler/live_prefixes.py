@@ -4,6 +4,7 @@ Owns the requests by the first block that was not cached. Does not know which bl
 computed since: those are found in the cache first.
 """
 
+from collections.abc import Mapping
 from itertools import islice
 
 from penstock.scheduler.request import Request
@@ -23,7 +24,7 @@ class LivePrefixes:
         self._first_of: dict[int, bytes] = {}
 
     def add(self, request: Request, num_matched: int) -> None:
-        """A request joins whose first `num_matched` blocks are cached."""
+        """Add a request whose first `num_matched` blocks are cached."""
         spec = request.spec
         if num_matched >= len(spec.block_hashes):
             return
@@ -62,7 +63,7 @@ class LivePrefixes:
                 return True
         return len(begun) > MAX_LOOKED_AT
 
-    def faults(self, live: dict[int, Request]) -> list[str]:
+    def faults(self, live: Mapping[int, Request]) -> list[str]:
         """Inconsistencies; empty when there are none."""
         begun = {key: first for first, each in self._begun_at.items() for key in each}
         found = [] if begun == self._first_of else ["live prefixes are miscounted"]

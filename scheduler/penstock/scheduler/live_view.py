@@ -1,12 +1,17 @@
-"""One live request as the engine sees it, for operators.
+"""Lists all live requests, for operators.
 
-Owns one value. It contains no token and no text.
+Owns the value, which contains no token and no text, the list and its order. Reads everything,
+changes nothing; may take milliseconds.
 """
 
 from dataclasses import dataclass
 
 from penstock.scheduler.events import WaitReason
+from penstock.scheduler.request import Request
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +41,73 @@ class LiveView:
     waits_for: WaitReason | None = None
     queue_position: int | None = None
     trace_id: bytes = b""
+
+
+MAX_POSITIONS = 1000
+"""How many waiting requests get a position."""
+
+
+def live_views(
+    arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
+) -> tuple[LiveView, ...]:
+    """Running requests, most senior first; then waiting ones, in order; then the rest of those.
+
+    The rest have no position: those behind the first thousand, outputs that wait for their prompt,
+    and requests of tenants at their running limit.
+    """
+    first = queue.order.first(MAX_POSITIONS)
+    keys = {request.spec.key for request in first}
+    rest = [request for request in queue if request.spec.key not in keys]
+    return (
+        *(_running(arrays, one) for one in sorted(running, key=_seniority)),
+        *(_waiting(queue, one, place) for place, one in enumerate(first)),
+        *(_waiting(queue, one, None) for one in sorted(rest, key=_seniority)),
+    )
+
+
+def _seniority(request: Request) -> tuple[int, int]:
+    return request.seniority
+
+
+def _running(arrays: SlotArrays, request: Request) -> LiveView:
+    spec, slot = request.spec, request.slot
+    num_prompt = spec.num_original_prompt_tokens
+    return LiveView(
+        key=spec.key,
+        request_id=spec.request_id,
+        tenant=spec.tenant,
+        output_index=spec.output_index,
+        state=request.state,
+        priority=spec.priority,
+        arrival_s=spec.arrival_s,
+        deadline_s=request.expiry_s,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=int(arrays.num_tokens[slot]) - num_prompt,
+        num_computed_tokens=int(arrays.num_computed[slot]),
+        num_blocks=int(arrays.num_blocks[slot]),
+        num_preemptions=request.num_preemptions,
+        slot=slot,
+        trace_id=spec.trace_id,
+    )
+
+
+def _waiting(queue: WaitingQueue, request: Request, position: int | None) -> LiveView:
+    spec, num_prompt = request.spec, request.spec.num_original_prompt_tokens
+    return LiveView(
+        key=spec.key,
+        request_id=spec.request_id,
+        tenant=spec.tenant,
+        output_index=spec.output_index,
+        state=request.state,
+        priority=spec.priority,
+        arrival_s=spec.arrival_s,
+        deadline_s=request.expiry_s,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=len(request.tokens) - num_prompt,
+        num_computed_tokens=0,
+        num_blocks=0,
+        num_preemptions=request.num_preemptions,
+        waits_for=queue.reason_of(request),
+        queue_position=position,
+        trace_id=spec.trace_id,
+    )

@@ -1,8 +1,8 @@
 """Output lengths: a distribution learned from ended requests.
 
-Owns the estimates: the mean, by which running requests are expected to leave, and the distribution
-of the lengths of one tenant and one limit, by which a deadline is judged. Does not know requests,
-time, or how an estimate is used.
+Owns the estimates, the mean, by which running requests are expected to leave, and the distribution
+of the lengths of one tenant and one limit, by which a deadline is judged; and which requests run so
+that lengths are learned (`Exploration`). Does not know requests, or how an estimate is used.
 """
 
 import math
@@ -75,7 +75,7 @@ class LengthDistribution:
         self._log_survival = log_survival
 
     def chance_within(self, num_tokens: int, bounds: OutputBounds) -> float:
-        """Probability that the output ends with at most so many tokens in all.
+        """Probability that the output ends with at most that many tokens in all.
 
         0 below `bounds.least` and 1 from `bounds.max_tokens` on, whatever was learned.
         """
@@ -104,7 +104,7 @@ class LengthDistribution:
         return min(max(num_tokens, bounds.least), bounds.max_tokens)
 
     def _log_reach(self, num_tokens: int) -> float:
-        """Logarithm of the probability that an output has at least so many tokens."""
+        """Logarithm of the probability that an output has at least that many tokens."""
         index = _bucket_of(num_tokens)
         before, after = self._log_survival[index : index + 2]
         part = (num_tokens - _FIRST[index]) / (_FIRST[index + 1] - _FIRST[index])
@@ -166,7 +166,7 @@ class _Histogram:
     def at_risk(
         self, running: NDArray[np.int32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each bucket how many outputs reached it and could end there, and how many did.
+        """For each bucket, how many outputs reached it and could end there, and how many did.
 
         Outputs truncated within a bucket count half there (the actuarial estimate). `running`:
         lengths so far of running outputs, which count as truncated.
@@ -292,6 +292,66 @@ class OutputLengths:
 
 
 def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
-    """From the general to the special; limits of one octave are one group."""
+    """The groups, most general first; limits of one octave are one group."""
     octave = max_tokens.bit_length()
     return ((None, None), (None, octave), (tenant, None), (tenant, octave))
+
+
+_OWN_SEEN = 16
+"""A tenant with fewer observed outputs is new."""
+_MAX_NEW = 16.0
+"""Requests of a new tenant that are judged by what is certain, in a memory of a minute."""
+_MAX_NEW_OF_ALL = 64.0
+_MEMORY_S = 60.0
+_EVERY = 64
+_MAX_TENANTS = 4096
+
+
+@dataclass(slots=True)
+class _Account:
+    """`num_new`: admitted requests of a new tenant, decaying, as of `at_s`."""
+
+    num_new: float = 0.0
+    at_s: float = -math.inf
+    num_unlikely: int = 0
+
+    def has_room(self, most: float, now: float) -> bool:
+        self.num_new *= math.exp(-max(now - self.at_s, 0.0) / _MEMORY_S)
+        self.at_s = max(now, self.at_s)
+        return self.num_new + 1.0 <= most
+
+
+class Exploration:
+    """The allowances of all tenants; of very many, the most recently used."""
+
+    __slots__ = ("_accounts", "_of_all")
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._of_all = _Account()
+
+    def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
+        """Whether a request counts as one of a new tenant; `num_seen`: observed outputs of that
+        tenant.
+        """
+        if num_seen >= _OWN_SEEN:
+            return False
+        account = self._account_of(tenant)
+        if not account.has_room(_MAX_NEW, now) or not self._of_all.has_room(_MAX_NEW_OF_ALL, now):
+            return False
+        account.num_new += 1.0
+        self._of_all.num_new += 1.0
+        return True
+
+    def takes_unlikely(self, tenant: str) -> bool:
+        """Whether a request is admitted although learned lengths would reject it."""
+        account = self._account_of(tenant)
+        account.num_unlikely += 1
+        return account.num_unlikely % _EVERY == 0
+
+    def _account_of(self, tenant: str) -> _Account:
+        account = self._accounts.pop(tenant, None) or _Account()
+        self._accounts[tenant] = account
+        if len(self._accounts) > _MAX_TENANTS:
+            del self._accounts[next(iter(self._accounts))]
+        return account

@@ -1,7 +1,7 @@
 """Plans each step: which requests run and how many tokens each computes.
 
 Owns the order of decisions: running decodes first, then the prompts of tenants under their share
-(shares.py), then other prefills in progress, and then other admissions, none in a step that
+(fair_share.py), then other prefills in progress, and then other admissions, none in a step that
 preempted. Every request has a number of computed tokens and must catch up with its total (as in
 vLLM), so chunked prefill, prefix hits and recomputation after a preemption are the same. A
 self-paced executor takes prompts whole, and one without a response is planned again in every step,
@@ -16,39 +16,70 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.admissions import Admissions
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.batch_admission import BatchAdmission
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.deadline_predictor import DeadlinePredictor
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.flight import Chunk, Flight
-from penstock.scheduler.grants import Grants
-from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.fair_share import FairShare
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.launched_step import Chunk, LaunchedStep
 from penstock.scheduler.request import NO_TIME, Request
-from penstock.scheduler.running import DecodeRoster
-from penstock.scheduler.shares import Shares
-from penstock.scheduler.victims import choose_victim
+from penstock.scheduler.running import DecodeRoster, RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.step_sizing import StepSizing
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.token_budget import TokenBudget
+from penstock.scheduler.transitions import Transitions
+from penstock.scheduler.victims import VictimSelection
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 MAX_PAUSED_STEPS = 3
 """Steps in a row from which the decodes of tenants over their share are left out."""
 
 
 class Planner:
-    """Plans one step at a time over a `Lifecycle`."""
+    """Plans one step at a time."""
 
-    def __init__(self, life: Lifecycle, info: ExecutorInfo, config: SchedulerConfig) -> None:
-        self._life = life
-        self._admissions = Admissions(life, info, config)
-        self._max_prefill_share = config.max_prefill_share if life.is_fair else 1.0
+    def __init__(  # noqa: PLR0913 - each is one thing that a plan depends on
+        self,
+        info: ExecutorInfo,
+        config: SchedulerConfig,
+        *,
+        arrays: SlotArrays,
+        cache: KVCache,
+        running: RunningSet,
+        queue: WaitingQueue,
+        tenants: Tenants,
+        sizing: StepSizing,
+        predictor: DeadlinePredictor,
+        victims: VictimSelection,
+        admission: BatchAdmission,
+        transitions: Transitions,
+    ) -> None:
+        self._arrays = arrays
+        self._cache = cache
+        self._running = running
+        self._queue = queue
+        self._order = queue.order
+        self._tenants = tenants
+        self._sizing = sizing
+        self._predictor = predictor
+        self._victims = victims
+        self._admission = admission
+        self._transitions = transitions
+        self._is_fair = config.order is SchedulingOrder.FAIR
+        self._max_prefill_share = config.max_prefill_share if self._is_fair else 1.0
         self._depth = info.pipeline_depth
         self._takes_whole_prompts = info.is_self_paced
         self._num_steps_ahead = 2 if info.is_self_paced else 1
         self._one_each: NDArray[np.int32] = np.ones(info.max_num_seqs, dtype=np.int32)
         self._has_preempted = False
         # Classes and tenants of requests preempted in this step for lack of blocks.
-        self._thrown_out: list[tuple[int, int]] = []
+        self._preempted: list[tuple[int, int]] = []
         self._serves_light = (
-            life.is_fair and not info.is_self_paced and math.isfinite(config.yield_ratio)
+            self._is_fair and not info.is_self_paced and math.isfinite(config.yield_ratio)
         )
         self._yield_ratio = config.yield_ratio
         self._stride = config.aging_stride
@@ -58,78 +89,78 @@ class Planner:
         self._num_old_blocks = 0
         self._step = 0
 
-    def plan(self, now: float) -> Flight | None:
+    def plan(self, now: float) -> LaunchedStep | None:
         """The next step, its tokens accounted as launched.
 
         Without running requests: a step of no rows when slots were released, since an executor must
         be notified of that even if nothing follows; else None.
         """
         self._has_preempted = False
-        self._thrown_out.clear()
-        self._num_old_blocks = self._life.cache.pool.num_used
+        self._preempted.clear()
+        self._num_old_blocks = self._cache.num_used
         num_decodes = self._make_room_for_decodes(now)
-        self._life.is_behind = False
-        grants = Grants(
+        self._running.is_behind = False
+        budget = TokenBudget(
             self._num_steps_ahead * self._prefill_tokens(num_decodes),
             max_share=self._max_prefill_share,
             is_whole=self._takes_whole_prompts,
         )
-        serves_all = self._serve_light(grants, now)
-        light = grants.requests if self._serves_light else []
+        serves_all = self._serve_light(budget, now)
+        light = budget.requests if self._serves_light else []
         if serves_all:
-            self._continue_prefills(grants, now)
+            self._continue_prefills(budget, now)
             if self._has_preempted:
-                waits_for = WaitReason.BLOCKS if len(self._life.queue.order) else None
+                waits_for = WaitReason.BLOCKS if len(self._order) else None
             else:
-                waits_for = self._admissions.admit(grants, now)
-            grants.top_up(self._life.cache)
+                waits_for = self._admission.admit(budget, now)
+            budget.top_up(self._cache)
         else:
-            waits_for = WaitReason.FAIRNESS if len(self._life.queue.order) else None
-        self._life.waits.tell(waits_for, now)
+            waits_for = WaitReason.FAIRNESS if len(self._order) else None
+        self._queue.note_reason(waits_for, now)
         self._pause_decodes(light)
-        chunks = list(grants.chunks())
+        chunks = list(budget.chunks())
         # Gathered again if a prefill preempted a decode.
-        roster = self._life.running.decodes(self._life.cache.capacity)
-        if not chunks and not len(roster.rows) and not self._life.released:
+        roster = self._running.decodes(self._cache.capacity)
+        if not chunks and not len(roster.rows) and not self._running.has_released:
             return None
         flight = self._commit(roster, chunks)
-        self._life.running.resume_decoding()
+        self._running.resume_decoding()
         return flight
 
     def _prefill_tokens(self, num_decodes: int) -> int:
-        """Tokens of prefill that the step may hold in addition to so many decodes."""
-        life, pace = self._life, self._life.outlook.pace
-        if not pace.has_target:
-            return pace.budget(num_decodes)
-        columns = slice(0, life.running.high_water)
-        roster = life.running.decodes(life.cache.capacity)
-        return pace.budget(
+        """Tokens of prefill that the step may hold in addition to that many decodes."""
+        sizing = self._sizing
+        if not sizing.has_target:
+            return sizing.budget(num_decodes)
+        columns = slice(0, self._running.high_water)
+        roster = self._running.decodes(self._cache.capacity)
+        return sizing.budget(
             num_decodes,
-            num_context_tokens=int(life.arrays.num_computed[columns].sum()),
+            num_context_tokens=int(self._arrays.num_computed[columns].sum()),
             num_decode_context_tokens=int(roster.starts.sum()),
         )
 
     def _make_room_for_decodes(self, now: float) -> int:
         """Ensure that every decode row has a block for its token; returns the number of rows."""
-        life, cache = self._life, self._life.cache
+        running, cache = self._running, self._cache
         while True:
-            roster = life.running.decodes(cache.capacity)
+            roster = running.decodes(cache.capacity)
             if self._depth > 1:
                 is_last = roster.starts + 1 >= roster.rows.max_total
                 if np.count_nonzero(is_last):
-                    life.running.stop_decoding(roster.rows.index[is_last])
+                    running.stop_decoding(roster.rows.index[is_last])
                     continue
             short = (roster.starts >= roster.capacity).nonzero()[0]
             if not len(short):
                 return len(roster.rows)
-            if len(short) <= cache.pool.num_available:
+            if len(short) <= cache.num_available:
                 cache.extend_each(roster.rows.index[short])
                 roster.capacity[short] += cache.block_size
             else:
                 self._preempt(self._victim(set()), now)
 
-    def _serve_light(self, grants: Grants, now: float) -> bool:
-        """Prompts of light tenants (shares.py) first, under way or new, with all they can use.
+    def _serve_light(self, budget: TokenBudget, now: float) -> bool:
+        """Prompts of light tenants (fair_share.py) first, under way or new, with all they can use.
 
         Whether others may have what is left. A step that ends such a prompt gives others' prompts
         nothing, so that its first token does not wait for theirs; but the next one does. None goes
@@ -138,26 +169,26 @@ class Planner:
         **Bound.** While prompts of others are under way, they are served as if no tenant were light
         in one step of `aging_stride`, whatever light tenants ask for.
         """
-        life, has_left_out = self._life, self._has_left_out
+        running, has_left_out = self._running, self._has_left_out
         self._has_left_out = False
-        is_useful = life.running.num_prefilling or len(life.queue)
-        if not (self._serves_light and is_useful and life.tenants.num_live > 1):
+        is_useful = running.num_prefilling or len(self._queue)
+        if not (self._serves_light and is_useful and self._tenants.num_live > 1):
             return True
         shares = self._shares()
         light: list[Request] = []
         others: list[Request] = []
-        for request in life.running.prefilling_by_level():
+        for request in running.prefilling_by_level():
             (light if shares.is_light(request.tenant) else others).append(request)
         if others and self._num_light_steps + 1 >= self._stride:
             self._num_light_steps = 0
             return True
         least = max((request.spec.priority for request in others), default=-math.inf)
-        self._continue([r for r in light if r.spec.priority >= least], grants, now)
-        if self._admissions.admit_light(grants, shares, least, self._thrown_out, now):
+        self._continue([r for r in light if r.spec.priority >= least], budget, now)
+        if self._admission.admit_under_share(budget, shares, least, self._preempted, now):
             self._has_preempted = True
-        grants.top_up(life.cache)
-        self._has_left_out = grants.ends_any and not has_left_out
-        is_over = self._has_left_out or grants.budget_tokens <= 0
+        budget.top_up(self._cache)
+        self._has_left_out = budget.ends_any and not has_left_out
+        is_over = self._has_left_out or budget.num_left <= 0
         self._num_light_steps = self._num_light_steps + 1 if is_over else 0
         return not self._has_left_out
 
@@ -171,99 +202,100 @@ class Planner:
         `MAX_PAUSED_STEPS` in a row.
         """
         num_paused, self._num_paused_steps = self._num_paused_steps, 0
-        life = self._life
-        if not light or num_paused == MAX_PAUSED_STEPS or life.tenants.num_live < 2:
+        arrays, tenants = self._arrays, self._tenants
+        if not light or num_paused == MAX_PAUSED_STEPS or tenants.num_live < 2:
             return
         priority = max(request.spec.priority for request in light)
-        service = life.tenants.service
+        service = tenants.service
         served = max(float(service[request.tenant]) for request in light)
-        slots = life.running.decodes(life.cache.capacity).rows.index
-        tenants = life.arrays.tenant[slots]
-        is_over = ~self._shares().are_light(tenants) & (service[tenants] > served)
-        paused = slots[is_over & (life.arrays.level[slots] <= priority)]
+        slots = self._running.decodes(self._cache.capacity).rows.index
+        owners = arrays.tenant[slots]
+        is_over = ~self._shares().are_light(owners) & (service[owners] > served)
+        paused = slots[is_over & (arrays.level[slots] <= priority)]
         if len(paused):
-            life.running.pause_decoding(paused)
+            self._running.pause_decoding(paused)
             self._num_paused_steps = num_paused + 1
 
-    def _continue_prefills(self, grants: Grants, now: float) -> None:
-        running = self._life.running
-        under_way = running.prefilling_by_level() if self._life.is_fair else running.prefilling()
-        self._continue(under_way, grants, now)
+    def _continue_prefills(self, budget: TokenBudget, now: float) -> None:
+        running = self._running
+        under_way = running.prefilling_by_level() if self._is_fair else running.prefilling()
+        self._continue(under_way, budget, now)
 
-    def _continue(self, under_way: list[Request], grants: Grants, now: float) -> None:
-        arrays, urgent = self._life.arrays, self._urgent(under_way, now)
+    def _continue(self, under_way: list[Request], budget: TokenBudget, now: float) -> None:
+        arrays, urgent = self._arrays, self._urgent(under_way, now)
         if urgent:
             under_way = sorted(
                 under_way, key=lambda r: (-int(arrays.level[r.slot]), urgent.get(r.slot, NO_TIME))
             )
-        served = grants.slots
+        served = budget.slots
         for request in under_way:
-            if grants.budget_tokens <= 0 and not self._takes_whole_prompts:
+            if budget.num_left <= 0 and not self._takes_whole_prompts:
                 break
             # An earlier one of this loop may have preempted it.
             if request.slot < 0 or request.slot in served:
                 continue
             start = int(arrays.num_computed[request.slot])
             remaining = int(arrays.num_tokens[request.slot]) - start
-            count = grants.size(remaining, is_shared=request.slot not in urgent)
-            if self._make_room(request, start + count, grants, now):
-                grants.add(request, start, count, remaining)
+            count = budget.size(remaining, is_shared=request.slot not in urgent)
+            if self._make_room(request, start + count, budget, now):
+                budget.add(request, start, count, remaining)
 
     def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
         """Slots of prompts that go first in their class and share with no other; when they are due.
 
-        See urgency.py. None while a request of a higher class waits, which needs budget to get in.
+        See forecast.py. None while a request of a higher class waits, which needs budget to get
+        in.
 
         **Bound.** In one step of `aging_stride` all are served as if none were urgent.
         """
-        life = self._life
-        if not life.is_fair or self._step % self._stride == 0:
+        if not self._is_fair or self._step % self._stride == 0:
             return {}
-        urgent = life.outlook.urgent(under_way, now)
-        first = life.queue.peek(now) if urgent else None
+        urgent = self._predictor.urgent(under_way, now)
+        first = self._order.peek(now) if urgent else None
         if first is None:
             return urgent
-        level = life.arrays.level
+        level = self._arrays.level
         return {slot: s for slot, s in urgent.items() if level[slot] >= first.spec.priority}
 
-    def _make_room(self, request: Request, num_tokens: int, grants: Grants, now: float) -> bool:
+    def _make_room(
+        self, request: Request, num_tokens: int, budget: TokenBudget, now: float
+    ) -> bool:
         """Blocks for a running request, by preemption if necessary; False if it was preempted
         itself.
 
         Requests that got tokens in this step keep them.
         """
-        life = self._life
-        missing = life.cache.num_missing(request.slot, num_tokens)
-        while missing > life.cache.pool.num_available:
-            victim = self._victim(grants.slots)
+        cache = self._cache
+        missing = cache.num_missing(request.slot, num_tokens)
+        while missing > cache.num_available:
+            victim = self._victim(budget.slots)
             self._preempt(victim, now)
             if victim is request:
                 return False
         if missing:
-            life.cache.extend(request.slot, missing)
+            cache.extend(request.slot, missing)
         return True
 
     def _victim(self, spared: set[int]) -> Request:
-        if self._life.is_fair:
-            shares = self._shares() if self._life.tenants.num_live > 1 else None
-            return choose_victim(self._life, spared, shares)
+        if self._is_fair:
+            shares = self._shares() if self._tenants.num_live > 1 else None
+            return self._victims.choose_victim(spared, shares)
         # In order of seniority the requests that got tokens are never the most junior.
-        return self._life.running.most_junior()
+        return self._running.most_junior()
 
-    def _shares(self) -> Shares:
-        life = self._life
-        return Shares(life.arrays, life.cache, life.running, life.tenants, self._yield_ratio)
+    def _shares(self) -> FairShare:
+        return FairShare(self._arrays, self._cache, self._running, self._tenants, self._yield_ratio)
 
     def _preempt(self, victim: Request, now: float) -> None:
         self._has_preempted = True
-        self._thrown_out.append((int(self._life.arrays.level[victim.slot]), victim.tenant))
-        self._life.preempt(victim, now)
+        self._preempted.append((int(self._arrays.level[victim.slot]), victim.tenant))
+        self._transitions.preempt(victim, now)
 
-    def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> Flight:
+    def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> LaunchedStep:
         """Advance all requests as if the step were done, and make the batch."""
-        life, arrays = self._life, self._life.arrays
+        arrays, running = self._arrays, self._running
         starts, num_decodes = roster.starts, len(roster.rows)
-        life.running.stays.note_step(num_decodes + len(chunks), chunks)
+        running.note_step(chunks, num_decodes)
         columns = slice(0, len(roster.ones))
         arrays.num_computed[columns] += roster.ones
         arrays.num_in_flight[columns] += roster.ones
@@ -283,10 +315,11 @@ class Planner:
                 ends: NDArray[np.int32] = np.array([c.start + c.count for c in done], np.int32)
                 positions = np.concatenate((positions, ends))
                 new: NDArray[np.intp] = np.array([chunk.slot for chunk in done], dtype=np.intp)
-                rows = life.running.rows_of(np.concatenate((rows.index, new)))
+                rows = running.rows_of(np.concatenate((rows.index, new)))
                 for chunk in done:
                     arrays.num_in_flight[chunk.slot] += 1
-                    life.running.start_decoding(chunk.slot)
+                    running.start_decoding(chunk.slot)
+        admitted, released = running.take_changes()
         batch = Batch(
             step=self._step,
             arrays=arrays,
@@ -295,14 +328,14 @@ class Planner:
             starts=starts,
             num_decodes=num_decodes,
             sampled_slots=rows.slots,
-            admitted=tuple(life.admitted),
-            released=tuple(life.released),
-            num_used_blocks=life.cache.pool.num_used,
+            admitted=admitted,
+            released=released,
+            num_used_blocks=self._cache.num_used,
             num_old_blocks=self._num_old_blocks,
-            num_paused=life.running.num_paused,
+            num_paused=running.num_paused,
         )
-        life.admitted.clear()
-        life.released.clear()
         self._step += 1
         is_roster = rows is roster.rows
-        return Flight(batch, rows, positions, roster.ones if is_roster else None, tuple(chunks))
+        return LaunchedStep(
+            batch, rows, positions, roster.ones if is_roster else None, tuple(chunks)
+        )

@@ -1,18 +1,72 @@
-"""A request: its specification (`RequestSpec`, immutable) and its progress (`Request`).
+"""A request: its specification (`RequestSpec`, immutable), its options and its progress
+(`Request`).
 
 Owns the values that cross from the front to the scheduler and on to the executor. Does not know
 text, protobuf, or where the request came from: `key` is an opaque number that its sender chose.
+An executor's features show which options it supports; the front refuses the others, so the
+scheduler passes them on unread, except for retention, which it applies itself where the blocks are
+its own (block_pool.py).
 """
 
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.request_options import CacheRetention, Constraint
 from penstock.scheduler.state import RequestEvent, RequestState, transition
+
+
+class ConstraintKind(enum.IntEnum):
+    """The languages of a constraint."""
+
+    JSON_SCHEMA = 1
+    REGEX = 2
+    GRAMMAR = 3
+    CHOICE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """The format an output must have.
+
+    `texts`: the schema, the pattern or the EBNF grammar (start symbol `root`), one text; for CHOICE
+    the texts of which the output is one.
+    """
+
+    kind: ConstraintKind
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.texts or not all(self.texts):
+            raise ValueError("constraint must have texts, none of them empty")
+        if self.kind is not ConstraintKind.CHOICE and len(self.texts) != 1:
+            raise ValueError(f"constraint of kind {self.kind.name} must have one text")
+
+
+DEFAULT_RETENTION_PRIORITY: Final = 35
+"""Of blocks without a retention, as in TensorRT-LLM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRetention:
+    """The eviction priority of a request's cached blocks: lower `priority` (0 to 100) is evicted
+    earlier.
+
+    `duration_s`: how long the priority lasts after the request, seconds; infinite for no end.
+    """
+
+    priority: int = DEFAULT_RETENTION_PRIORITY
+    duration_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 100:
+            raise ValueError("retention priority must be in 0 .. 100")
+        if not self.duration_s > 0:
+            raise ValueError("retention duration_s must be positive")
+
 
 NO_TIME = math.inf
 """A deadline that never comes, seconds on the engine's clock."""
@@ -177,13 +231,13 @@ class Request:
     is live. `ticket`: its place in the order of the queue, -1 without one. `num_overtaken` and
     `blocked_since_s`: how many requests overtook it since it first was at the head and did not fit;
     `num_blocks_short`: how many blocks it needed when it was last tried and did not fit.
-    `num_yields`: how often it was preempted for another tenant's. `recheck_s`: while it waits, when
-    to check whether it can still meet its deadlines. `num_uncached_tokens`: what it had to compute
-    when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks, in tokens;
-    `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions, as a replay
-    does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are used.
-    `place`: smaller for earlier arrivals; `queue_mark`: while it waits, the start of its stay in
-    the queue: when, and the counters of wait_clock.py.
+    `num_tenant_preemptions`: how often it was preempted for another tenant's. `recheck_s`: while it
+    waits, when to check whether it can still meet its deadlines. `num_uncached_tokens`: what it had
+    to compute when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks,
+    in tokens; `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions,
+    as a replay does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are
+    used. While it waits, `place`: its place in the columns of wait_clock.py; `queue_mark`: the
+    start of its stay in the queue, and the counters of that moment.
     """
 
     spec: RequestSpec
@@ -199,7 +253,7 @@ class Request:
     num_overtaken: int = 0
     blocked_since_s: float = NO_TIME
     num_blocks_short: int = 0
-    num_yields: int = 0
+    num_tenant_preemptions: int = 0
     recheck_s: float = NO_TIME
     num_uncached_tokens: int = 0
     num_kept_tokens: int = 0
@@ -207,13 +261,25 @@ class Request:
     is_trial: bool = False
     is_new: bool = False
     place: int = -1
-    queue_mark: tuple[float, int, int, int] | None = None
+    queue_mark: tuple[float, tuple[int, ...]] | None = None
     _state: RequestState = RequestState.PENDING
 
     @property
     def state(self) -> RequestState:
         """Current state; changes through `apply` alone."""
         return self._state
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Sort key by class and arrival: smaller goes first and is preempted last."""
+        return (-self.spec.priority, self.sequence)
+
+    @property
+    def expiry_s(self) -> float:
+        """When a request that still waits is no longer worth running, engine clock."""
+        spec = self.spec
+        ttft = spec.ttft_deadline_s if self.first_token_s == NO_TIME else NO_TIME
+        return min(spec.deadline_s, spec.time_limit_s, ttft)
 
     def apply(self, event: RequestEvent) -> None:
         """Move along the table, or raise IllegalTransition and change nothing."""

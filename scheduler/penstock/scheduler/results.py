@@ -8,32 +8,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import SlotFailure, StepResult, TokenLogprobs
-from penstock.scheduler.events import PrefixFound
+from penstock.scheduler.deadline_predictor import Rejection
+from penstock.scheduler.events import EventBuffer, PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.flight import Chunk, Flight
-from penstock.scheduler.lifecycle import Lifecycle
-from penstock.scheduler.request import FailureReason, FinishReason, Request
-from penstock.scheduler.rows import Rows
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.launched_step import Chunk, LaunchedStep, Rows
+from penstock.scheduler.quotas import QuotaAccounts
+from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason, Request
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.transitions import Transitions
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class Results:
-    """Applies results to a `Lifecycle`; keeps the tokens until they are taken.
+    """Applies results to the running requests; tokens go to `events`.
 
-    `keys`, `tokens`, `logprobs`: one entry per group of tokens, in order. `prompt_logprobs`: as in
-    StepEvents.
+    `tenants`: None where service is not counted.
     """
 
-    def __init__(self, life: Lifecycle, info: ExecutorInfo) -> None:
-        self._life = life
+    def __init__(  # noqa: PLR0913 - each is one thing that a result changes
+        self,
+        info: ExecutorInfo,
+        *,
+        arrays: SlotArrays,
+        cache: KVCache,
+        running: RunningSet,
+        queue: WaitingQueue,
+        tenants: Tenants | None,
+        quotas: QuotaAccounts,
+        transitions: Transitions,
+        events: EventBuffer,
+    ) -> None:
+        self._arrays = arrays
+        self._cache = cache
+        self._running = running
+        self._queue = queue
+        self._tenants = tenants
+        self._quotas = quotas
+        self._transitions = transitions
+        self._events = events
         self._depth = info.pipeline_depth
         self._is_self_paced = info.is_self_paced
-        self._flat_tokens = life.arrays.token_ids.reshape(-1)
-        self.keys: list[NDArray[np.int64]] = []
-        self.tokens: list[NDArray[np.int32]] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.prompt_logprobs: list[tuple[int, int, TokenLogprobs]] = []
+        self._flat_tokens = arrays.token_ids.reshape(-1)
 
-    def apply(self, flight: Flight, result: StepResult, now: float) -> None:
+    def apply(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         """Advance the requests of `flight` by `result`.
 
         Raises ValueError when the result does not fit the batch: the executor is broken.
@@ -45,7 +65,8 @@ class Results:
             if request is not None:
                 # Its own row must not come back in this very step.
                 flight.dropped.add(failure.slot)
-                self._life.fail(request, _reason_of(failure), now, failure.detail)
+                rejection = Rejection(reason=_reason_of(failure))
+                self._transitions.fail(request, rejection, now, failure.detail)
         self._note_prompts(flight, result, now)
         if result.counts is None and result.slots is flight.batch.sampled_slots:
             self._append_all(flight, result, now)
@@ -54,30 +75,36 @@ class Results:
         for end in result.ends:
             request = self._live(flight, end.slot)
             if request is not None:
-                self._life.finish(request, end.reason, now, end.stop_id)
+                self._transitions.finish(request, end.reason, now, end.stop_id)
 
-    def _live(self, flight: Flight, slot: int) -> Request | None:
-        return None if slot in flight.dropped else self._life.running.request_at(slot)
+    def _live(self, flight: LaunchedStep, slot: int) -> Request | None:
+        return None if slot in flight.dropped else self._running.request_at(slot)
 
-    def _note_prompts(self, flight: Flight, result: StepResult, now: float) -> None:
+    def _note_prompts(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         for chunk in self._computed_chunks(flight, result):
-            self._life.cache.register(chunk.request, chunk.start + chunk.count)
+            self._cache.register(chunk.request, chunk.start + chunk.count)
             if chunk.completes:
                 if result.counts is None:
-                    self._life.note_first_token(chunk.request, now)
-                self._life.queue.release_held(chunk.request.spec.key)
+                    self._note_first_token(chunk.request, now)
+                self._queue.release_held(chunk.request.spec.key)
         for slot, first, logprobs in result.prompt_logprobs:
             request = self._live(flight, slot)
             if request is not None:
-                self.prompt_logprobs.append((request.spec.key, first, logprobs))
+                self._events.prompt_logprobs.append((request.spec.key, first, logprobs))
         for slot, num_cached in result.num_cached:
             request = self._live(flight, slot)
             if request is not None:
-                self._life.changes.append(
+                self._events.changes.append(
                     PrefixFound(key=request.spec.key, at_s=now, num_cached_tokens=num_cached)
                 )
 
-    def _computed_chunks(self, flight: Flight, result: StepResult) -> list[Chunk]:
+    def _note_first_token(self, request: Request, now: float) -> None:
+        """The TTFT deadline is met."""
+        if request.first_token_s == NO_TIME:
+            request.first_token_s = now
+            self._arrays.deadline[request.slot] = request.spec.deadline_s
+
+    def _computed_chunks(self, flight: LaunchedStep, result: StepResult) -> list[Chunk]:
         """Prefill rows that are done; of a self-paced executor only a token shows that."""
         chunks = [chunk for chunk in flight.chunks if chunk.slot not in flight.dropped]
         if not self._is_self_paced or not chunks:
@@ -85,7 +112,7 @@ class Results:
         answered = set(_answered_slots(result))
         return [chunk for chunk in chunks if chunk.slot in answered]
 
-    def _append_all(self, flight: Flight, result: StepResult, now: float) -> None:
+    def _append_all(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         """The usual case: one token for every row, except released slots."""
         rows, positions, tokens, logprobs = (
             flight.rows,
@@ -113,7 +140,7 @@ class Results:
         now: float,
     ) -> NDArray[np.bool_]:
         """One more token for every row; bool [m], which rows ended."""
-        arrays = self._life.arrays
+        arrays = self._arrays
         self._flat_tokens[rows.offsets + positions] = tokens
         if ones is None:
             arrays.num_tokens[rows.index] += 1
@@ -122,13 +149,10 @@ class Results:
             columns = slice(0, len(ones))
             arrays.num_tokens[columns] += ones
             arrays.num_in_flight[columns] -= ones
-        if self._life.is_fair:
-            self._life.tenants.charge_outputs(rows.tenants)
-        self._life.quotas.charge_outputs(rows.tenants, now)
-        self.keys.append(rows.keys)
-        self.tokens.append(tokens)
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
+        if self._tenants is not None:
+            self._tenants.charge_outputs(rows.tenants)
+        self._quotas.charge_outputs(rows.tenants, now)
+        self._events.add_tokens(rows.keys, tokens, logprobs)
         ended, is_stop = rows.ended(tokens, positions + 1)
         if np.count_nonzero(ended):
             self._finish(rows, tokens, ended.nonzero()[0], is_stop, now)
@@ -143,15 +167,15 @@ class Results:
         now: float,
     ) -> None:
         for row in which.tolist():
-            request = self._life.running.request_at(int(rows.index[row]))
+            request = self._running.request_at(int(rows.index[row]))
             if request is None:
                 raise ValueError(f"slot {rows.index[row]} ended but no request is in it")
             if is_stop[row]:
-                self._life.finish(request, FinishReason.STOP, now, stop_id=int(tokens[row]))
+                self._transitions.finish(request, FinishReason.STOP, now, stop_id=int(tokens[row]))
             else:
-                self._life.finish(request, FinishReason.LENGTH, now)
+                self._transitions.finish(request, FinishReason.LENGTH, now)
 
-    def _append_some(self, flight: Flight, result: StepResult, now: float) -> None:
+    def _append_some(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         """The general case: rows released meanwhile, rows missing, or several tokens a row."""
         row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
         slots = result.slots.tolist()
@@ -166,19 +190,19 @@ class Results:
         answered = {slots[i] for i in alive if counts[i]}
         self._ask_again(flight, answered)
         for slot in answered:
-            request = self._life.running.request_at(slot)
+            request = self._running.request_at(slot)
             if request is not None:
-                self._life.note_first_token(request, now)
+                self._note_first_token(request, now)
         alive = [i for i in alive if counts[i]]
         for turn in range(max((counts[i] for i in alive), default=0)):
             alive = [i for i in alive if counts[i] > turn]
             rows = flight.rows.take(np.array([row_of[slots[i]] for i in alive], dtype=np.intp))
             picks = np.array([starts[i] + turn for i in alive], dtype=np.intp)
             if turn:
-                self._life.arrays.num_computed[rows.index] += 1
-                self._life.arrays.num_in_flight[rows.index] += 1
-                self._life.running.rewind()
-                self._life.is_behind = True
+                self._arrays.num_computed[rows.index] += 1
+                self._arrays.num_in_flight[rows.index] += 1
+                self._running.rewind()
+                self._running.is_behind = True
             positions = flight.positions[[row_of[slots[i]] for i in alive]] + turn
             logprobs = None if result.logprobs is None else result.logprobs.take(picks)
             ended = self._append(
@@ -186,8 +210,8 @@ class Results:
             )
             alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
 
-    def _ask_again(self, flight: Flight, answered: set[int]) -> None:
-        """Rows that sampled nothing this time: revert their step."""
+    def _ask_again(self, flight: LaunchedStep, answered: set[int]) -> None:
+        """Revert the step of rows that sampled nothing."""
         silent = [
             slot
             for slot in flight.rows.slots.tolist()
@@ -197,19 +221,19 @@ class Results:
             return
         if self._depth > 1:
             raise ValueError(f"no tokens for slots {silent}")
-        self._life.arrays.num_computed[silent] -= 1
-        self._life.arrays.num_in_flight[silent] -= 1
+        self._arrays.num_computed[silent] -= 1
+        self._arrays.num_in_flight[silent] -= 1
         if self._is_self_paced:
             self._wait_on(flight, set(silent))
         else:
-            self._life.running.prefill_again(silent)
+            self._running.prefill_again(silent)
 
-    def _wait_on(self, flight: Flight, silent: set[int]) -> None:
+    def _wait_on(self, flight: LaunchedStep, silent: set[int]) -> None:
         """Prompts without a result are planned again, whole; decodes stay as they are."""
         unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
         for chunk in unanswered:
-            self._life.arrays.num_computed[chunk.slot] -= chunk.count - 1
-        self._life.running.prefill_again([chunk.slot for chunk in unanswered])
+            self._arrays.num_computed[chunk.slot] -= chunk.count - 1
+        self._running.prefill_again([chunk.slot for chunk in unanswered])
 
 
 def _answered_slots(result: StepResult) -> list[int]:

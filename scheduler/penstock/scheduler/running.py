@@ -1,22 +1,121 @@
-"""The running requests and their slots.
+"""The running requests, their slots, and the statistics of each residency.
 
 Owns the slots: which are free, the request in each, which of them decode and which still prefill,
-and the decode rows of the next step (gathered again only when membership changes). Does not decide
-anything.
+and the decode rows of the next step (gathered again only when membership changes). Events of one
+request are recorded; a step costs the same however many run. Does not decide anything.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.arrival_order import seniority
+from penstock.scheduler.events import Stay
+from penstock.scheduler.launched_step import Chunk, Rows, gather_rows
 from penstock.scheduler.request import Request
-from penstock.scheduler.rows import Rows, gather_rows
 from penstock.scheduler.slot_arrays import SlotArrays
-from penstock.scheduler.stays import Stays
+
+_NOT_DECODING = -1
+_MAX_SIZE = np.iinfo(np.int32).max
+
+
+class _Account:
+    """One slot's: rows of prefill, those of them that repeat a sample, and steps that decoded.
+
+    `is_again`: the next one repeats.
+    """
+
+    __slots__ = (
+        "decoding_since",
+        "is_again",
+        "num_decodes",
+        "num_prefills",
+        "num_repeats",
+        "sizes",
+    )
+
+    def __init__(self) -> None:
+        self.num_prefills = 0
+        self.num_repeats = 0
+        self.is_again = False
+        self.num_decodes = 0
+        self.decoding_since = _NOT_DECODING
+        # Minimum and maximum, once it has had its last step.
+        self.sizes: tuple[int, int] | None = None
+
+
+class Residencies:
+    """The accounts of all slots. Steps are counted from 0, `num_steps` is the next one's."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._accounts = [_Account() for _ in range(num_slots)]
+        self._size = 0
+        # Of the steps since each slot was taken; of a free slot any values.
+        self._least: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._greatest: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
+        self._has_new = False
+        self.num_steps = 0
+
+    def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
+        """A step of that many rows is planned, `chunks` of them prefill."""
+        # A step without rows has no residents.
+        if size and (size != self._size or self._has_new):
+            self._size, self._has_new = size, False
+            np.minimum(self._least, size, out=self._least)
+            np.maximum(self._greatest, size, out=self._greatest)
+        self.num_steps += 1
+        for chunk in chunks:
+            account = self._accounts[chunk.slot]
+            account.num_prefills += 1
+            if account.is_again:
+                account.num_repeats += 1
+                account.is_again = False
+
+    def begin(self, slot: int) -> None:
+        """A request enters a slot, and has tokens in the next step."""
+        self._accounts[slot] = _Account()
+        self._least[slot], self._greatest[slot] = _MAX_SIZE, 0
+        self._has_new = True
+
+    def start_decoding(self, slot: int) -> None:
+        """From the next step on it has one token in each."""
+        self._accounts[slot].decoding_since = self.num_steps
+
+    def prefill_again(self, slot: int) -> None:
+        """The last step sampled nothing for it; its row is planned again, as prefill."""
+        account = self._accounts[slot]
+        account.is_again = True
+        self._stop_decoding(account)
+
+    def pause_decoding(self, slot: int) -> None:
+        """It has no token in the next step, and decodes again later."""
+        self._stop_decoding(self._accounts[slot])
+
+    def stop_decoding(self, slot: int) -> None:
+        """Its last step is launched."""
+        account = self._accounts[slot]
+        self._stop_decoding(account)
+        account.sizes = self._sizes(slot)
+
+    def end(self, slot: int) -> Stay:
+        """The slot is released; returns the residency's statistics."""
+        account = self._accounts[slot]
+        self._stop_decoding(account)
+        num_steps = account.num_prefills + account.num_decodes
+        if not num_steps:
+            return Stay()
+        least, greatest = account.sizes or self._sizes(slot)
+        return Stay(account.num_prefills - account.num_repeats, num_steps, least, greatest)
+
+    def _stop_decoding(self, account: _Account) -> None:
+        if account.decoding_since != _NOT_DECODING:
+            account.num_decodes += self.num_steps - account.decoding_since
+            account.decoding_since = _NOT_DECODING
+
+    def _sizes(self, slot: int) -> tuple[int, int]:
+        return int(self._least[slot]), int(self._greatest[slot])
 
 
 @dataclass(slots=True, eq=False)
@@ -34,10 +133,11 @@ class DecodeRoster:
     ones: NDArray[np.int32]
 
 
-class Running:
+class RunningSet:
     """Slots and their requests; the lowest free slot is taken first to keep columns short.
 
-    `stays`: the account of each residency; it is closed before a slot is released.
+    `is_behind`: an executor returned several tokens of a slot at once, and the block tables catch
+    up when the next step is planned.
     """
 
     def __init__(self, arrays: SlotArrays) -> None:
@@ -50,7 +150,10 @@ class Running:
         self._roster: DecodeRoster | None = None
         self._num_stop_columns = 0
         self.high_water = 0
-        self.stays = Stays(arrays.num_slots)
+        self.is_behind = False
+        self._admitted: list[Request] = []
+        self._released: list[int] = []
+        self._residencies = Residencies(arrays.num_slots)
 
     def __len__(self) -> int:
         return len(self._request_of) - len(self._free)
@@ -72,45 +175,64 @@ class Running:
         slot = heapq.heappop(self._free)
         self._request_of[slot] = request
         self._prefilling[slot] = request
+        self._admitted.append(request)
         self._num_stop_columns = max(self._num_stop_columns, len(request.spec.stop_ids))
         self.high_water = max(self.high_water, slot + 1)
-        self.stays.begin(slot)
+        self._residencies.begin(slot)
         return slot
 
-    def leave(self, slot: int) -> None:
-        """Release a slot."""
+    def leave(self, slot: int) -> Stay:
+        """Release a slot; returns the statistics of the residency."""
         self._request_of[slot] = None
         self._prefilling.pop(slot, None)
         self._is_decoding[slot] = False
         self._paused.discard(slot)
         self._roster = None
         heapq.heappush(self._free, slot)
+        self._released.append(slot)
         while self.high_water and self._request_of[self.high_water - 1] is None:
             self.high_water -= 1
         if not self.high_water:
             self._num_stop_columns = 0
+        return self._residencies.end(slot)
+
+    @property
+    def has_released(self) -> bool:
+        """Whether the executor must be notified of released slots."""
+        return bool(self._released)
+
+    def take_changes(self) -> tuple[tuple[Request, ...], tuple[int, ...]]:
+        """Requests that entered, and slots that were released, since the last call."""
+        changes = tuple(self._admitted), tuple(self._released)
+        self._admitted.clear()
+        self._released.clear()
+        return changes
+
+    def note_step(self, chunks: Sequence[Chunk], num_decodes: int) -> None:
+        """A step of these rows is planned."""
+        self._residencies.note_step(num_decodes + len(chunks), chunks)
 
     def start_decoding(self, slot: int) -> None:
         """Every known token of this slot is computed or in flight."""
         del self._prefilling[slot]
         self._is_decoding[slot] = True
-        self.stays.start_decoding(slot)
+        self._residencies.start_decoding(slot)
         self._roster = None
 
     def prefill_again(self, slots: list[int]) -> None:
-        """These sampled nothing: their last known token is computed again, like a last chunk."""
+        """Compute the last known token of these again, like a last chunk: they sampled nothing."""
         for slot in slots:
             request = self._request_of[slot]
             if request is not None:
                 self._prefilling[slot] = request
-                self.stays.prefill_again(slot)
+                self._residencies.prefill_again(slot)
         self._is_decoding[slots] = False
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
-        """These need no more steps: a step in flight ends them."""
+        """These need no more steps: a launched step ends them."""
         for slot in slots.tolist():
-            self.stays.stop_decoding(slot)
+            self._residencies.stop_decoding(slot)
         self._is_decoding[slots] = False
         self._roster = None
 
@@ -122,7 +244,7 @@ class Running:
     def pause_decoding(self, slots: NDArray[np.intp]) -> None:
         """Leave these decodes out until `resume_decoding`."""
         for slot in slots.tolist():
-            self.stays.pause_decoding(slot)
+            self._residencies.pause_decoding(slot)
             self._paused.add(slot)
         self._is_decoding[slots] = False
         self._roster = None
@@ -130,7 +252,7 @@ class Running:
     def resume_decoding(self) -> None:
         """The paused decodes that still run take part in the next step."""
         for slot in self._paused:
-            self.stays.start_decoding(slot)
+            self._residencies.start_decoding(slot)
             self._is_decoding[slot] = True
             self._roster = None
         self._paused.clear()
@@ -139,7 +261,7 @@ class Running:
         """Requests whose tokens are not all computed, most senior first."""
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
-        return sorted(self._prefilling.values(), key=seniority)
+        return sorted(self._prefilling.values(), key=lambda request: request.seniority)
 
     def prefilling_by_level(self) -> list[Request]:
         """By class as it was at admission, then in order of admission."""
@@ -158,7 +280,7 @@ class Running:
 
         Constrained outputs are spared while there are others: they may not be resumable.
         """
-        return max(self, key=lambda request: (request.spec.constraint is None, seniority(request)))
+        return max(self, key=lambda request: (request.spec.constraint is None, request.seniority))
 
     def decodes(self, capacity: NDArray[np.int32]) -> DecodeRoster:
         """The decode rows of the next step; `capacity` int32 [S] as in KVCache."""

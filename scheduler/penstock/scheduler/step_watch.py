@@ -11,12 +11,14 @@ from collections import deque
 import numpy as np
 
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.engine_listener import EngineListener
 from penstock.scheduler.events import StepEvents, WaitReason
-from penstock.scheduler.flight import Flight
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.launched_step import LaunchedStep
+from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.scheduler import Scheduler
-from penstock.scheduler.step_note import StepNote
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.step_sizing import StepSizing
+from penstock.scheduler.waiting_queue import WaitingQueue
 
 _Launch = tuple[Batch, float, float, int, int, float, WaitReason | None]
 """A note's first fields, in its order."""
@@ -25,9 +27,20 @@ _Launch = tuple[Batch, float, float, int, int, float, WaitReason | None]
 class StepWatch:
     """Makes the notes of one engine's steps; times are seconds on its clock."""
 
-    def __init__(self, scheduler: Scheduler, listener: EngineListener) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        listener: EngineListener,
+        *,
+        cache: KVCache,
+        running: RunningSet,
+        queue: WaitingQueue,
+        sizing: StepSizing,
+    ) -> None:
         self._listener = listener
+        self._cache = cache
+        self._running = running
+        self._queue = queue
+        self._sizing = sizing
         self._launches: deque[_Launch] = deque()
         self._note: StepNote | None = None
         # The decode rows of the step before, by the column of its members, and their context at its
@@ -36,26 +49,25 @@ class StepWatch:
         self._num_decode_context = 0
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """These are about to be queued."""
+        """See `EngineListener.note_submit`."""
         self._listener.note_submit(specs)
 
-    def launch(self, flight: Flight, begun_s: float, launched_s: float) -> None:
+    def launch(self, step: LaunchedStep, begun_s: float, launched_s: float) -> None:
         """A step is about to be launched; `collected` reports its result."""
-        life = self._scheduler.life
-        batch, chunks = flight.batch, flight.chunks
-        num_context = self._num_context_of_decodes(flight)
+        batch, chunks = step.batch, step.chunks
+        num_context = self._num_context_of_decodes(step)
         num_prefill = 0
         for chunk in chunks:
             num_prefill += chunk.count
             num_context += chunk.start + chunk.count
-        pace, predicted_s = life.outlook.pace, math.nan
-        if pace.has_prices:
-            predicted_s = pace.fit.step_time_s(
+        sizing, predicted_s = self._sizing, math.nan
+        if sizing.has_prices:
+            predicted_s = sizing.fit.step_time_s(
                 num_prefill_tokens=num_prefill,
                 num_decodes=batch.num_decodes,
                 num_context_tokens=num_context,
             )
-        reason = life.waits.reason
+        reason = self._queue.reason
         self._launches.append(
             (batch, begun_s, launched_s, num_prefill, num_context, predicted_s, reason)
         )
@@ -66,19 +78,18 @@ class StepWatch:
         launch = self._launches.popleft()
         if not len(launch[0].slots):
             return
-        life = self._scheduler.life
-        queue, pool = life.queue, life.cache.pool
-        num_cached = pool.num_cached
+        queue, cache = self._queue, self._cache
+        num_cached = cache.num_cached
         self._note = StepNote(
             *launch,
             collected_s,
             updated_s,
-            len(life.running),
+            len(self._running),
             len(queue),
             queue.num_tokens,
-            pool.num_used,
+            cache.num_used,
             num_cached,
-            pool.num_available - num_cached,
+            cache.num_available - num_cached,
         )
 
     def turned(self, events: StepEvents) -> None:
@@ -86,9 +97,9 @@ class StepWatch:
         note, self._note = self._note, None
         self._listener.note_turn(events, note)
 
-    def _num_context_of_decodes(self, flight: Flight) -> int:
+    def _num_context_of_decodes(self, step: LaunchedStep) -> int:
         """Sum of the positions of the decode rows at the end of the step."""
-        batch, ones = flight.batch, flight.ones
+        batch, ones = step.batch, step.ones
         num_decodes = batch.num_decodes
         if ones is None or ones is not self._ones:
             starts = batch.starts[:num_decodes]

@@ -37,8 +37,8 @@ def mark_after(place: int) -> int:
 
 
 class Return(NamedTuple):
-    """An evicted part of a chain came back: `num_blocks` blocks, used `num_uses` times and released
-    at `turn` when they were evicted.
+    """An evicted part of a chain was computed again: `num_blocks` blocks, used `num_uses` times
+    and released at `turn` when they were evicted.
     """
 
     num_uses: int
@@ -78,7 +78,7 @@ class UseHistory:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> list[Return]:
-        """Blocks of a chain got their digests; returns what came back."""
+        """Blocks of a chain got their digests; returns what was known before."""
         returns: list[Return] = []
         place = places.start
         while place < places.stop:
@@ -113,7 +113,7 @@ class UseHistory:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> None:
-        """Blocks that came with a mark get its uses, if the mark had been here before."""
+        """Blocks that came with a mark get its uses, if the mark was known before."""
         mark = int(table[mark_of(places.start)])
         if mark in self._returned:
             blocks = table[places.start : places.stop].tolist()

@@ -1,62 +1,183 @@
-"""Victim selection: which request is preempted when blocks run out.
+"""Victim selection: which running requests are preempted.
 
-Owns that choice under the fair order, in whole columns. Does not preempt.
+Owns both choices, in whole columns. Does not preempt, nor decide which tenants are under their
+share (fair_share.py).
 
-Lowest class first, a class being the priority as it had risen by age at admission, so that a
-request admitted for its age is not preempted for its priority. Requests of tenants under their
-share (shares.py) are spared while there are others. Then the tenant that has had most service; then
-the request that loses least: the fewest computed tokens in unshared blocks. Ties go against the
-youngest. A request that is ahead in all of this only gets further ahead by running, so the last one
-ends, and preemptions do not cycle.
+**When blocks run out** (`choose_victim`): lowest class first, a class being the priority as it had
+risen by age at admission, so that a request admitted for its age is not preempted for its priority.
+Requests of tenants under their share are spared while there are others. Then the tenant that has
+had most service; then the request that loses least: the fewest computed tokens in unshared blocks.
+Ties go against the youngest. A request that is ahead in all of this only gets further ahead by
+running, so the last one ends, and preemptions do not cycle.
+
+**Tenant preemption** (`choose_for_tenant`): running requests make room for one of a tenant under
+its share. One by one from the tenant that holds most, as long as the other would be under its share
+relative to it: of those that free what is lacking the one that loses fewest computed tokens, or, if
+none frees it all, the one that frees most. All or none: no request is preempted unless the waiting
+one then fits.
+
+**Bounds.** A tenant keeps one running request. A request is preempted so at most
+`MAX_TENANT_PREEMPTIONS` times. For one request at most `MAX_PREEMPTED` are preempted; each is of
+the same class or a lower one. Preemptions do not cycle: a preempted request belongs to a tenant
+that held at least `yield_ratio` times as much as the other with what it took, so that it is not
+under its share relative to it.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.scheduler.lifecycle import Lifecycle
+from penstock.scheduler.fair_share import FairShare
+from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request
-from penstock.scheduler.shares import Shares
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.tenants import Tenants
+
+MAX_TENANT_PREEMPTIONS = 2
+"""How often one request is preempted for other tenants."""
+MAX_PREEMPTED = 4
+"""How many are preempted for one request."""
+_MAX_TRIES = 8
+"""How many of a tenant's are checked for each preemption, ineligible ones included."""
 
 
-def choose_victim(life: Lifecycle, spared: set[int], shares: Shares | None = None) -> Request:
-    """The running request to preempt next, none of the slots of `spared`; ValueError if there is
-    none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What a waiting request lacks, and what its tenant would hold more.
+
+    `is_slot`: it needs an occupied slot. `num_blocks_short`: used blocks that it needs;
+    `num_blocks`: what its admission takes in all. `matched`: cached blocks that it will share, left
+    out of `num_blocks_short` while they are used. `level`: its class.
     """
-    arrays = life.arrays
-    slots = np.flatnonzero(arrays.key[: life.running.high_water])
-    if spared:
-        slots = slots[~np.isin(slots, np.fromiter(spared, dtype=np.intp))]
-    if not len(slots):
-        raise ValueError("no request is left to preempt")
-    # Constrained outputs are spared while there are others: they may not be resumable.
-    formless = [slot for slot in slots.tolist() if not _has_form(life, slot)]
-    if formless:
-        slots = np.array(formless, dtype=np.intp)
-    levels = arrays.level[slots]
-    slots = slots[levels == levels.min()]
-    if shares is not None:
-        is_light = shares.are_light(arrays.tenant[slots])
-        if not is_light.all():
-            slots = slots[~is_light]
-    service = life.tenants.service[arrays.tenant[slots]]
-    slots = slots[service == service.max()]
-    if len(slots) > 1:
-        losses = np.array([_loss_tokens(life, slot) for slot in slots.tolist()], dtype=np.int64)
-        slots = slots[losses == losses.min()]
-    candidates = (life.running.request_at(slot) for slot in slots.tolist())
-    return max(
-        (request for request in candidates if request is not None),
-        key=lambda request: request.sequence,
+
+    tenant: int
+    level: int
+    is_slot: bool
+    num_blocks_short: int
+    num_blocks: int
+    matched: tuple[int, ...] = ()
+
+
+class VictimSelection:
+    """Chooses among the running requests of one engine."""
+
+    def __init__(
+        self, arrays: SlotArrays, cache: KVCache, running: RunningSet, tenants: Tenants
+    ) -> None:
+        self._arrays = arrays
+        self._cache = cache
+        self._running = running
+        self._tenants = tenants
+
+    def choose_victim(self, spared: set[int], shares: FairShare | None = None) -> Request:
+        """The running request to preempt next, none of the slots of `spared`; ValueError if there
+        is none.
+        """
+        arrays, cache, running = self._arrays, self._cache, self._running
+        slots = np.flatnonzero(arrays.key[: running.high_water])
+        if spared:
+            slots = slots[~np.isin(slots, np.fromiter(spared, dtype=np.intp))]
+        if not len(slots):
+            raise ValueError("no request is left to preempt")
+        # Constrained outputs are spared while there are others: they may not be resumable.
+        resumable = [slot for slot in slots.tolist() if not self._is_constrained(slot)]
+        if resumable:
+            slots = np.array(resumable, dtype=np.intp)
+        levels = arrays.level[slots]
+        slots = slots[levels == levels.min()]
+        if shares is not None:
+            is_light = shares.are_light(arrays.tenant[slots])
+            if not is_light.all():
+                slots = slots[~is_light]
+        service = self._tenants.service[arrays.tenant[slots]]
+        slots = slots[service == service.max()]
+        if len(slots) > 1:
+            # Computed tokens that must be recomputed if no other request keeps their blocks.
+            losses: NDArray[np.int64] = np.array(
+                [
+                    max(0, int(arrays.num_computed[slot]) - cache.num_shared_tokens(slot))
+                    for slot in slots.tolist()
+                ],
+                dtype=np.int64,
+            )
+            slots = slots[losses == losses.min()]
+        candidates = (running.request_at(slot) for slot in slots.tolist())
+        return max(
+            (request for request in candidates if request is not None),
+            key=lambda request: request.sequence,
+        )
+
+    def _is_constrained(self, slot: int) -> bool:
+        request = self._running.request_at(slot)
+        return request is not None and request.spec.constraint is not None
+
+    def choose_for_tenant(
+        self, shares: FairShare, shortage: Shortage, spared: set[int]
+    ) -> list[tuple[Request, int]]:
+        """Running requests and the blocks that each frees, together enough; none if there are not
+        enough. None of the slots of `spared`. Updates `shares`.
+        """
+        arrays = self._arrays
+        columns = slice(0, self._running.high_water)
+        is_candidate = (arrays.key[columns] != 0) & (arrays.level[columns] <= shortage.level)
+        is_candidate[[slot for slot in spared if slot < len(is_candidate)]] = False
+        chosen: list[tuple[Request, int]] = []
+        num_short, is_slot = shortage.num_blocks_short, shortage.is_slot
+        while num_short > 0 or is_slot:
+            found = self._next(shares, shortage, is_candidate, num_short)
+            if found is None or len(chosen) == MAX_PREEMPTED:
+                for request, num_freed in chosen:
+                    shares.take(request.tenant, num_freed)
+                return []
+            request, num_freed = found
+            is_candidate[request.slot] = False
+            shares.give_back(request, num_freed)
+            chosen.append(found)
+            num_short -= num_freed
+            is_slot = False
+        return chosen
+
+    def _next(
+        self,
+        shares: FairShare,
+        shortage: Shortage,
+        is_candidate: NDArray[np.bool_],
+        num_short: int,
+    ) -> tuple[Request, int] | None:
+        arrays = self._arrays
+        slots = np.flatnonzero(is_candidate)
+        if not len(slots):
+            return None
+        tenants = arrays.tenant[slots]
+        greatest = int(tenants[np.argmax(shares.dominant[tenants])])
+        if not shares.must_yield(
+            greatest, shortage.tenant, num_slots=1, num_blocks=shortage.num_blocks
+        ):
+            return None
+        slots = slots[tenants == greatest]
+        held = arrays.num_blocks[slots].astype(np.int64)
+        is_enough = held >= num_short
+        # Those that may free enough, the cheapest first; then the others, the largest first.
+        cost = np.where(is_enough, arrays.num_computed[slots], np.iinfo(np.int64).max - held)
+        best: tuple[Request, int] | None = None
+        for slot in slots[np.argsort(cost, kind="stable")[:_MAX_TRIES]].tolist():
+            request = self._running.request_at(slot)
+            if request is None or not _may_be_preempted(request):
+                # Tried once for all: later calls do not check it again.
+                is_candidate[slot] = False
+                continue
+            num_freed = self._cache.num_freed(slot, shortage.matched)
+            if num_freed >= num_short:
+                return request, num_freed
+            if best is None or num_freed > best[1]:
+                best = request, num_freed
+        return best if best is not None and best[1] > 0 else None
+
+
+def _may_be_preempted(request: Request) -> bool:
+    # A constrained output may not be resumable.
+    return (
+        request.num_tenant_preemptions < MAX_TENANT_PREEMPTIONS and request.spec.constraint is None
     )
-
-
-def _has_form(life: Lifecycle, slot: int) -> bool:
-    request = life.running.request_at(slot)
-    return request is not None and request.spec.constraint is not None
-
-
-def _loss_tokens(life: Lifecycle, slot: int) -> int:
-    """Computed tokens that must be recomputed if no other request keeps their blocks."""
-    arrays = life.arrays
-    table = arrays.block_table[slot, : arrays.num_blocks[slot]]
-    num_shared = int(np.count_nonzero(life.cache.pool.ref_counts[table] > 1))
-    return max(0, int(arrays.num_computed[slot]) - num_shared * arrays.block_size)

@@ -3,9 +3,9 @@
 Owns the account of every stay in the queue. Decides nothing: the planner reports after each step
 what the next in line lacked, and that applies until the next step is planned.
 
-**One clock.** It runs for all requests: four counters of seconds, one for each `WaitReason`. A
-request remembers them when it starts to wait, and at the end the difference is its own. So a step
-costs nothing per waiting request.
+**One clock.** Four counters run for all requests, one for each `WaitReason`. A request remembers
+them when it starts to wait, and at the end the difference is its own. So a step costs nothing per
+waiting request.
 
 **Fairness.** When a request is admitted by its tenant's turn (not for age, and not past a request
 that lacks blocks), then until the next admission FAIRNESS is the reason for requests of other
@@ -16,73 +16,58 @@ class, and under FCFS, no request waits for FAIRNESS.
 
 **Passed by.** `num_passed_by` counts how often, while a request waits, a later one is admitted.
 
-Both need a sum over later arrivals, kept by place of arrival (later_sums.py): O(log n) for each
-admission, n being the number of live requests, and nothing for one that was never overtaken.
+Both are columns over the waiting requests: an admission is a few operations over whole columns.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.scheduler.events import Wait, WaitReason
-from penstock.scheduler.later_sums import MIN_PLACES, LaterSums
 from penstock.scheduler.request import Request
 
-_FIELD_BITS = 64
-_FIELD = (1 << _FIELD_BITS) - 1
 _NS = 1_000_000_000
+FIRST_CAPACITY = 256
 
 
 class WaitClock:
-    """The account of the queue.
-
-    Nanoseconds by reason are the fields of one integer, 64 bits each: adding, subtracting and
-    remembering all of them is one operation. They only grow, so no field ever borrows.
-    """
+    """The account of the queue; `reason`: what the next in line lacks, None for nothing."""
 
     def __init__(self) -> None:
         self.reason: WaitReason | None = None
-        self._spent = 0
-        self._since_s = 0.0
-        self._num_places = MIN_PLACES
-        self._next_place = 0
-        self._passed = LaterSums(MIN_PLACES)
-        # By class: what requests before a place waited for FAIRNESS instead.
-        self._outrun: dict[int, LaterSums] = {}
-        # The last request admitted by tenant: its class, its tenant, the place before which others
-        # had come, and the counters when it was last recorded.
-        self._turn: tuple[int, int, int, int] | None = None
+        # Nanoseconds by reason, as of `_since_ns`.
+        self._spent_ns = [0, 0, 0, 0]
+        self._since_ns = 0
+        # The last request admitted by tenant: its class, its tenant, and the sequence number before
+        # which others had come.
+        self._turn: tuple[int, int, int] | None = None
+        # By place, of waiting requests: sequence number, class, admissions that passed, and by
+        # reason the nanoseconds that count for FAIRNESS instead. Free places have any values.
+        self._sequence: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
+        self._level: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
+        self._num_passed: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
+        self._outrun_ns: NDArray[np.int64] = np.zeros((4, FIRST_CAPACITY), dtype=np.int64)
+        self._free: list[int] = []
+        self._num_places = 0
 
-    def tell(self, reason: WaitReason | None, now: float) -> None:
-        """What the next in line lacks from now on; None when nothing."""
+    def note_reason(self, reason: WaitReason | None, now: float) -> None:
+        """Record what the next request lacks from now on; None for nothing."""
         if reason is not self.reason:
-            self._spent = self._spent_at(now)
-            self._since_s = now
+            self._advance(now)
             self.reason = reason
-
-    def seat(self, request: Request, live: Iterable[Request]) -> None:
-        """Give a new request its place behind all earlier ones.
-
-        `live`: all live requests, in order of arrival, this one last.
-        """
-        if self._next_place == self._num_places:
-            self._move([one for one in live if one is not request])
-        request.place = self._next_place
-        self._next_place += 1
 
     def join(self, request: Request, now: float) -> None:
         """A request starts to wait."""
-        spent = self._spent_at(now)
-        if not request.num_preemptions:
-            # Nothing is recorded above the last place.
-            request.queue_mark = (now, spent, 0, 0)
-            return
-        # A returning request may have an earlier place than the current one.
-        self._note_turn(spent)
+        self._advance(now)
         turn, priority = self._turn, request.spec.priority
         if turn is not None and turn[:2] == (priority, request.tenant):
-            self._turn = (priority, request.tenant, min(turn[2], request.place), spent)
-        passed = self._passed.later(request.place)
-        request.queue_mark = (now, spent, passed, self._outrun_of(request))
+            # After a preemption it may have arrived before the others of its tenant.
+            self._turn = (priority, request.tenant, min(turn[2], request.sequence))
+        request.place = place = self._free.pop() if self._free else self._new_place()
+        self._sequence[place] = request.sequence
+        self._level[place] = priority
+        self._num_passed[place] = 0
+        self._outrun_ns[:, place] = 0
+        request.queue_mark = (now, tuple(self._spent_ns))
 
     def admit(self, request: Request, eldest: Request | None, now: float) -> Wait:
         """A request is admitted; returns its stay in the queue, explained.
@@ -90,91 +75,70 @@ class WaitClock:
         `eldest`: of the requests waiting in its class for its tenant, itself included, the first to
         arrive; None when no other tenant waits there, or it was not admitted by tenant.
         """
-        spent = self._spent_at(now)
-        wait = self._end(request, spent, now)
-        self._passed.note(request.place, 1)
+        wait = self.leave(request, now)
+        self._note_passed(request)
         self._turn = None
         if eldest is not None:
-            place = min(request.place, eldest.place)
-            self._turn = (request.spec.priority, request.tenant, place, spent)
+            first = min(request.sequence, eldest.sequence)
+            self._turn = (request.spec.priority, request.tenant, first)
         return wait
 
     def leave(self, request: Request, now: float) -> Wait:
-        """A request leaves the queue without admission; returns its stay, explained."""
-        return self._end(request, self._spent_at(now), now)
-
-    def _end(self, request: Request, spent: int, now: float) -> Wait:
+        """A request leaves the queue; returns its stay, explained."""
         mark, request.queue_mark = request.queue_mark, None
         if mark is None:
             raise ValueError(f"request {request.spec.key} does not wait")
-        since_s, spent_before, passed_before, outrun_before = mark
-        if self._turn is not None:
-            self._note_turn(spent)
-        outrun = self._outrun_of(request) - outrun_before
-        num_passed_by = self._passed.later(request.place) - passed_before
-        if spent == spent_before:
-            return Wait(0.0, 0.0, 0.0, 0.0, max(0.0, now - since_s), num_passed_by)
-        # Of each reason, what is not FAIRNESS instead.
-        own = spent - spent_before - outrun
-        blocks_ns, slots_ns = own & _FIELD, own >> _FIELD_BITS & _FIELD
-        budget_ns, fairness_ns = own >> 2 * _FIELD_BITS & _FIELD, own >> 3 * _FIELD_BITS
-        while outrun:
-            fairness_ns += outrun & _FIELD
-            outrun >>= _FIELD_BITS
-        known_ns = blocks_ns + slots_ns + budget_ns + fairness_ns
-        return Wait(
-            blocks_ns / _NS,
-            slots_ns / _NS,
-            budget_ns / _NS,
-            fairness_ns / _NS,
-            max(0.0, now - since_s - known_ns / _NS),
-            num_passed_by,
-        )
+        self._advance(now)
+        since_s, before_ns = mark
+        place = request.place
+        self._free.append(place)
+        outrun_ns = self._outrun_ns[:, place].tolist()
+        own_ns = [
+            spent - before - outrun
+            for spent, before, outrun in zip(self._spent_ns, before_ns, outrun_ns, strict=True)
+        ]
+        own_ns[WaitReason.FAIRNESS - 1] += sum(outrun_ns)
+        other_s = max(0.0, now - since_s - sum(own_ns) / _NS)
+        blocks_s, slots_s, budget_s, fairness_s = (ns / _NS for ns in own_ns)
+        num_passed_by = int(self._num_passed[place])
+        return Wait(blocks_s, slots_s, budget_s, fairness_s, other_s, num_passed_by)
 
     def reason_of(self, request: Request) -> WaitReason | None:
         """The present reason of a waiting request."""
         turn = self._turn
         is_outrun = (
-            turn is not None and turn[0] == request.spec.priority and request.place < turn[2]
+            turn is not None and turn[0] == request.spec.priority and request.sequence < turn[2]
         )
         return WaitReason.FAIRNESS if is_outrun and self.reason is not None else self.reason
 
-    def _spent_at(self, now: float) -> int:
-        if self.reason is None:
-            return self._spent
-        spent_ns = max(0, int((now - self._since_s) * _NS))
-        return self._spent + (spent_ns << (self.reason - 1) * _FIELD_BITS)
+    def _note_passed(self, request: Request) -> None:
+        """Earlier requests wait on: this one passed them."""
+        places = slice(0, self._num_places)
+        self._num_passed[places] += self._sequence[places] < request.sequence
 
-    def _note_turn(self, spent: int) -> None:
-        """Record the time since the last admission for those that it overtook."""
-        if self._turn is None or self._turn[3] == spent:
+    def _advance(self, now: float) -> None:
+        """Count the time until now."""
+        now_ns = int(now * _NS)
+        ns = now_ns - self._since_ns
+        if ns <= 0:
             return
-        priority, tenant, place, spent_before = self._turn
-        sums = self._outrun.get(priority)
-        if sums is None:
-            sums = self._outrun[priority] = LaterSums(self._num_places)
-        sums.note(place, spent - spent_before)
-        self._turn = (priority, tenant, place, spent)
-
-    def _outrun_of(self, request: Request) -> int:
-        sums = self._outrun.get(request.spec.priority)
-        return 0 if sums is None else sums.later(request.place)
-
-    def _move(self, live: list[Request]) -> None:
-        """All places are taken: compact the places of live requests."""
-        places = [one.place for one in live]
-        while self._num_places < 4 * len(live) + MIN_PLACES // 2:
-            self._num_places *= 2
-        self._passed = self._passed.moved(places, self._num_places)
-        waiting = {one.spec.priority for one in live if one.queue_mark is not None}
-        self._outrun = {
-            priority: sums.moved(places, self._num_places)
-            for priority, sums in self._outrun.items()
-            if priority in waiting
-        }
+        self._since_ns = now_ns
+        if self.reason is None:
+            return
+        index = self.reason - 1
+        self._spent_ns[index] += ns
         if self._turn is not None:
-            priority, tenant, place, spent = self._turn
-            self._turn = (priority, tenant, bisect_left(places, place), spent)
-        for place, one in enumerate(live):
-            one.place = place
-        self._next_place = len(live) + 1
+            priority, _, first = self._turn
+            places = slice(0, self._num_places)
+            is_outrun = (self._level[places] == priority) & (self._sequence[places] < first)
+            self._outrun_ns[index, places] += ns * is_outrun
+
+    def _new_place(self) -> int:
+        place = self._num_places
+        self._num_places += 1
+        if place == len(self._sequence):
+            self._sequence = np.concatenate((self._sequence, np.zeros_like(self._sequence)))
+            self._level = np.concatenate((self._level, np.zeros_like(self._level)))
+            self._num_passed = np.concatenate((self._num_passed, np.zeros_like(self._num_passed)))
+            self._outrun_ns = np.concatenate((self._outrun_ns, np.zeros_like(self._outrun_ns)), 1)
+        return place

@@ -1,98 +1,39 @@
-"""Waiting requests: membership, totals, and when to check them again.
+"""The queue: membership, totals, why each request waits, and when to check it again.
 
-Owns membership, the counters of the bounds, and when to check each PENDING request again; an
-`Order` owns which goes next. Outputs of one request wait outside the order (`hold`) until their
-leader's prompt is computed and can be shared.
+Owns the PENDING requests with all that is counted of them. `order` has which goes next; outputs of
+one request wait outside the order until their leader's prompt is computed and can be shared.
 
 Heaps drop stale entries lazily: an entry is live while its request has the entry's ticket.
 """
 
 import heapq
 import itertools
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.scheduler.forecast import Ahead
-from penstock.scheduler.queue_places import QueuePlaces
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.displacement import Displacement
+from penstock.scheduler.events import Wait, WaitReason
+from penstock.scheduler.fair_order import FairOrder
+from penstock.scheduler.forecast import QueuedAhead
+from penstock.scheduler.queue_order import ArrivalOrder, QueueOrder
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_sums import WaitingSums
-
-
-class Order(Protocol):
-    """Orders requests that have a ticket. No call costs more than a heap's."""
-
-    def __len__(self) -> int:
-        """Requests in the order."""
-        ...
-
-    def push(self, request: Request) -> None:
-        """Order a request that has just got its ticket."""
-        ...
-
-    def discard(self, request: Request) -> None:
-        """Forget a request whose ticket was just taken."""
-        ...
-
-    def note_admission(self, request: Request) -> bool:
-        """A request is about to be admitted, and still has a ticket; whether for its age alone."""
-        ...
-
-    def eldest_beside(self, request: Request) -> Request | None:
-        """Of the requests that wait in its class for its tenant, itself included, the eldest.
-
-        None when no other tenant waits there, or tenants have no turns.
-        """
-        ...
-
-    def first(self, max_num: int) -> list[Request]:
-        """The next requests if nothing changed, so many at most; slow, for operators.
-
-        Without those of tenants at their running limit. Changes nothing.
-        """
-        ...
-
-    def peek(self, now: float) -> Request | None:
-        """The next request, None when none may go."""
-        ...
-
-    def peek_in_turn(self, now: float) -> Request | None:
-        """The next request without preference for age; None when a turn by age is overdue."""
-        ...
-
-    def pass_over(self, request: Request) -> None:
-        """Skip the request that `peek` returned until `end_round`."""
-        ...
-
-    def end_round(self) -> None:
-        """Skipped requests return to their places."""
-        ...
-
-    def release(self, tenant: int) -> None:
-        """A tenant at its running limit runs one less."""
-        ...
-
-
-def expiry_s(request: Request) -> float:
-    """When a request that still waits is no longer worth running, engine clock."""
-    spec = request.spec
-    ttft = spec.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
-    return min(spec.deadline_s, spec.time_limit_s, ttft)
 
 
 class WaitingQueue:
     """PENDING requests; `num_tokens` counts the tokens they would prefill.
 
-    `version` changes whenever a request comes or goes. `sums`: of those in the order. `places`:
-    which requests give way when the queue is full.
+    `version` changes whenever a request comes or goes. `order`: of those that may be admitted.
     """
 
-    def __init__(
-        self, order: Order, tenants: Tenants, sums: WaitingSums, places: QueuePlaces
-    ) -> None:
-        self.order = order
-        self.places = places
-        self.sums = sums
+    def __init__(self, config: SchedulerConfig, tenants: Tenants, block_size: int) -> None:
+        is_fair = config.order is SchedulingOrder.FAIR
+        self.order: QueueOrder = FairOrder(tenants, config) if is_fair else ArrivalOrder()
+        self._displacement = Displacement(config, tenants)
+        self._sums = WaitingSums(config, block_size)
+        self._waits = WaitClock()
         self._tenants = tenants
         self._tickets = itertools.count()
         self._rechecks: list[tuple[float, int, Request]] = []
@@ -110,15 +51,50 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         return self._members.get(request.spec.key) is request
 
-    def push(self, request: Request) -> None:
-        """Add a request to the order."""
-        self._join(request)
+    @property
+    def reason(self) -> WaitReason | None:
+        """What the next in line lacked in the last step, None for nothing."""
+        return self._waits.reason
+
+    def note_reason(self, reason: WaitReason | None, now: float) -> None:
+        """Record what the next request lacks from now on; None for nothing."""
+        self._waits.note_reason(reason, now)
+
+    def reason_of(self, request: Request) -> WaitReason | None:
+        """The present reason of a waiting request."""
+        return self._waits.reason_of(request)
+
+    def push(self, request: Request, now: float) -> None:
+        """A request waits, and may be admitted."""
+        self._join(request, now)
         self._enter(request)
 
-    def hold(self, request: Request, leader_key: int) -> None:
-        """Let a request wait until `release_held(leader_key)`."""
-        self._join(request)
+    def hold(self, request: Request, leader_key: int, now: float) -> None:
+        """A request waits, and may not be admitted until `release_held(leader_key)`."""
+        self._join(request, now)
         self._held.setdefault(leader_key, []).append(request)
+
+    def note_submitted(self, outputs: Sequence[Request]) -> None:
+        """These outputs of one request, leader first, all wait: together they may be displaced."""
+        self._displacement.note_submitted(outputs)
+
+    def admit(self, request: Request, now: float, *, is_past_blocked: bool) -> tuple[Wait, bool]:
+        """A request is admitted; returns its stay in the queue, and whether its age decided.
+
+        `is_past_blocked`: it overtakes one that lacks blocks.
+        """
+        order = self.order
+        is_aged = order.note_admission(request)
+        is_in_turn = not (is_aged or is_past_blocked)
+        eldest = order.eldest_beside(request) if is_in_turn else None
+        wait = self._waits.admit(request, eldest, now)
+        self._remove(request)
+        return wait, is_aged
+
+    def leave(self, request: Request, now: float) -> Wait:
+        """A request ends while it waits; returns its stay in the queue."""
+        self._remove(request)
+        return self._waits.leave(request, now)
 
     def release_held(self, leader_key: int) -> None:
         """The leader's prompt is computed: its followers enter the order."""
@@ -135,20 +111,15 @@ class WaitingQueue:
             if rest:
                 self._held[heir.spec.key] = rest
 
-    def peek(self, now: float) -> Request | None:
-        """The next request, None when none may go."""
-        return self.order.peek(now)
-
-    def remove(self, request: Request) -> None:
-        """Remove a request, wherever it is."""
+    def _remove(self, request: Request) -> None:
         del self._members[request.spec.key]
-        self.places.leave(request)
+        self._displacement.leave(request)
         self.num_tokens -= len(request.tokens)
         self.version += 1
         self._tenants.leave(request.tenant)
         if request.ticket >= 0:
             request.ticket = -1
-            self.sums.remove(request)
+            self._sums.remove(request)
             self.order.discard(request)
         if len(self._rechecks) > 2 * len(self._members) + 64:
             self._rechecks = [
@@ -158,9 +129,25 @@ class WaitingQueue:
             ]
             heapq.heapify(self._rechecks)
 
-    def ahead_of(self, request: Request, num_prefill: int, *, is_light: bool = False) -> Ahead:
-        """The requests likely to go before one that does not wait yet."""
-        return self.sums.ahead_of(request, expiry_s(request), num_prefill, is_light=is_light)
+    def ahead_of(
+        self, request: Request, num_prefill: int, *, is_light: bool = False
+    ) -> QueuedAhead:
+        """The requests likely to go before one that does not wait yet; see `WaitingSums`."""
+        return self._sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
+
+    def has_line(self, request: Request) -> bool:
+        """Whether others of its class wait, and in the fair order of its tenant."""
+        return self._sums.has_line(request)
+
+    def displaced_by(
+        self, outputs: Sequence[Request], num_requests: int, num_tokens: int
+    ) -> list[tuple[Request, ...]] | None:
+        """The requests that arriving `outputs` displace; see `Displacement`."""
+        return self._displacement.displaced_by(outputs, num_requests, num_tokens)
+
+    def set_weights(self, weights: Mapping[str, float], default: float) -> None:
+        """Replace the tenants' weights."""
+        self._sums.set_weights(weights, default)
 
     def due(self, now: float) -> list[Request]:
         """Waiting requests whose `recheck_s` is at or before `now`; each is returned once."""
@@ -186,15 +173,27 @@ class WaitingQueue:
             heapq.heappop(rechecks)
         return rechecks[0][0] if rechecks else NO_TIME
 
-    def _join(self, request: Request) -> None:
+    def faults(self) -> list[str]:
+        """Inconsistencies of the accounts; empty when there are none."""
+        found = [*self._sums.faults(), *self._displacement.faults(tuple(self))]
+        if sum(request.ticket >= 0 for request in self) != len(self.order):
+            found.append("the order miscounts its requests")
+        if len(self._sums) != len(self.order):
+            found.append("the sums of the queue miss a request")
+        if sum(len(request.tokens) for request in self) != self.num_tokens:
+            found.append("the queue miscounts its tokens")
+        return found
+
+    def _join(self, request: Request, now: float) -> None:
         self._members[request.spec.key] = request
         self.num_tokens += len(request.tokens)
         request.tenant = self._tenants.join(request.spec.tenant)
-        self.places.join(request)
+        self._waits.join(request, now)
+        self._displacement.join(request)
         self.recheck(request, request.recheck_s)
 
     def _enter(self, request: Request) -> None:
         request.ticket = next(self._tickets)
         self.version += 1
-        self.sums.add(request, expiry_s(request))
+        self._sums.add(request, request.expiry_s)
         self.order.push(request)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
-from penstock.scheduler.forecast import Ahead
+from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.request import NO_TIME, Request
 
 _BUCKET_S = 0.125
@@ -19,7 +19,7 @@ _BUCKET_S = 0.125
 
 @dataclass(slots=True)
 class _Sum:
-    """`num_kept_tokens`: what the admission of all takes in blocks, in tokens.
+    """`num_kept_tokens`: the blocks that admitting all takes, in tokens.
 
     `num_output_tokens`: what all are expected to generate.
     """
@@ -141,14 +141,14 @@ class WaitingSums:
 
     def ahead_of(
         self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
-    ) -> Ahead:
+    ) -> QueuedAhead:
         """The requests likely to go before one that is not in the order yet.
 
         Higher classes and, inside the tenant's own part of the class, those due no later (for
         arrival order: all of the class). While those are served, and the request's own
         `num_prefill` tokens, tenants share by weight: the others of the class are expected to get
         weight of the others / own weight as much, but no more than they have waiting. `is_light`:
-        before its tenant's requests none of the others of the class goes (shares.py).
+        before its tenant's requests none of the others of the class goes (fair_share.py).
         """
         total, spec = _Sum(), request.spec
         for priority, of_class in self._classes.items():
@@ -203,8 +203,8 @@ class WaitingSums:
         due_s = min(due_s, request.spec.arrival_s + self._aging_s)
         return int(due_s // _BUCKET_S) if due_s != NO_TIME else 2**62
 
-    def _ahead(self, total: _Sum) -> Ahead:
-        return Ahead(
+    def _ahead(self, total: _Sum) -> QueuedAhead:
+        return QueuedAhead(
             num_requests=total.num_requests,
             num_prefill_tokens=total.num_prefill_tokens,
             num_blocks=-(-total.num_kept_tokens // self._block_size),

@@ -13,7 +13,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.setting import SettingError, check, made_by, required, setting
 from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
-from penstock.server.link.suspected_request import SuspectedRequest
+from penstock.server.link.quarantine import SuspectedRequest
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
 from penstock.server.security.config import SecurityConfig

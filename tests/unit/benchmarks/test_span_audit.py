@@ -104,9 +104,9 @@ def test_a_child_between_two_others_does_not_hide_the_end_of_a_long_one(rules: A
 
 def test_asks_have_traces_of_their_own_and_come_the_same_again() -> None:
     load: Any = importlib.import_module("trace_audit_load")
-    asks = load.make_asks(3000, 1)
+    asks = load.make_asks(3000, 1, 150.0)
     assert len({ask.trace_id for ask in asks}) == 3000
     assert {ask.kind for ask in asks} == set(load.Kind)
     assert {ask.is_multiplexed for ask in asks} == {True, False}
-    assert load.make_asks(3000, 1) == asks
-    assert load.make_asks(3000, 2) != asks
+    assert load.make_asks(3000, 1, 150.0) == asks
+    assert load.make_asks(3000, 2, 150.0) != asks

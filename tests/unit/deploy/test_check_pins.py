@@ -34,33 +34,11 @@ IMAGE = {
 }
 
 
-def test_what_is_written_is_read_again() -> None:
-    assert check_pins.parsed(check_pins.written(IMAGE)) == IMAGE
-
-
-@pytest.mark.parametrize("line", ["torch", "torch==", "==1", "torch @ file:///tmp/torch.whl"])
-def test_a_line_that_is_no_version_is_an_error(line: str) -> None:
-    with pytest.raises(ValueError, match="not name==version"):
-        check_pins.parsed([line])
-
-
-def test_names_are_compared_as_indexes_compare_them() -> None:
-    assert check_pins.parsed(["Google_Api.Core==1"]) == {"google-api-core": "1"}
-
-
 def test_everything_is_constrained_but_grpc_and_what_pip_cannot_name() -> None:
     assert check_pins.constraints(IMAGE) == {
         name: IMAGE[name]
         for name in ("torch", "transformers", "protobuf", "python-apt", "command-not-found")
     }
-
-
-def test_an_install_that_only_adds_changes_nothing() -> None:
-    assert check_pins.changes(IMAGE, IMAGE | {"penstock": "0.1.0", "uvloop": "0.22.1"}) == []
-
-
-def test_a_grpc_that_rises_is_no_change() -> None:
-    assert check_pins.changes(IMAGE, IMAGE | {"grpcio": "1.80.1"}) == []
 
 
 @pytest.mark.parametrize(
@@ -131,17 +109,3 @@ def test_the_environment_names_what_else_may_rise(tmp_path: Path) -> None:
     constrained = run("constraints", str(tmp_path / "before.txt"), may_rise="Protobuf").stdout
     assert "protobuf" not in constrained
     assert "transformers==4.57.3" in constrained
-
-
-def test_record_lists_what_this_interpreter_imports() -> None:
-    recorded = check_pins.parsed(run("record").stdout.splitlines())
-
-    assert recorded["pytest"] == pytest.__version__
-    assert list(recorded) == sorted(recorded)
-
-
-def test_a_wrong_call_says_how() -> None:
-    refused = run("guess")
-
-    assert refused.returncode == 2
-    assert "check_pins.py record" in refused.stderr

@@ -8,19 +8,17 @@ import tomllib
 from typing import Any
 
 import pytest
-import yaml
 
 from penstock.executor.config_json import from_json_value
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
 from penstock.server.config import SETTINGS, ServerConfig
 from penstock.server.rpc.generation_service import SERVICE_NAME
-from penstock.server.security.exposure import check_exposure
-from penstock.server.security.policy_text import parse_policy
+from penstock.server.security.policy_file import parse_policy
+from penstock.server.security.security import check_exposure
 from penstock.tools.command_line import build_parser
 from support.kubernetes import (
     FOLDER,
-    OVERLAYS,
     build,
     build_with,
     container_of,
@@ -186,12 +184,6 @@ def test_what_is_named_is_mounted_and_what_is_written_to_can_be(builds: Builds) 
         assert named <= configs
 
 
-def test_a_new_setting_replaces_pods_and_a_new_policy_does_not(builds: Builds) -> None:
-    names = {item["metadata"]["name"] for item in of_kind(builds["base"], "ConfigMap")}
-    assert "penstock-policy" in names
-    assert "penstock-settings" not in names
-
-
 def test_services_of_these_names_leave_no_setting_behind(builds: Builds) -> None:
     """In pods of others, which keep Kubernetes' variables of Services."""
     made: dict[str, str] = {}
@@ -272,17 +264,3 @@ def test_clients_have_spread_before_pods_are_taken_away() -> None:
     down_s = the(build_with("autoscaling"), "HorizontalPodAutoscaler")["spec"]["behavior"]
     assert math.isfinite(age_s)
     assert age_s <= down_s["scaleDown"]["stabilizationWindowSeconds"]
-
-
-def test_overlays_are_in_namespaces_that_allow_nothing_special() -> None:
-    for name in OVERLAYS:
-        (namespace,) = of_kind(build("overlays", name), "Namespace")
-        assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-
-
-def test_files_are_plain_yaml_without_hosts_of_registries() -> None:
-    for path in FOLDER.rglob("*.yaml"):
-        text = path.read_text(encoding="utf-8")
-        assert list(yaml.safe_load_all(text)), path
-        for image in re.findall(r"^\s+image: (\S+)", text, re.M):
-            assert "/" not in image, path

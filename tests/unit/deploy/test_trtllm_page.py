@@ -47,13 +47,6 @@ def test_every_example_loads_and_sets_something(text: str) -> None:
     assert load(text) != TrtllmConfig()
 
 
-def test_there_are_examples_of_everything_that_has_a_section() -> None:
-    shown = "\n".join(EXAMPLES)
-
-    for name in ("tensor_parallel_size", "guided_decoding_backend", "lora_config", "NGram", "MTP"):
-        assert name in shown
-
-
 def test_the_file_that_compose_mounts_loads_and_fits_its_gpus(tmp_path: Path) -> None:
     config = load((DEPLOY / "trtllm.toml").read_text(encoding="utf-8"))
 
@@ -86,48 +79,3 @@ def test_commands_of_the_containers_files_parse() -> None:
         assert unknown == []
         assert args.executor == "trtllm"
         assert args.host == "0.0.0.0"
-
-
-def test_the_page_calls_what_it_should() -> None:
-    assert {call[0] for call in CALLS} >= {"serve", "generate", "verify", "models", "build"}
-
-
-def words_of(path: Path) -> str:
-    """All text literals of a file, pieces of one literal put together."""
-    literals: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            literals.append(node.value)
-        elif isinstance(node, ast.JoinedStr):
-            parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
-            literals.append("…".join(str(part) for part in parts))
-    return "\n".join(literals)
-
-
-def test_messages_that_the_page_ascribes_to_penstock_are_in_the_code() -> None:
-    files = [
-        path
-        for root in ("executors", "server", "deploy")
-        for path in sorted((REPOSITORY / root).rglob("*.py"))
-    ]
-    said = "\n".join(words_of(path) for path in files)
-    rows = re.findall(r"^\| (.*?) \| Penstock \| ", TEXT, re.M)
-    quoted = [words for row in rows for words in re.findall(r"`([^`]+)`", row)]
-
-    assert len(quoted) >= 12
-    assert [words for words in quoted if words not in said] == []
-
-
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
-
-    assert targets
-    assert [target for target in targets if not (PAGE.parent / target).exists()] == []
-
-
-def test_every_reason_has_a_remedy() -> None:
-    rows = [line for line in TEXT.splitlines() if line.startswith("| ") and "---" not in line]
-    troubles = [row.strip("| ").split(" | ") for row in rows if row.count(" | ") == 3]
-
-    assert len(troubles) > 30
-    assert [cells for cells in troubles if not all(cells)] == []

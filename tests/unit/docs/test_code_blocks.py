@@ -109,12 +109,6 @@ def penstock_words(command: Command) -> tuple[str, ...]:
     return ("penstock", *command.words[1:])
 
 
-def test_there_are_commands_of_ours() -> None:
-    readme = [command for command in commands(read(REPOSITORY / "README.md")) if is_ours(command)]
-
-    assert len(readme) > 10
-
-
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_of_ours_parse(page: Path) -> None:
     wrong = {
@@ -144,38 +138,6 @@ def test_commands_within_the_text_name_what_there_is(page: Path) -> None:
 
     # "penstock ready on ..." is what the service says.
     assert {span: why for span, why in wrong.items() if not span.startswith("penstock ready")} == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("penstock serve --prot 1", "no such option"),
-        ("penstock serve --port x", "does not parse"),
-        ("penstock sevre", "no such command"),
-        ("penstock verify --serve -- --modle x", "no such option"),
-        ("penstock serve --port 0", None),
-        ("penstock verify --serve -- --executor simulated", None),
-    ],
-)
-def test_a_wrong_command_is_found(text: str, reason: str | None) -> None:
-    found = wrong_command(split_command(text))
-
-    assert found is None if reason is None else reason in (found or "")
-
-
-def test_the_shell_is_read_as_the_shell_reads_it() -> None:
-    page = (
-        "```sh\nA=1 one --x 'a b' | two && three > file  # four\nfive \\\n    --y\n```\n"
-        "```\n$ six\nits output\n```\n```text\n$ seven\n```\n"
-    )
-
-    assert [command.words for command in commands(page)] == [
-        ("one", "--x", "a b"),
-        ("two",),
-        ("three",),
-        ("five", "--y"),
-        ("six",),
-    ]
 
 
 # --- calls by reflection
@@ -222,21 +184,6 @@ def test_calls_by_reflection_name_what_there_is(page: Path) -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize(
-    ("data", "method", "reason"),
-    [
-        ('{"text_prompt": {"text": "x"}}', "GenerationService/Generate", None),
-        ('{"txt": {"text": "x"}}', "GenerationService/Generate", "txt"),
-        ("{}", "GenerationService/Genrate", "no such method"),
-        ("{}", "GenerationService.Generate", None),
-    ],
-)
-def test_a_wrong_call_is_found(data: str, method: str, reason: str | None) -> None:
-    found = wrong_call(("grpcurl", "-d", data, "host:1", f"penstock.v1.{method}"))
-
-    assert found is None if reason is None else reason in (found or "")
-
-
 # --- Python
 
 
@@ -280,12 +227,6 @@ def test_python_compiles_and_imports_what_there_is(page: Path) -> None:
         assert wrong_imports(tree) == [], where
 
 
-def test_a_wrong_import_is_found() -> None:
-    tree = ast.parse("from penstock.client import Client, Clinet\nimport penstock.cleint, json")
-
-    assert wrong_imports(tree) == ["penstock.client.Clinet", "penstock.cleint"]
-
-
 # --- the contract
 
 
@@ -306,12 +247,6 @@ def test_pieces_of_the_contract_are_as_it_is(page: Path) -> None:
     texts = [block.text for block in blocks_in(page, "proto", "protobuf")]
 
     assert [field for text in texts for field in wrong_fields(text)] == []
-
-
-def test_a_wrong_field_is_found() -> None:
-    text = "message TokenUsage {\n  uint32 num_prompt_tokens = 1;\n  uint32 num_x = 2;\n}\n"
-
-    assert wrong_fields(text) == ["TokenUsage.num_x"]
 
 
 # --- files

@@ -8,12 +8,8 @@ import pytest
 
 from concept_pictures import (
     FOLDER,
-    NUM_STEPS,
     PICTURES,
-    SHARES,
-    STEP_BUDGET_TOKENS,
     TRANSITIONS,
-    tokens_of_step,
 )
 from penstock.scheduler.state import TRANSITIONS as TABLE
 
@@ -38,14 +34,3 @@ def test_the_states_are_those_of_the_scheduler() -> None:
         for state, row in TABLE.items()
         for event, target in row.items()
     }
-
-
-def test_no_step_is_over_its_budget_and_no_slot_is_taken_twice() -> None:
-    assert max(tokens_of_step(step) for step in range(NUM_STEPS)) == STEP_BUDGET_TOKENS
-    places = [
-        (share.slot, share.first_step + age)
-        for share in SHARES
-        for age in range(len(share.prefills) + share.num_decodes)
-    ]
-    assert len(places) == len(set(places))
-    assert max(step for _, step in places) < NUM_STEPS

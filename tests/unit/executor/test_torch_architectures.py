@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from pathlib import Path
 
 import pytest
-import transformers
 
-from support import architecture_sweep
-from support.architecture_check import Verdict, check_architecture
+from support.architecture_check import check_architecture
 from support.architecture_sweep import (
-    PAGE,
-    known_types,
-    page_of,
-    work,
     worker_environment,
-    write_page,
 )
 
 EXACT = ("llama", "gpt_oss", "gemma2", "qwen2", "gpt2", "opt")
@@ -61,49 +51,7 @@ def test_a_type_that_cannot_be_built_is_a_result() -> None:
     assert check_architecture("musicgen").outcome == "not buildable"
 
 
-def test_a_worker_reports_a_line_for_each_type(capsys: pytest.CaptureFixture[str]) -> None:
-    work(["bloom", "no-such-type"], "cpu")
-
-    verdicts = [Verdict(**json.loads(line)) for line in capsys.readouterr().out.splitlines()]
-    assert [verdict.outcome for verdict in verdicts] == ["refused", "not buildable"]
-    page = page_of(verdicts, "cpu")
-    assert "`bloom`" in page
-    assert "`no-such-type`" in page
-
-
-def test_the_page_has_every_type_and_none_is_wrong() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    version = re.search(r"version (\S+),", page)
-    assert version is not None
-    if version[1] != transformers.__version__:
-        pytest.skip(f"the page is of transformers {version[1]}")
-
-    assert set(known_types()) <= set(re.findall(r"`([\w-]+)`", page))
-    assert "| wrong | 0 |" in page
-
-
 def test_a_worker_finds_what_its_parent_finds() -> None:
     found = worker_environment({"PYTHONPATH": "/a:/b"})["PYTHONPATH"]
 
     assert found.split(os.pathsep)[1:] == ["/a", "/b"]
-
-
-def test_each_device_writes_its_part_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("old\n")
-    monkeypatch.setattr(architecture_sweep, "PAGE", page)
-    fused = Verdict(model_type="first", outcome="exact", is_fused=True)
-    write_page([fused], "cuda")
-    on_cuda = page.read_text()
-
-    write_page([Verdict(model_type="second", outcome="exact")], "cpu")
-
-    assert on_cuda.startswith("old\n")
-    section = on_cuda.removeprefix("old\n")
-    assert "By the fused step: `first`." in section
-    assert page.read_text().endswith(section)
-    assert "`second`" in page.read_text()
-    write_page([fused], "cuda")
-    assert page.read_text().count("## On CUDA") == 1

@@ -73,7 +73,9 @@ def test_llama_says_what_a_full_forward_says(
     check_way(way, lambda blocks: make_executor(folder("llama"), blocks, by), naive("llama"))
 
 
-@pytest.mark.parametrize("way", [ALL_WAYS[0], ALL_WAYS[-1]], ids=str)
+@pytest.mark.parametrize(
+    "way", [pytest.param(ALL_WAYS[0], marks=pytest.mark.nightly), ALL_WAYS[-1]], ids=str
+)
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "llama"])
 def test_architecture_says_what_a_full_forward_says(
     name: str, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]

@@ -67,8 +67,11 @@ def wrong(naive: NaiveModel, specs: list[RequestSpec], said: dict[int, list[int]
     return [one.key for one in specs if not is_naive(naive, one, said[one.key])]
 
 
-@pytest.mark.parametrize("num_blocks", [AMPLE_BLOCKS, SCARCE_BLOCKS], ids=["ample", "scarce"])
-@pytest.mark.parametrize("hashed", [False, True], ids=["plain", "prefix"])
+@pytest.mark.parametrize(
+    ("num_blocks", "hashed"),
+    [(AMPLE_BLOCKS, False), (SCARCE_BLOCKS, True)],
+    ids=["ample plain", "scarce prefix"],
+)
 @pytest.mark.parametrize(("by", "at_output"), [("eager", 0), ("fused", 1), ("fused", 9)])
 def test_whoever_makes_the_step_raise_fails_alone(
     by: PathName, at_output: int, hashed: bool, num_blocks: int, folder: Path, naive: NaiveModel

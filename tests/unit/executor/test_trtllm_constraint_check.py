@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.executor.trtllm.constraint_check import ConstraintCheck, fault_of
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 
 
 class Grammar:
@@ -25,7 +25,7 @@ class Grammar:
         with cls.news:
             cls.begun.append(text)
             cls.news.notify_all()
-        assert cls.may_end.wait(30)
+        assert cls.may_end.wait(60)
         return 'root ::= "a"'
 
 
@@ -45,7 +45,7 @@ def asked(check: ConstraintCheck, tenant: str, text: str) -> asyncio.Task[str]:
 async def begun(num: int) -> list[str]:
     def wait() -> bool:
         with Grammar.news:
-            return Grammar.news.wait_for(lambda: len(Grammar.begun) >= num, 30)
+            return Grammar.news.wait_for(lambda: len(Grammar.begun) >= num, 60)
 
     assert await asyncio.to_thread(wait)
     return list(Grammar.begun)

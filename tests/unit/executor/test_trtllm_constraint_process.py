@@ -15,7 +15,7 @@ from penstock.executor.trtllm.constraint_check import (
     TOO_LARGE,
 )
 from penstock.executor.trtllm.constraint_process import CheckProcesses
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 
 XGRAMMAR = """
 import ctypes, os, sys

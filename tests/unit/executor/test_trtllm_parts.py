@@ -18,11 +18,10 @@ from penstock.executor.trtllm.results import result_of
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason, SamplingParams
-from penstock.server.front.events import TopToken
-from penstock.server.front.logprob_rows import LogprobRows
+from penstock.server.front.events import LogprobRows, TopToken
 from support.core import make_spec
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def request_of(

@@ -18,7 +18,7 @@ from penstock.executor.trtllm.config import (
     TrtllmConfig,
 )
 from penstock.executor.trtllm.request_mapping import NotResumable
-from penstock.scheduler.request_options import CacheRetention, ConstraintKind
+from penstock.scheduler.request import CacheRetention, ConstraintKind
 from support.trtllm_recorder import (
     GENERATE_ARGUMENTS,
     recording_package,

@@ -14,7 +14,7 @@ from penstock.executor.trtllm.config import (
     SamplerPromise,
     TrtllmConfig,
 )
-from penstock.scheduler.request_options import CacheRetention, ConstraintKind
+from penstock.scheduler.request import CacheRetention, ConstraintKind
 from support.trtllm_recorder import (
     SAMPLING_FIELDS,
     recording_package,

@@ -14,8 +14,7 @@ import pytest
 from penstock.executor.trtllm.config import Adapter, LoraSettings
 from penstock.executor.trtllm.package import load_package
 from penstock.executor.trtllm.request_mapping import RequestMapping
-from penstock.scheduler.request import RequestSpec, SamplingParams
-from penstock.scheduler.request_options import CacheRetention, ConstraintKind
+from penstock.scheduler.request import CacheRetention, ConstraintKind, RequestSpec, SamplingParams
 from support.fake_trtllm import FakeEngines, tokens_of
 from support.fake_trtllm import fake_engines as fake_engines  # a fixture
 from support.fake_trtllm import fake_trtllm as fake_trtllm  # a fixture

@@ -14,7 +14,7 @@ import pytest
 from penstock.executor.trtllm.page_audit import PageAudit
 from penstock.executor.trtllm.stats import EngineStats, StatsPoller, read_stats
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import yaml
 
 from penstock.gateway.ray.methods import METHODS, add_penstock_to_server
 from penstock.gateway.ray.scaling import QueueTimePolicy
-from penstock.gateway.ray.service import command_line
-from penstock.gateway.ray.settings import Settings, settings_of
+from penstock.gateway.ray.service import Settings, command_line, settings_of
 from penstock.server.config import SETTINGS
 from penstock.v1 import generation_service_pb2, model_service_pb2
 

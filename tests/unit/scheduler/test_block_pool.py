@@ -5,7 +5,7 @@ import pytest
 
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.sessions import SessionKey, Sessions
 from support.core import blocks_of
 

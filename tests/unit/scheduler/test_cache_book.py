@@ -144,7 +144,7 @@ def test_no_book_is_kept_unasked() -> None:
 
     run(engine, 1, [1] * 33)
 
-    assert engine.scheduler.life.cache.pool.book is None
+    assert engine.cache.pool.book is None
 
 
 def test_a_cache_of_somebody_elses_cannot_be_told() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks
-from penstock.scheduler.eviction_order import RecencyOrder
+from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks, RecencyOrder
 
 
 def popped(cached: CachedBlocks) -> list[int]:

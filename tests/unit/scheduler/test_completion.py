@@ -10,8 +10,8 @@ import pytest
 
 from penstock.scheduler.completion import PrefillCredit, StandingQueues, TokenTime
 from penstock.scheduler.events import Failed, Finished
-from penstock.scheduler.exploration import Exploration
 from penstock.scheduler.forecast import Load
+from penstock.scheduler.output_lengths import Exploration
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.step_fit import StepFit
 from support.priced_site import PRICES, PricedSite
@@ -21,7 +21,7 @@ def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) 
     """One whose outputs had so many tokens; a step takes 10 ms."""
     site = PricedSite(**({"min_deadline_chance": 0.1} | options))
     for _ in range(num):
-        site.outlook.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
+        site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
     return site
 
 
@@ -85,13 +85,13 @@ def test_an_output_of_certain_length_says_nothing_of_others() -> None:
     for key in range(1, 33):
         site.submit(key, 1, max_tokens=20, min_tokens=20, stop_ids=(95,))
     site.run()
-    assert site.outlook.completion.lengths.num_seen_of("") == 0
+    assert site.engine.completion.lengths.num_seen_of("") == 0
 
 
 def test_other_tenants_are_judged_by_their_own_outputs() -> None:
     site = site_with(200, tenant="long")
     for _ in range(60):
-        site.outlook.completion.lengths.observe(5, tenant="short", max_tokens=500)
+        site.engine.completion.lengths.observe(5, tenant="short", max_tokens=500)
     options: dict[str, Any] = {"max_tokens": 500, "deadline_s": 1.0}
     assert site.submit(1, 100, tenant="long", **options) is None
     assert site.submit(2, 100, tenant="short", **options) is not None
@@ -105,7 +105,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     assert 1 in site.admitted
     # Meanwhile it is seen that outputs as long as this one go on to 300 tokens.
     for _ in range(600):
-        site.outlook.completion.lengths.observe(300, max_tokens=400)
+        site.engine.completion.lengths.observe(300, max_tokens=400)
     site.run()
     failure = site.failure(1)
     assert failure.reason is FailureReason.DEADLINE_UNREACHABLE
@@ -126,7 +126,7 @@ def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> No
 def test_each_tenant_has_its_own_while() -> None:
     site = site_with(200, tenant="a")
     for _ in range(60):
-        site.outlook.completion.lengths.observe(200, tenant="b", max_tokens=500)
+        site.engine.completion.lengths.observe(200, tenant="b", max_tokens=500)
     options: dict[str, Any] = {"max_tokens": 500, "deadline_s": 1.0}
     for key in range(1, 64):
         assert site.submit(key, 100, tenant="a", **options) is None
@@ -146,7 +146,7 @@ def test_a_new_tenant_is_not_judged_by_the_lengths_of_another() -> None:
     assert num_taken("new", 200) == 16, "until its own outputs end it has a bounded number"
     assert num_taken("newer", 300) == 16, "and each tenant its own"
     for _ in range(16):
-        site.outlook.completion.lengths.observe(5, tenant="new", max_tokens=500)
+        site.engine.completion.lengths.observe(5, tenant="new", max_tokens=500)
     assert num_taken("new", 400) == 24
     assert site.submit(1, 1, tenant="last", min_tokens=400, **options) is None, "that is certain"
 
@@ -177,7 +177,7 @@ def test_all_outputs_of_a_new_tenants_request_are_judged_alike() -> None:
     site = site_with(200, tenant="hog")
     leader = site.spec(1, 10, tenant="new", max_tokens=500, deadline_s=1.0)
     site.engine.submit((leader, replace(leader, key=2, leader_key=1, output_index=1)))
-    assert all(request.is_new for request in site.engine.scheduler.life.requests.values())
+    assert all(request.is_new for request in site.engine.requests.values())
 
 
 def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() -> None:
@@ -193,17 +193,17 @@ def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
     """A burst may wait; where somebody always waits the next one is refused at once."""
     for is_standing in (False, True):
         site = PricedSite(num_seqs=1, min_deadline_chance=0.1)
-        lengths = site.outlook.completion.lengths
+        lengths = site.engine.completion.lengths
         for index in range(200):
             lengths.observe(10 + index, max_tokens=500)
         for key in range(1, 4):
             site.submit(key, 100, max_tokens=10)
-        standing = site.outlook.completion.standing
+        standing = site.engine.completion.standing
         standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
         site.clock.advance(30.0)
         standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
         # Prompts let in before had nothing to lose, so that this one may lose some of its chance.
-        site.outlook.completion.credit.note(100_000, 1.0, site.clock())
+        site.engine.completion.credit.note(100_000, 1.0, site.clock())
         request = site.submit(9, 100, max_tokens=500, deadline_s=2.5)
         assert (request is None) is is_standing
         if is_standing:
@@ -235,6 +235,13 @@ def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:
     assert time.beside(idle, 20.0) == pytest.approx(0.05)
     assert time.beside(idle, 25.0) < 0.03, "idle time counts as fast"
     assert time.beside(idle, 1000.0) == pytest.approx(0.01)
+
+
+def test_a_step_that_leaves_decodes_out_is_time_without_a_token() -> None:
+    time = TokenTime(StepFit(PRICES))
+    for step in range(1, 801):
+        time.note_step(0.05, 0.05 * step, has_paused=bool(step % 4))
+    assert time.beside(Load(), 40.0) == pytest.approx(0.2, rel=0.05)
 
 
 def test_a_queue_stands_by_the_time_in_which_somebody_waits() -> None:

@@ -15,7 +15,7 @@ def flooded(num_prompts: int = 4, **options: Any) -> PricedSite:
     site = PricedSite(**options)
     for key in range(1, num_prompts + 1):
         site.submit(key, 300, max_tokens=100, tenant="flood")
-    while site.engine.scheduler.num_running < 4:
+    while len(site.engine.running) < 4:
         site.step()
     return site
 

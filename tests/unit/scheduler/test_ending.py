@@ -35,7 +35,7 @@ def test_cancel_takes_effect_at_once_in_every_state(num_steps: int) -> None:
     assert engine.cancel(1)
     assert not engine.cancel(1)
     engine.check_integrity()
-    assert engine.scheduler.life.cache.pool.num_used == 0
+    assert engine.cache.pool.num_used == 0
     assert reason(engine, 1) is FinishReason.CANCELLED
     assert len(executor.batches) == num_steps
 
@@ -116,7 +116,7 @@ def test_refusals_at_the_door(spec: object, expected: FailureReason) -> None:
 
 def test_a_model_that_could_take_more_than_the_cache_costs_no_memory_for_it() -> None:
     engine, _ = make_engine(make_info(num_blocks=12, max_seq_len=1_000_000_000))
-    assert engine.scheduler.life.arrays.token_ids.shape[1] == 12 * 4 + 1
+    assert engine.arrays.token_ids.shape[1] == 12 * 4 + 1
     engine.submit((make_spec(1, 30, max_tokens=19),))
     engine.submit((make_spec(2, 30, max_tokens=20),))
     told = ends(run_until_idle(engine))
@@ -189,11 +189,11 @@ def scripted(depth: int = 1) -> tuple[Engine, ScriptedExecutor]:
 
 
 def drive(engine: Engine, executor: ScriptedExecutor, result: StepResult) -> None:
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     executor.launch(batch)
     executor.collect()
-    engine.scheduler.update(result, 0.0)
+    engine.update(result, 0.0)
     engine.check_integrity()
 
 
@@ -205,10 +205,10 @@ def test_a_result_with_a_token_too_few_is_an_error() -> None:
     engine, _ = scripted()
     for key in (1, 2):
         engine.submit((make_spec(key, 3),))
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     with pytest.raises(ValueError, match="2 slots sampled, 1 tokens returned"):
-        engine.scheduler.update(StepResult(slots=batch.sampled_slots, tokens=int32(7)), 0.0)
+        engine.update(StepResult(slots=batch.sampled_slots, tokens=int32(7)), 0.0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -236,7 +236,7 @@ def test_the_blocks_of_a_failed_request_are_not_reused() -> None:
     drive(engine, executor, StepResult(slots=int32(0), tokens=int32(7)))
     failure = SlotFailure(slot=0, detail="nan")
     drive(engine, executor, StepResult(slots=int32(), tokens=int32(), failures=(failure,)))
-    assert engine.scheduler.life.cache.pool.num_cached == 0
+    assert engine.cache.pool.num_cached == 0
     run_until_idle(engine)
 
 
@@ -264,14 +264,14 @@ def test_many_tokens_at_once_get_their_blocks() -> None:
 def test_a_step_that_fails_late_leaves_no_block_to_reuse() -> None:
     engine, executor = scripted(depth=2)
     engine.submit((make_spec(1, 9, max_tokens=3),))
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     executor.launch(batch)
     engine.cancel(1)
     engine.check_integrity()
     failure = SlotFailure(slot=0, detail="nan")
-    engine.scheduler.update(StepResult(slots=int32(), tokens=int32(), failures=(failure,)), 0.0)
-    assert engine.scheduler.life.cache.pool.num_cached == 0
+    engine.update(StepResult(slots=int32(), tokens=int32(), failures=(failure,)), 0.0)
+    assert engine.cache.pool.num_cached == 0
     assert engine.step().ends[0].reason is FinishReason.CANCELLED
 
 
@@ -282,7 +282,7 @@ def test_what_earlier_steps_computed_is_kept_while_another_is_under_way() -> Non
         engine.step()
     engine.cancel(1)
     # 9 + 8 tokens are known; the step under way computes the last of them, and is not trusted yet.
-    assert engine.scheduler.life.cache.pool.num_cached == 4
+    assert engine.cache.pool.num_cached == 4
     run_until_idle(engine)
     assert executor.released == [0]
 
@@ -338,7 +338,7 @@ def test_integrity_names_what_is_wrong() -> None:
     engine, _ = make_engine()
     engine.submit((make_spec(1, 9),))
     engine.step()
-    engine.scheduler.life.cache.pool.ref_counts[0] += 1
+    engine.cache.pool.ref_counts[0] += 1
     with pytest.raises(IntegrityError, match="reference counts differ"):
         engine.check_integrity()
 

@@ -11,7 +11,6 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
-from penstock.scheduler.victims import choose_victim
 from support.core import (
     FakeClock,
     ends,
@@ -20,6 +19,7 @@ from support.core import (
     make_spec,
     run_until_idle,
     service_of,
+    victims_of,
 )
 
 
@@ -56,7 +56,7 @@ def test_a_tenant_of_double_weight_goes_twice_as_often() -> None:
 
 def test_output_weighs_more_than_prompt_and_a_cached_prefix_nothing() -> None:
     engine, _ = one_slot()
-    service = functools.partial(service_of, engine.scheduler.life.tenants)
+    service = functools.partial(service_of, engine.tenants)
     submit_all(engine, "a", [1], prompt=list(range(9)), max_tokens=3)
     run_until_idle(engine)
     assert service("a") == 9 + 2 * 3
@@ -182,15 +182,15 @@ def test_the_victim_is_of_the_lowest_class_then_the_greediest_then_the_cheapest(
     submit_all(engine, "a", [3], prompt=6)
     submit_all(engine, "b", [4], prompt=8)
     engine.step()
-    life, victims = engine.scheduler.life, []
+    victims: list[int] = []
     spared: set[int] = set()
     for _ in range(4):
-        victim = choose_victim(life, spared)
+        victim = victims_of(engine).choose_victim(spared)
         spared.add(victim.slot)
         victims.append(victim.spec.key)
     assert victims == [3, 2, 4, 1]
     with pytest.raises(ValueError, match="no request"):
-        choose_victim(life, spared)
+        victims_of(engine).choose_victim(spared)
 
 
 def test_counters_start_again_before_they_lose_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_counters_start_again_before_they_lose_precision(monkeypatch: pytest.Mon
         submit_all(engine, "b", range(21, 40), prompt=9)
         submit_all(engine, "c", range(41, 50), prompt=2)
         orders.append(admitted(run_until_idle(engine)))
-        largest.append(float(engine.scheduler.life.tenants.service.max()))
+        largest.append(float(engine.tenants.service.max()))
     assert orders[0] == orders[1]
     assert largest[2] < 150 < largest[1]
 
@@ -213,5 +213,5 @@ def test_idle_tenants_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in range(1, 30):
         submit_all(engine, f"tenant {key}", [key], prompt=2, max_tokens=1)
         run_until_idle(engine)
-    assert len(engine.scheduler.life.tenants) == 3
-    assert len(engine.scheduler.life.tenants.num_waiting) == 4
+    assert len(engine.tenants) == 3
+    assert len(engine.tenants.num_waiting) == 4

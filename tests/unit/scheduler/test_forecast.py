@@ -7,44 +7,54 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import UNKNOWN_ERROR, CostModel, StepError
 from penstock.scheduler.forecast import (
-    Ahead,
+    Deadlines,
+    Demand,
     Forecast,
     Load,
     Machine,
-    Want,
+    QueuedAhead,
     _expected_queue,
-    can_meet,
     forecast,
     forecast_alone,
     hopeless_at_s,
     prefill_alone_s,
     retry_after_s,
 )
-from penstock.scheduler.step_errors import UNKNOWN_ERROR, StepError
+from penstock.scheduler.request import NO_TIME
 
 PRICES = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
 MACHINE = Machine(prices=PRICES, max_prefill_tokens=100)
 IDLE = Load(num_free_slots=8, num_free_blocks=1000)
-NO_TENANT = Ahead()
+NO_TENANT = QueuedAhead()
+
+
+def can_meet(
+    predicted: Forecast,
+    now: float,
+    *,
+    ttft_deadline_s: float = NO_TIME,
+    deadline_s: float = NO_TIME,
+) -> bool:
+    return Deadlines(ttft_s=ttft_deadline_s, total_s=deadline_s).are_met(predicted, now)
 
 
 def test_prefill_alone_is_steps_tokens_and_context() -> None:
     # Three steps of 50, 150 and 250 tokens in sight.
-    alone_s = prefill_alone_s(MACHINE, Want(num_prefill_tokens=250))
+    alone_s = prefill_alone_s(MACHINE, Demand(num_prefill_tokens=250))
 
     assert alone_s == pytest.approx(3 * 1.0 + 250 * 0.01 + (50 + 150 + 250) * 0.001)
 
 
 def test_what_is_cached_is_seen_by_every_chunk() -> None:
-    alone_s = prefill_alone_s(MACHINE, Want(num_prefill_tokens=200, num_cached_tokens=64))
+    alone_s = prefill_alone_s(MACHINE, Demand(num_prefill_tokens=200, num_cached_tokens=64))
 
     assert alone_s == pytest.approx(2 * 1.0 + 2.0 + (100 + 200 + 2 * 64) * 0.001)
 
 
 def test_an_idle_machine_has_no_queue() -> None:
-    want = Want(num_prefill_tokens=50)
+    want = Demand(num_prefill_tokens=50)
 
     told = [forecast(MACHINE, want, IDLE, NO_TENANT), forecast_alone(MACHINE, want)]
 
@@ -60,7 +70,7 @@ def test_the_error_of_the_prices_is_forgiven() -> None:
         StepError(p90=50.0),
         UNKNOWN_ERROR,
     ]
-    want = Want(num_prefill_tokens=50)
+    want = Demand(num_prefill_tokens=50)
 
     told = [
         forecast_alone(Machine(prices=PRICES, max_prefill_tokens=100, prefill_error=error), want)
@@ -75,7 +85,7 @@ def test_errors_of_many_steps_cancel_out() -> None:
     machine = Machine(prices=PRICES, max_prefill_tokens=100, decode_error=error)
 
     def told(num_tokens: int) -> float:
-        want = Want(num_prefill_tokens=50, min_output_tokens=num_tokens)
+        want = Demand(num_prefill_tokens=50, min_output_tokens=num_tokens)
         return forecast_alone(machine, want).decode_s
 
     step_s = told(2) / (1.0 - 0.4)
@@ -90,11 +100,11 @@ def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
         prefill_error=StepError(p90=0.2),
         decode_error=StepError(p90=0.4),
     )
-    want = Want(num_prefill_tokens=50)
+    want = Demand(num_prefill_tokens=50)
     full = Load(num_running=4, num_decodes=4, num_output_tokens=400.0)
     roomy = replace(full, num_free_slots=9, num_free_blocks=99)
-    places = forecast(machine, want, full, Ahead(num_requests=1))
-    prompts = forecast(machine, want, roomy, Ahead(num_requests=1, num_prefill_tokens=1000))
+    places = forecast(machine, want, full, QueuedAhead(num_requests=1))
+    prompts = forecast(machine, want, roomy, QueuedAhead(num_requests=1, num_prefill_tokens=1000))
 
     # Two must leave of whom one does every 25 steps; ten steps of prompts; half a step each.
     assert places.queue_left == pytest.approx(1.0 - 0.4 / math.sqrt(50.5))
@@ -112,11 +122,11 @@ def test_expected_queue_waits_for_the_prefill_ahead() -> None:
         num_used_blocks=100,
         num_output_tokens=400.0,
     )
-    ahead = Ahead(num_requests=3, num_prefill_tokens=300, num_blocks=20)
+    ahead = QueuedAhead(num_requests=3, num_prefill_tokens=300, num_blocks=20)
 
     # Three budgets and half a step, beside four decodes, and the tokens.
     assert _expected_queue(
-        MACHINE, Want(num_prefill_tokens=50), load, ahead
+        MACHINE, Demand(num_prefill_tokens=50), load, ahead
     ).seconds == pytest.approx(3.5 * (1.0 + 0.4 + 0.5) + 3.0)
 
 
@@ -130,10 +140,10 @@ def test_expected_queue_knows_a_paced_budget() -> None:
         num_output_tokens=10.0,
         prefill_budget_tokens=20,
     )
-    ahead = Ahead(num_requests=1, num_prefill_tokens=100)
+    ahead = QueuedAhead(num_requests=1, num_prefill_tokens=100)
 
     assert _expected_queue(
-        MACHINE, Want(num_prefill_tokens=50), load, ahead
+        MACHINE, Demand(num_prefill_tokens=50), load, ahead
     ).seconds == pytest.approx(5.5 * 1.1 + 1.0)
 
 
@@ -146,10 +156,10 @@ def test_expected_queue_waits_for_slots() -> None:
         num_free_blocks=1000,
         num_used_blocks=100,
     )
-    ahead = Ahead(num_requests=2, num_prefill_tokens=20)
+    ahead = QueuedAhead(num_requests=2, num_prefill_tokens=20)
 
     assert _expected_queue(
-        MACHINE, Want(num_prefill_tokens=50), load, ahead
+        MACHINE, Demand(num_prefill_tokens=50), load, ahead
     ).seconds == pytest.approx(15.5 * 2.0 + 0.2)
 
 
@@ -163,9 +173,11 @@ def test_expected_queue_waits_for_blocks() -> None:
         num_free_blocks=20,
         num_used_blocks=100,
     )
-    want = Want(num_prefill_tokens=50, num_blocks=10)
+    want = Demand(num_prefill_tokens=50, num_blocks=10)
 
-    queue_s = _expected_queue(MACHINE, want, load, Ahead(num_requests=1, num_blocks=50)).seconds
+    queue_s = _expected_queue(
+        MACHINE, want, load, QueuedAhead(num_requests=1, num_blocks=50)
+    ).seconds
 
     assert queue_s == pytest.approx(20.5 * 2.0)
 
@@ -180,7 +192,7 @@ def test_expected_prefill_and_decode_share_the_machine() -> None:
         num_used_blocks=100,
         num_output_tokens=500.0,
     )
-    want = Want(num_prefill_tokens=150, expected_output_tokens=21.0)
+    want = Demand(num_prefill_tokens=150, expected_output_tokens=21.0)
 
     outlook = forecast(MACHINE, want, load, NO_TENANT)
 
@@ -190,7 +202,7 @@ def test_expected_prefill_and_decode_share_the_machine() -> None:
 
 
 def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
-    want = Want(num_prefill_tokens=50, min_output_tokens=11)
+    want = Demand(num_prefill_tokens=50, min_output_tokens=11)
     decode_s = 10 * (1.0 + 0.1 + 0.05)
 
     assert hopeless_at_s(MACHINE, want) == math.inf
@@ -202,7 +214,7 @@ def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
 
 
 def test_hopeless_is_what_the_door_would_refuse() -> None:
-    want = Want(num_prefill_tokens=250, min_output_tokens=3)
+    want = Demand(num_prefill_tokens=250, min_output_tokens=3)
     deadlines = {"ttft_deadline_s": 20.0, "deadline_s": 21.0}
     moment_s = hopeless_at_s(MACHINE, want, **deadlines)
     alone = forecast_alone(MACHINE, want)
@@ -243,9 +255,9 @@ def test_expected_queue_waits_for_those_ahead_to_leave_in_their_turn() -> None:
         num_free_blocks=1000,
         num_used_blocks=100,
     )
-    ahead = Ahead(num_requests=12, num_output_tokens=240.0)
+    ahead = QueuedAhead(num_requests=12, num_output_tokens=240.0)
 
-    queue_s = _expected_queue(MACHINE, Want(num_prefill_tokens=50), load, ahead).seconds
+    queue_s = _expected_queue(MACHINE, Demand(num_prefill_tokens=50), load, ahead).seconds
 
     assert queue_s == pytest.approx((50 + 6 + 0.5) * 2.0)
 
@@ -256,6 +268,6 @@ def test_names_the_field_that_is_off() -> None:
     with pytest.raises(ValueError, match="p90"):
         StepError(p90=math.nan)
     with pytest.raises(ValueError, match="num_prefill_tokens"):
-        Want(num_prefill_tokens=0)
+        Demand(num_prefill_tokens=0)
     with pytest.raises(ValueError, match="num_cached_tokens"):
-        Want(num_prefill_tokens=1, num_cached_tokens=-1)
+        Demand(num_prefill_tokens=1, num_cached_tokens=-1)

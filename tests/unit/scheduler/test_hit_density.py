@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.block_pool import BlockPool
-from penstock.scheduler.eviction_order import EvictionOrder, RecencyOrder
-from penstock.scheduler.hit_density import NUM_BINS, HitDensity, bin_of
-from penstock.scheduler.hit_density_order import HitDensityOrder
+from penstock.scheduler.cached_blocks import EvictionOrder, RecencyOrder
+from penstock.scheduler.hit_density import NUM_BINS, HitDensity, HitDensityOrder, bin_of
 from penstock.scheduler.use_history import mark_after, mark_of
 
 EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]

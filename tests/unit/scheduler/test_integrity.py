@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.scheduler import check_pieces
-from penstock.scheduler.block_claims import RetentionBudget
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.integrity import IntegrityError
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention
+from penstock.scheduler.retention import RetentionBudget
 from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
 
 NUM_BLOCKS = 4 * check_pieces.PIECE
@@ -46,7 +46,7 @@ def check_in_pieces(engine: Engine) -> int:
 
 
 def pool_of(engine: Engine) -> BlockPool:
-    return engine.scheduler.life.cache.pool
+    return engine.cache.pool
 
 
 def last_cached(pool: BlockPool) -> int:
@@ -224,7 +224,7 @@ def test_every_fault_is_found_in_pieces_as_at_once(
 
 def test_a_fault_of_the_rest_is_found_in_pieces() -> None:
     engine = engine_of()
-    engine.scheduler.life.tenants.num_running[0] += 1
+    engine.tenants.num_running[0] += 1
 
     with pytest.raises(IntegrityError, match="miscounted"):
         check_in_pieces(engine)

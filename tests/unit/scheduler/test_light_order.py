@@ -37,7 +37,7 @@ def admitted(events: StepEvents) -> list[int]:
 
 def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
     """Tokens of prompts that the last step computed, by key."""
-    batch, running = executor.batches[-1], engine.scheduler.life.running
+    batch, running = executor.batches[-1], engine.running
     found: dict[int, int] = {}
     rows = zip(batch.slots.tolist(), batch.num_tokens.tolist(), strict=True)
     for slot, count in list(rows)[batch.num_decodes :]:
@@ -84,7 +84,7 @@ def test_light_requests_go_before_a_turn_by_age_so_often_and_no_more() -> None:
     engine.step()
     submit(engine, "flood", range(1, 7), prompt=3, max_tokens=50)
     engine.step()
-    assert engine.scheduler.num_running == 6
+    assert len(engine.running) == 6
     clock.now_s = 1.0
     submit(engine, "flood", [7], prompt=60, max_tokens=2, arrival_s=-20.0)
     submit(engine, "quiet", range(20, 40), prompt=1, max_tokens=1, arrival_s=1.0)

@@ -8,12 +8,19 @@ import pytest
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
+from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.request import NO_TIME, FinishReason
-from penstock.scheduler.shares import Shares
 from penstock.scheduler.tenants import Tenants
-from penstock.scheduler.victims import choose_victim
-from penstock.scheduler.yielders import MAX_YIELDS, Lack, choose_yielders
-from support.core import NullExecutor, ends, make_engine, make_info, make_spec, run_until_idle
+from penstock.scheduler.victims import MAX_TENANT_PREEMPTIONS, Shortage
+from support.core import (
+    NullExecutor,
+    ends,
+    make_engine,
+    make_info,
+    make_spec,
+    run_until_idle,
+    victims_of,
+)
 
 
 def build(
@@ -42,9 +49,8 @@ def preempted(events: StepEvents) -> list[int]:
     return [change.key for change in events.changes if isinstance(change, Preempted)]
 
 
-def shares_of(engine: Engine, ratio: float = 2.0) -> Shares:
-    life = engine.scheduler.life
-    return Shares(life.arrays, life.cache, life.running, life.tenants, ratio)
+def shares_of(engine: Engine, ratio: float = 2.0) -> FairShare:
+    return FairShare(engine.arrays, engine.cache, engine.running, engine.tenants, ratio)
 
 
 def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]:
@@ -52,7 +58,7 @@ def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]
     engine, executor = build(max_num_seqs=num_running, **options)
     submit(engine, "flood", range(1, 2 * num_running + 1), prompt=3, max_tokens=12)
     engine.step()
-    assert engine.scheduler.num_running == num_running
+    assert len(engine.running) == num_running
     return engine, executor
 
 
@@ -87,10 +93,10 @@ def test_nobody_is_thrown_out_when_it_would_not_suffice() -> None:
     submit(engine, "flood", [1, 2], prompt=28, max_tokens=8)
     submit(engine, "flood", [3], prompt=12, max_tokens=8, priority=1)
     engine.step()
-    life, shares = engine.scheduler.life, shares_of(engine)
+    shares = shares_of(engine)
     before = shares.dominant.copy()
-    lack = Lack(tenant=5, level=0, is_slot=False, num_blocks_short=15, num_blocks=3)
-    assert choose_yielders(life, shares, lack, set()) == []
+    lack = Shortage(tenant=5, level=0, is_slot=False, num_blocks_short=15, num_blocks=3)
+    assert victims_of(engine).choose_for_tenant(shares, lack, set()) == []
     assert (shares.dominant == before).all()
 
 
@@ -129,12 +135,12 @@ def test_a_request_gives_way_so_often_and_then_stays() -> None:
     engine, _ = flooded(2)
     key, counts = 100, dict.fromkeys(range(1, 5), 0)
     for _ in range(60):
-        if not engine.scheduler.life.tenants.num_waiting_of("quiet"):
+        if not engine.tenants.num_waiting_of("quiet"):
             key += 1
             submit(engine, "quiet", [key], prompt=3, max_tokens=1)
         for thrown_out in preempted(engine.step()):
             counts[thrown_out] += 1
-    assert max(counts.values()) == MAX_YIELDS
+    assert max(counts.values()) == MAX_TENANT_PREEMPTIONS
     run_until_idle(engine)
 
 
@@ -156,13 +162,13 @@ def test_prompts_under_way_are_not_starved_by_light_tenants() -> None:
     engine, executor = build(max_num_seqs=8, num_blocks=128, aging_stride=stride)
     submit(engine, "flood", range(1, 4), prompt=60, max_tokens=1)
     engine.step()
-    flood = {request.slot for request in engine.scheduler.life.running}
+    flood = {request.slot for request in engine.running}
     served: list[bool] = []
     for key in range(100, 160):
         submit(engine, "quiet", [key], prompt=15, max_tokens=1)
         engine.step()
         served.append(bool(flood & set(executor.batches[-1].slots.tolist())))
-        if len(engine.scheduler.life.running) < 3:
+        if len(engine.running) < 3:
             break
     assert all(any(served[at : at + stride]) for at in range(len(served) - stride))
     assert not all(served)
@@ -173,10 +179,9 @@ def test_a_light_tenant_is_no_victim_while_others_are_there() -> None:
     submit(engine, "flood", [1, 2, 3], prompt=9)
     submit(engine, "quiet", [11], prompt=2, max_tokens=30)
     engine.step()
-    life = engine.scheduler.life
-    life.tenants.charge_prompt(life.requests[11].tenant, 10_000)
-    assert choose_victim(life, set(), shares_of(engine)).spec.tenant == "flood"
-    assert choose_victim(life, set()).spec.tenant == "quiet"
+    engine.tenants.charge_prompt(engine.requests[11].tenant, 10_000)
+    assert victims_of(engine).choose_victim(set(), shares_of(engine)).spec.tenant == "flood"
+    assert victims_of(engine).choose_victim(set()).spec.tenant == "quiet"
 
 
 def test_weights_count_in_what_is_light() -> None:
@@ -185,17 +190,16 @@ def test_weights_count_in_what_is_light() -> None:
         submit(engine, "plain", [1, 2], prompt=3, max_tokens=9)
         submit(engine, "gold", [3], prompt=3, max_tokens=9)
         engine.step()
-        shares, life = shares_of(engine), engine.scheduler.life
-        assert shares.is_light(life.requests[3].tenant, num_slots=1) is is_light
-        assert not shares.is_light(life.requests[1].tenant)
+        shares = shares_of(engine)
+        assert shares.is_light(engine.requests[3].tenant, num_slots=1) is is_light
+        assert not shares.is_light(engine.requests[1].tenant)
 
 
 def test_age_that_did_not_let_a_request_in_does_not_shield_it() -> None:
     engine, _ = build(aging_s=1.0)
     submit(engine, "flood", [1], arrival_s=-100.0)
     engine.step()
-    life = engine.scheduler.life
-    assert life.arrays.level[life.requests[1].slot] == 0
+    assert engine.arrays.level[engine.requests[1].slot] == 0
 
 
 def test_a_known_tenant_keeps_a_burst_of_what_it_left_to_others_and_a_new_name_nothing() -> None:
@@ -239,7 +243,7 @@ def test_where_nobody_holds_most_of_all_a_light_tenant_holds_less(
     for key, tenant in enumerate((*crowd, "quiet"), 1):
         submit(engine, tenant, [key], prompt=9 if tenant == "quiet" else 28, max_tokens=8)
     engine.step()
-    index = engine.scheduler.life.tenants.index_of("quiet")
+    index = engine.tenants.index_of("quiet")
     assert index is not None
     # 3 blocks beside 7 of each other one.
     assert shares_of(engine).is_light(index) is is_light

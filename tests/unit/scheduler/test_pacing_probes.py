@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.pacing import PrefillPacer
+from penstock.scheduler.latency_target import PrefillLimit
 
 TARGET_S = 0.05
 CLIFF_TOKENS = 128
@@ -25,7 +25,7 @@ class Cliff:
     """A machine whose prices rise as soon as a step holds more than the cliff."""
 
     def __init__(self) -> None:
-        self.paced = PrefillPacer(TARGET_S, max_prefill_tokens=2048)
+        self.paced = PrefillLimit(TARGET_S, max_prefill_tokens=2048)
         self.held = 2048
 
     def step(self, num_decodes: int = NUM_DECODES, *, is_even: bool = False) -> int:

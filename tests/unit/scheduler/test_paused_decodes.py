@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
+from penstock.scheduler.forecast import Load
 from penstock.scheduler.planner import MAX_PAUSED_STEPS
 from support.core import NullExecutor, make_engine, make_info, make_spec
 
@@ -45,9 +48,25 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
     engine.check_integrity()
 
 
+def test_an_answer_is_judged_by_the_time_of_pauses_too() -> None:
+    """Three of four steps of a second leave the decodes out, so a token takes four seconds."""
+    engine, executor = busy_engine()
+    num_paused, now = 0, 0.0
+    for key in range(100, 160):
+        engine.submit((make_spec(key, 16, max_tokens=1, tenant="light"),))
+        since = len(executor.batches)
+        engine.step()
+        for batch in executor.batches[since:]:
+            now += 1.0
+            num_paused += batch.num_paused > 0
+            engine.note_duration(batch, 1.0, now)
+    assert num_paused > 30
+    assert engine.completion.token_time.beside(Load(), now) == pytest.approx(4.0, rel=0.3)
+
+
 def test_a_tenant_of_many_short_requests_is_not_served_more_by_pauses() -> None:
     engine, _ = busy_engine(max_tokens=1500)
-    tenants = engine.scheduler.life.tenants
+    tenants = engine.tenants
 
     for key in range(100, 400):
         engine.submit((make_spec(key, 32, max_tokens=1, tenant="light"),))

@@ -10,8 +10,14 @@ import pytest
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
-from penstock.scheduler.quota_accounts import QuotaAccounts
-from penstock.scheduler.quotas import MAX_QUOTA, NO_QUOTA, QuotaBreach, QuotaKind, TenantQuota
+from penstock.scheduler.quotas import (
+    MAX_QUOTA,
+    NO_QUOTA,
+    QuotaAccounts,
+    QuotaBreach,
+    QuotaKind,
+    TenantQuota,
+)
 from penstock.scheduler.request import FailureReason, RequestSpec
 from support.core import FakeClock, make_engine, make_info, make_spec, num_live_of, run_until_idle
 
@@ -83,10 +89,10 @@ def test_a_replay_is_let_in_and_costs_nothing_again() -> None:
     engine.submit((make_spec(1, 3, max_tokens=9),))
     engine.submit((replace(make_spec(2, 3, max_tokens=9), num_replays=1),))
     assert engine.step().ends == ()
-    assert num_live_of(engine.scheduler.life.quotas, "") == 2
+    assert num_live_of(engine.quotas, "") == 2
     engine.check_integrity()
     run_until_idle(engine)
-    accounts = engine.scheduler.life.quotas
+    accounts = engine.quotas
     breach = accounts.breach_of("", 1, 1, 0.0)
     assert breach is not None
     assert breach.retry_after_s == pytest.approx(60.0), "one request is on the account, not two"
@@ -109,9 +115,9 @@ def test_each_output_of_a_request_counts() -> None:
         assert end.breach == QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=2, retry_after_s=math.inf)
 
     engine.submit(tuple(outputs[:2]))
-    assert num_live_of(engine.scheduler.life.quotas, "") == 2
+    assert num_live_of(engine.quotas, "") == 2
     run_until_idle(engine)
-    assert num_live_of(engine.scheduler.life.quotas, "") == 0
+    assert num_live_of(engine.quotas, "") == 0
     refused = refusal(engine, make_spec(4, 4))
     assert refused is not None, "two outputs were the requests of this minute"
     clock.now_s += 30.0
@@ -165,8 +171,8 @@ def test_weights_change_for_those_who_wait_already() -> None:
         engine.submit((make_spec(key, 4, tenant="ab"[key % 2]),))
     engine.step()
     engine.set_weights({"a": 4.0}, 2.0)
-    tenants = engine.scheduler.life.tenants
-    index = {found.spec.tenant: found.tenant for found in engine.scheduler.life.queue}
+    tenants = engine.tenants
+    index = {found.spec.tenant: found.tenant for found in engine.queue}
     assert (tenants.weight[index["a"]], tenants.weight[index["b"]]) == (4.0, 2.0)
     with pytest.raises(ValueError, match="tenant_weights"):
         engine.set_weights({"a": 0.0})

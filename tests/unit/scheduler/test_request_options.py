@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.scheduler.request_options import (
+from penstock.scheduler.request import (
     CacheRetention,
     Constraint,
     ConstraintKind,

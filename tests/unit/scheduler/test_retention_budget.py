@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.scheduler.block_claims import BlockClaims, RetentionBudget
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.engine_retention import EngineRetention
 from penstock.scheduler.events import Admitted
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention
+from penstock.scheduler.retention import BlockClaims, EngineRetention, RetentionBudget
 from support.core import FakeClock, NullExecutor, make_info, make_spec
 
 HIGH = CacheRetention(priority=100)

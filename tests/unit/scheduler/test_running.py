@@ -1,7 +1,7 @@
 """Slots, and the order of those who prefill in them."""
 
 from penstock.scheduler.request import Request, RequestSpec
-from penstock.scheduler.running import Running
+from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from support.core import make_spec
 
@@ -10,8 +10,8 @@ def request(spec: RequestSpec, sequence: int) -> Request:
     return Request(spec=spec, sequence=sequence, tokens=spec.prompt_ids, block_hashes=[])
 
 
-def make_running(num_slots: int = 4) -> Running:
-    return Running(SlotArrays(num_slots=num_slots, max_seq_len=16, block_size=4))
+def make_running(num_slots: int = 4) -> RunningSet:
+    return RunningSet(SlotArrays(num_slots=num_slots, max_seq_len=16, block_size=4))
 
 
 def test_the_lowest_free_slot_is_taken_and_columns_stay_short() -> None:

@@ -295,6 +295,6 @@ def test_rows_of_a_batch_share_the_arrays_without_copying() -> None:
     engine.submit((make_spec(1, [11, 12, 13], max_tokens=2),))
     engine.step()
     arrays = executor.batches[0].arrays
-    assert arrays is engine.scheduler.life.arrays
+    assert arrays is engine.arrays
     assert arrays.token_ids[0, :4].tolist() == [11, 12, 13, 7]
     assert arrays.num_tokens.dtype == np.int32

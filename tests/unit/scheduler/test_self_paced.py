@@ -11,10 +11,11 @@ from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished, PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.request import FailureReason, FinishReason
-from penstock.scheduler.request_options import (
+from penstock.scheduler.request import (
     Constraint,
     ConstraintKind,
+    FailureReason,
+    FinishReason,
 )
 from support.core import FakeClock, ends, make_spec, outputs
 from support.self_paced import SelfPacedExecutor, make_self_paced, token_of

@@ -7,10 +7,9 @@ import pytest
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.engine_retention import as_retention
 from penstock.scheduler.events import Admitted, Preempted, StepEvents
-from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.scheduler.request_options import CacheRetention
+from penstock.scheduler.request import CacheRetention, FinishReason, RequestSpec
+from penstock.scheduler.retention import as_retention
 from penstock.scheduler.sessions import session_key
 from support.core import (
     BLOCK_SIZE,
@@ -103,7 +102,7 @@ def test_sessions_outlast_the_blocks_of_others() -> None:
 def test_sessions_yield_before_running_work_does() -> None:
     engine = engine_of(6)
     told(engine, turn(1), turn(2, "b", prompt=list(range(50, 58))))
-    assert len(engine.scheduler.life.cache.pool.sessions._holders) == 4
+    assert len(engine.cache.pool.sessions._holders) == 4
     events = told(engine, stranger(3, 3), stranger(4, 3))
     changes = [change for event in events for change in event.changes]
     assert not [change for change in changes if isinstance(change, Preempted)]
@@ -132,8 +131,8 @@ def test_a_turn_that_waits_renews_its_session() -> None:
     clock.now_s = 90.0
     engine.submit((turn(2, prompt=list(range(9))),))
     clock.now_s = 150.0
-    engine.scheduler.life.expire(clock.now_s)
-    assert len(engine.scheduler.life.cache.pool.sessions._holders) == 2
+    engine.transitions.expire(clock.now_s)
+    assert len(engine.cache.pool.sessions._holders) == 2
     run_until_idle(engine)
 
 
@@ -141,14 +140,14 @@ def test_the_share_of_the_pool_is_a_budget() -> None:
     engine = engine_of(8, max_session_share=0.25)
     told(engine, turn(1))
     told(engine, turn(2, "b", prompt=list(range(50, 58))))
-    sessions = engine.scheduler.life.cache.pool.sessions
+    sessions = engine.cache.pool.sessions
     assert len(sessions._holders) == 2
     assert blocks_of(sessions, ("", "a", SALT)) == ()
 
 
 def test_a_tenant_with_many_sessions_loses_its_own_oldest() -> None:
     engine = engine_of(16, max_tenant_session_share=0.25)
-    sessions = engine.scheduler.life.cache.pool.sessions
+    sessions = engine.cache.pool.sessions
     told(engine, replace(turn(1, prompt=list(range(50, 58))), tenant="quiet"))
     for key in range(2, 7):
         prompt = list(range(100 * key, 100 * key + 8))
@@ -164,7 +163,7 @@ def test_a_tenant_with_many_sessions_loses_its_own_oldest() -> None:
 def test_a_session_keeps_so_many_tokens_of_its_head() -> None:
     engine = engine_of(16, max_session_tokens=2 * BLOCK_SIZE)
     told(engine, turn(1, prompt=list(range(16))))
-    assert len(blocks_of(engine.scheduler.life.cache.pool.sessions, ("", "a", SALT))) == 2
+    assert len(blocks_of(engine.cache.pool.sessions, ("", "a", SALT))) == 2
 
 
 def test_tenants_and_salts_have_sessions_of_their_own() -> None:
@@ -186,11 +185,11 @@ def test_outputs_of_one_turn_are_all_kept() -> None:
     engine.submit((leader, follower))
     run_until_idle(engine)
     engine.check_integrity()
-    kept = blocks_of(engine.scheduler.life.cache.pool.sessions, ("", "a", SALT))
+    kept = blocks_of(engine.cache.pool.sessions, ("", "a", SALT))
     digests = hash_blocks(
         replace(turn(3), prompt_ids=turn(3).prompt_ids).prompt_ids, BLOCK_SIZE, chain_root(SALT)
     )
-    assert kept[:2] == tuple(engine.scheduler.life.cache.pool.match(digests))
+    assert kept[:2] == tuple(engine.cache.pool.match(digests))
     assert len(kept) == 3
 
 
@@ -198,12 +197,11 @@ def test_a_turn_that_is_cancelled_or_preempted_keeps_what_was_computed() -> None
     engine = engine_of(16)
     engine.submit((turn(1),))
     engine.step()
-    life = engine.scheduler.life
-    life.preempt(life.requests[1], 0.0)
-    assert len(life.cache.pool.sessions._holders) == 0, "its turn is not over"
+    engine.transitions.preempt(engine.requests[1], 0.0)
+    assert len(engine.cache.pool.sessions._holders) == 0, "its turn is not over"
     engine.step()
     engine.cancel(1, FinishReason.CANCELLED)
-    assert len(life.cache.pool.sessions._holders) == 2
+    assert len(engine.cache.pool.sessions._holders) == 2
     engine.check_integrity()
 
 
@@ -237,7 +235,7 @@ def test_a_self_paced_engine_is_given_the_retention() -> None:
     info = replace(make_info(), is_self_paced=True)
     engine = Engine(NullExecutor(info), SchedulerConfig(), FakeClock())
     engine.submit((turn(1),))
-    batch = engine.scheduler.schedule(0.0)
+    batch = engine.schedule(0.0)
     assert batch is not None
     (request,) = batch.admitted
     assert request.spec.retention == CacheRetention(priority=60, duration_s=300.0)

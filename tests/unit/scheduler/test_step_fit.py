@@ -8,8 +8,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from penstock.scheduler.cost_model import CostModel
-from penstock.scheduler.step_errors import UNKNOWN_ERROR
+from penstock.scheduler.cost_model import UNKNOWN_ERROR, CostModel
 from penstock.scheduler.step_fit import StepFit
 
 TRUTH = CostModel(step_s=0.012, prefill_token_s=1.5e-4, decode_slot_s=2e-4, context_token_s=1.5e-7)

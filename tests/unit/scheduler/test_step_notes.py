@@ -9,13 +9,12 @@ import pytest
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.cost_model import CostModel, measure_of
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents, WaitReason
-from penstock.scheduler.flight import Chunk
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_measure import measure_of
-from penstock.scheduler.step_note import StepNote
 from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
 from support.self_paced import SelfPacedExecutor
 
@@ -75,7 +74,7 @@ def test_a_note_has_the_counts_of_its_moment_and_the_reason_of_its_plan() -> Non
     for key in (1, 2, 3):
         engine.submit((make_spec(key, 3, max_tokens=2),))
     engine.step()
-    pool = engine.scheduler.life.cache.pool
+    pool = engine.cache.pool
     (note,) = notes
     assert note.waits_for is WaitReason.SLOTS
     assert (note.num_running, note.num_waiting, note.num_waiting_tokens) == (2, 1, 3)
@@ -155,7 +154,7 @@ def test_a_step_is_predicted_by_the_prices_known_before_it() -> None:
     engine, notes, _ = noted(prices=PRICES, clock=TickingClock())
     engine.submit((make_spec(1, 3, max_tokens=60),))
     run_until_idle(engine)
-    pace = engine.scheduler.life.outlook.pace
+    pace = engine.sizing
     assert pace.has_prices
     assert math.isnan(notes[0].predicted_s)
     known = [note.predicted_s for note in notes if not math.isnan(note.predicted_s)]

@@ -59,7 +59,7 @@ def test_others_have_their_share_in_one_step_of_the_stride() -> None:
     assert other is not None
     site.step()
     site.submit(2, LONG, max_tokens=1, ttft_deadline_s=0.9)
-    num_computed = site.engine.scheduler.life.arrays.num_computed
+    num_computed = site.engine.arrays.num_computed
     had_some: list[bool] = []
     while 2 not in site.ends:
         num_before = int(num_computed[other.slot])

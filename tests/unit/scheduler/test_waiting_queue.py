@@ -1,12 +1,10 @@
 """Order, expiry, and siblings that wait for their leader."""
 
-from penstock.scheduler.arrival_order import ArrivalOrder
-from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.queue_places import QueuePlaces
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.queue_order import ArrivalOrder
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
 from penstock.scheduler.tenants import Tenants
 from penstock.scheduler.waiting_queue import WaitingQueue
-from penstock.scheduler.waiting_sums import WaitingSums
 from support.core import make_spec
 
 
@@ -15,16 +13,14 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
 
 
 def make_queue() -> WaitingQueue:
-    config = SchedulerConfig()
-    tenants = Tenants(config)
-    sums, places = WaitingSums(config, block_size=16), QueuePlaces(config, tenants)
-    return WaitingQueue(ArrivalOrder(), tenants, sums, places)
+    config = SchedulerConfig(order=SchedulingOrder.FCFS)
+    return WaitingQueue(config, Tenants(config), block_size=16)
 
 
 def drain(queue: WaitingQueue) -> list[int]:
     keys: list[int] = []
-    while (request := queue.peek(0.0)) is not None:
-        queue.remove(request)
+    while (request := queue.order.peek(0.0)) is not None:
+        queue.leave(request, 0.0)
         keys.append(request.spec.key)
     return keys
 
@@ -32,17 +28,17 @@ def drain(queue: WaitingQueue) -> list[int]:
 def test_classes_are_strict_and_first_come_first_served_inside() -> None:
     queue = make_queue()
     for sequence, (key, priority) in enumerate([(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)]):
-        queue.push(waiting(make_spec(key, priority=priority), sequence))
+        queue.push(waiting(make_spec(key, priority=priority), sequence), 0.0)
     assert drain(queue) == [2, 4, 1, 3, 5]
 
 
 def test_seniority_survives_coming_back() -> None:
     queue = make_queue()
     first, second = waiting(make_spec(1), 0), waiting(make_spec(2), 1)
-    queue.push(first)
-    queue.push(second)
-    queue.remove(first)
-    queue.push(first)
+    queue.push(first, 0.0)
+    queue.push(second, 0.0)
+    queue.leave(first, 0.0)
+    queue.push(first, 0.0)
     assert drain(queue) == [1, 2]
 
 
@@ -50,10 +46,10 @@ def test_removed_requests_are_gone_and_tokens_counted() -> None:
     queue = make_queue()
     requests = [waiting(make_spec(key, key), key) for key in range(1, 301)]
     for request in requests:
-        queue.push(request)
+        queue.push(request, 0.0)
     assert queue.num_tokens == sum(range(1, 301))
     for request in requests[1:]:
-        queue.remove(request)
+        queue.leave(request, 0.0)
     assert len(queue) == 1
     assert queue.num_tokens == 1
     assert isinstance(queue.order, ArrivalOrder)
@@ -63,10 +59,10 @@ def test_removed_requests_are_gone_and_tokens_counted() -> None:
 
 def test_followers_wait_for_their_leader() -> None:
     queue = make_queue()
-    queue.push(waiting(make_spec(1), 0))
+    queue.push(waiting(make_spec(1), 0), 0.0)
     for key in (2, 3):
-        queue.hold(waiting(make_spec(key, leader_key=1), key), 1)
-    queue.push(waiting(make_spec(4), 4))
+        queue.hold(waiting(make_spec(key, leader_key=1), key), 1, now=0.0)
+    queue.push(waiting(make_spec(4), 4), 0.0)
     assert len(queue) == 4
     assert drain(queue) == [1, 4]
     queue.release_held(1)
@@ -77,8 +73,8 @@ def test_an_heir_leads_when_the_leader_ends() -> None:
     queue = make_queue()
     followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3, 4)]
     for follower in followers:
-        queue.hold(follower, 1)
-    queue.remove(followers[0])
+        queue.hold(follower, 1, now=0.0)
+    queue.leave(followers[0], 0.0)
     queue.replace_leader(1)
     assert drain(queue) == [3]
     queue.release_held(3)
@@ -90,7 +86,7 @@ def test_a_request_is_due_at_its_time_and_told_once() -> None:
     soon, later, never = (waiting(make_spec(key), key) for key in (1, 2, 3))
     soon.recheck_s, later.recheck_s = 5.0, 7.0
     for request in (soon, later, never):
-        queue.push(request)
+        queue.push(request, 0.0)
     assert queue.next_recheck_s() == 5.0
     assert queue.due(4.9) == []
     assert queue.due(7.0) == [soon, later]
@@ -102,7 +98,7 @@ def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
     queue = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0
-    queue.push(request)
+    queue.push(request, 0.0)
     queue.recheck(request, 8.0)
     assert queue.next_recheck_s() == 8.0
     assert queue.due(7.0) == []
@@ -113,7 +109,7 @@ def test_who_left_is_not_due() -> None:
     queue = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0
-    queue.push(request)
-    queue.remove(request)
+    queue.push(request, 0.0)
+    queue.leave(request, 0.0)
     assert queue.next_recheck_s() == NO_TIME
     assert queue.due(6.0) == []

@@ -10,12 +10,22 @@ import pytest
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.cache_book import CacheBook, CachedBlock
-from penstock.server.link.cache_feeds import BLOCKS_PER_PART, MAX_FEEDS_PER_FRONT, CacheFeeds
-from penstock.server.link.cache_frames import CacheUpdate, Follow, SnapshotPart, Unfollow
-from penstock.server.link.cache_subscriber import CacheSubscriber
+from penstock.server.link.cache_feeds import (
+    BLOCKS_PER_PART,
+    MAX_FEEDS_PER_FRONT,
+    CacheFeeds,
+    CacheSubscriber,
+)
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import decode
-from penstock.server.link.ports import EngineHello, EngineUnavailable
+from penstock.server.link.frames import (
+    CacheUpdate,
+    EngineHello,
+    Follow,
+    SnapshotPart,
+    Unfollow,
+    decode,
+)
+from penstock.server.link.ports import EngineUnavailable
 from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import hello, simulated_engine
 

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import decode
+from penstock.server.link.frames import Detach, KeptRequest, ResumeSpec, Submit, decode
 from penstock.server.link.kept_streams import KeptLimits
-from penstock.server.link.resume_frames import Detach, KeptRequest, ResumeSpec
-from penstock.server.link.spec_frames import Submit
 from penstock.server.link.wire import FrameBuffer
 from support.link import hello, spec
 from support.self_paced import make_self_paced

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
-from penstock.server.processes.engine_policy import EnginePolicy
+from penstock.server.processes.engine_process import EnginePolicy
 from penstock.server.security.policy import Policy, TenantPolicy
 from penstock.server.security.policy_file import PolicyFile
 from support.core import make_engine
@@ -38,7 +38,7 @@ def test_limits_hold_from_the_start_and_change_with_the_file() -> None:
     engine, _ = make_engine()
     file = ScriptedFile(policy_of(3, 2.0))
     policy = EnginePolicy(engine, lambda: file)
-    accounts = engine.scheduler.life.quotas
+    accounts = engine.quotas
     assert accounts.quota_of("a") == TenantQuota(max_num_live=3)
     assert accounts.quota_of("b") == TenantQuota(max_requests_per_minute=9)
     policy.poll()
@@ -64,7 +64,7 @@ def test_a_later_engine_waits_for_the_file_to_be_good() -> None:
 
     policy = EnginePolicy(engine, open_file, can_wait=True)
     policy.poll()
-    assert engine.scheduler.life.quotas.quota_of("a") == NO_QUOTA
+    assert engine.quotas.quota_of("a") == NO_QUOTA
     broken = False
     policy.poll()
-    assert engine.scheduler.life.quotas.quota_of("a") == TenantQuota(max_num_live=3)
+    assert engine.quotas.quota_of("a") == TenantQuota(max_num_live=3)

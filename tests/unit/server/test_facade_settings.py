@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.server.cli.serve import build_config, merge_settings
-from penstock.server.cli.serve_checks import check_facade
+from penstock.server.cli.serve_settings import check_facade
 from penstock.server.config import FrontLaunch, decode_launch, encode_launch
 from penstock.server.settings.sources import BadSetting, Sources
 from support.guarded import Premises

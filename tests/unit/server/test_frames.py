@@ -1,6 +1,7 @@
 """Frames survive the way there and back, and what is no frame is refused."""
 
 import struct
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -10,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.scheduler.block_hash import DIGEST_BYTES
 from penstock.scheduler.events import Failed, StepEvents
-from penstock.scheduler.request import FailureReason, RequestSpec
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason, RequestSpec
 from penstock.server.link.control_frames import FROM_CHILD, TO_CHILD, FromChild, ToChild
-from penstock.server.link.frames import Frame, decode, encode
-from penstock.server.link.spec_frames import Submit, SubmitFrame
+from penstock.server.link.frames import Frame, Submit, SubmitFrame, decode, encode
 from penstock.server.link.step_frames import split_by_front
 from penstock.server.link.wire import MAX_FRAME_BYTES, VERSION, Codec, FrameBuffer, LinkError
 from penstock.server.observe import frames as observer_frames
@@ -174,6 +174,24 @@ def test_what_outputs_share_travels_once() -> None:
     assert isinstance(submit, Submit)
     assert submit.specs[0].prompt_ids is submit.specs[2].prompt_ids
     assert submit.specs[0].constraint is submit.specs[2].constraint
+
+
+class ReadHashes(tuple[bytes, ...]):
+    """Counts how often it is read."""
+
+    num_reads = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.num_reads += 1
+        return super().__iter__()
+
+
+def test_what_outputs_share_is_checked_once() -> None:
+    hashes = ReadHashes([bytes(DIGEST_BYTES)] * 3)
+    leader = small_spec(1, block_hashes=hashes)
+    others = (replace(leader, key=key, leader_key=1, output_index=key - 1) for key in range(2, 17))
+    SubmitFrame.of(Submit(specs=(leader, *others)))
+    assert hashes.num_reads == 1
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import Cancel
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import Cancel, Submit
 from support.link import FakeEngine, hello, spec
 
 NUM_REQUESTS = 1000

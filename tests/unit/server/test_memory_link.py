@@ -12,7 +12,8 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.executor import Executor, ExecutorDied
 from penstock.scheduler.request import FinishReason, RequestSpec
-from penstock.server.link.ports import EngineHello, EngineUnavailable
+from penstock.server.link.frames import EngineHello
+from penstock.server.link.ports import EngineUnavailable
 from support.memory_link import MemoryEngine, MemoryPort
 
 KEY = 1 << 32 | 1

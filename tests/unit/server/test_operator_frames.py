@@ -15,16 +15,21 @@ from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.frames import Cancel, Frame, FrontHello, ObserverHello, decode, encode
-from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.operator_frames import (
+from penstock.server.link.frames import (
+    Cancel,
     Command,
     CommandKind,
     CommandResult,
+    EngineHello,
+    Frame,
+    FrontHello,
+    ObserverHello,
     ViewAnswer,
     ViewQuery,
+    decode,
+    encode,
 )
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import FakeEngine, hello
 
@@ -129,7 +134,7 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
 
     def carry_out(order: Command, answer: Callable[[CommandResult], None]) -> None:
         def work() -> None:
-            assert working.wait(20.0)
+            assert working.wait(60)
             answer(CommandResult(ticket=order.ticket, payload=b"done"))
 
         threads.append(threading.Thread(target=work))

@@ -4,7 +4,6 @@ import argparse
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -15,11 +14,10 @@ from penstock.tools.bench.figures import figures_of
 from penstock.tools.bench.fleet import LoadRun, merged_run
 from penstock.tools.bench.options import check_options, plans_of, sender_of
 from penstock.tools.bench.plan import Arrivals, LoadPlan
-from penstock.tools.bench.progress import bar_text
 from penstock.tools.bench.recorder import Recorder
-from penstock.tools.bench.report import document_of, figure_lines, sweep_lines, write_page
+from penstock.tools.bench.report import document_of
 from penstock.tools.bench.sender import SenderConfig
-from penstock.tools.bench.worker import WorkerDone, WorkerProgress
+from penstock.tools.bench.worker import WorkerDone
 from penstock.tools.command_line import build_parser
 from support.load_events import finished, plan
 
@@ -170,60 +168,6 @@ def test_another_machine_is_refused_unless_it_is_meant() -> None:
     assert (config.is_multiplex, config.num_channels) == (True, 4)
 
 
-def test_the_table_tells_latencies_and_errors() -> None:
-    figures = figures_of(measured(plan(), 0.5))
-    lines = figure_lines(figures)
-
-    assert lines[0] == "load         constant, 10/s, 10.0 s counted"
-    assert lines[1] == "requests     4 due: 2 completed, 2 failed"
-    [ttft] = [line for line in lines if line.startswith("TTFT")]
-    assert ttft.split()[1:3] == ["500.0", "ms"]
-    assert "error        1 x RESOURCE_EXHAUSTED (QUEUE_FULL)" in lines
-    assert "error        1 x UNAVAILABLE" in lines
-    assert lines[-1] == "client       1 process, at most 25% of a core each"
-
-
-def test_a_replay_is_named_once(trace: Path) -> None:
-    [made] = plans("--trace", trace, "--warm-up-s", 0)
-
-    first = figure_lines(figures_of(measured(made, 0.2)))[0]
-
-    assert first.count("replay") == 1
-    assert first.startswith("load         replay, ")
-
-
-def test_a_sweep_is_a_row_for_each_point() -> None:
-    runs = [measured(plan(rate_per_s=rate), 0.1 * rate) for rate in (1.0, 2.0)]
-    lines = sweep_lines([figures_of(run) for run in runs])
-
-    assert lines[0].split()[:2] == ["load", "offered/s"]
-    assert [line.split()[0] for line in lines[1:3]] == ["1/s", "2/s"]
-    assert lines[3] == "error        1/s: 1 x RESOURCE_EXHAUSTED (QUEUE_FULL)"
-
-
-def test_the_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
-    runs = [measured(plan(rate_per_s=rate), 0.1 * rate) for rate in (1.0, 2.0, 4.0)]
-    figures = [figures_of(run) for run in runs]
-    document = document_of(SenderConfig(address="localhost"), model(), runs, figures)
-    write_page(tmp_path / "bench.html", document, runs, figures)
-    text = (tmp_path / "bench.html").read_text(encoding="utf-8")
-
-    for outside in ("<script", "<link", "<img", "url(", 'src="', 'href="'):
-        assert outside not in text
-    charts = [part.partition("</svg>")[0] + "</svg>" for part in text.split("<svg")[1:]]
-    titles = [ElementTree.fromstring("<svg" + chart)[0].text for chart in charts]
-    assert titles[:4] == [
-        "TTFT over throughput",
-        "ITL over throughput",
-        "E2E over throughput",
-        "Requests done, and done within targets",
-    ]
-    assert "TTFT by percentile" in titles
-    assert "QUEUE_FULL" in text
-    # A measured point is a mark: three rates, three percentiles.
-    assert charts[0].count("<circle") == 9
-
-
 def test_json_has_null_for_what_was_not_measured() -> None:
     made = plan()
     idle = Recorder(made)
@@ -234,14 +178,3 @@ def test_json_has_null_for_what_was_not_measured() -> None:
     assert read["points"][0]["ttft"]["p99_s"] is None
     assert read["points"][0]["ttft"]["num"] == 0
     assert read["settings"]["prompt_tokens"] == "128"
-
-
-def test_the_bar_says_where_the_run_is() -> None:
-    made = plan(warm_up_s=5.0, duration_s=5.0)
-    news = WorkerProgress(num_sent=1200, num_ended=1100, num_failed=3)
-
-    assert bar_text("1/2 5/s ", made, 5.0, news) == (
-        "1/2 5/s [############............] 5/10 s measuring: 1,200 sent, 100 open, 3 failed"
-    )
-    assert "] 0/10 s warm-up:" in bar_text("", made, -0.05, news)
-    assert "[########################] 12/10 s draining:" in bar_text("", made, 12.0, news)

@@ -4,8 +4,6 @@ import io
 
 import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.client import (
     Accepted,
@@ -22,8 +20,8 @@ from penstock.client import (
     WaitReason,
 )
 from penstock.client.errors import Failure, error_of
-from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
-from penstock.tools.demo.view import LineView, PaneView, choose_view, pane_lines
+from penstock.tools.demo.run import DemoRequest, DemoRun
+from penstock.tools.demo.view import LineView
 
 
 def make_run(name: str = "romeo") -> DemoRun:
@@ -138,40 +136,6 @@ def test_a_failure_is_told() -> None:
     assert run.complaint == "INTERNAL: oh"
 
 
-def test_table() -> None:
-    failed = make_run("nurse")
-    failed.on_error(error(), 0.004)
-
-    lines = final_table([play(make_run(), whole_life()), failed])
-
-    assert lines[0].split() == [
-        *("REQUEST", "STATES", "(ms)", "QUEUE", "ms", "TTFT", "ms", "TOKENS", "TOKENS/s", "FINISH")
-    ]
-    history = ["PENDING", "0", ">", "PROCESSING", "20", ">", "COMPLETED", "50"]
-    assert lines[1].split() == ["romeo", *history, "0.4", "21.3", "5", "40.0", "length"]
-    assert lines[2].split() == ["nurse", "ERROR", "4", "-", "-", "0", "-", "-"]
-
-
-def test_lines_carry_the_name_and_break_at_words() -> None:
-    out = io.StringIO()
-    view = LineView(out)
-    run = make_run()
-    run.on_event(accepted(), 0.0012)
-
-    view.on_state(run)
-    view.on_text(run, "one\ntwo ")
-    view.on_text(run, "three " * 20)
-    view.close()
-
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "romeo    | * PENDING after 1 ms"
-    assert lines[1] == "romeo    | one"
-    assert all(line.startswith("romeo    | ") for line in lines)
-    assert all(len(line) <= 11 + 72 for line in lines)
-    words = " ".join(line[11:] for line in lines[2:]).split()
-    assert words == ["two", *["three"] * 20]
-
-
 def test_a_state_comes_after_the_text_before_it() -> None:
     out = io.StringIO()
     view = LineView(out)
@@ -182,55 +146,3 @@ def test_a_state_comes_after_the_text_before_it() -> None:
     view.on_state(run)
 
     assert out.getvalue() == "romeo    | unfinished\nromeo    | * PENDING after 0 ms\n"
-
-
-@given(
-    texts=st.lists(st.text(), min_size=1, max_size=4),
-    columns=st.integers(10, 200),
-    rows=st.integers(1, 60),
-)
-def test_panes_keep_their_place(texts: list[str], columns: int, rows: int) -> None:
-    runs = [make_run(f"r{number}") for number in range(len(texts))]
-    empty = pane_lines(runs, columns=columns, rows=rows)
-    for run, text in zip(runs, texts, strict=True):
-        run.on_event(tokens(text), 0.1)
-
-    lines = pane_lines(runs, columns=columns, rows=rows)
-
-    assert len(lines) == len(empty)
-    for line in lines:
-        assert "\n" not in line
-        assert len(line.replace("\x1b[1m", "").replace("\x1b[0m", "")) <= columns
-
-
-def test_panes_are_drawn_over_the_last_drawing() -> None:
-    out = io.StringIO()
-    runs = [make_run("a"), make_run("b")]
-    view = PaneView(out, runs, lambda: (40, 12))
-    first = out.getvalue()
-    out.truncate(0)
-
-    view.on_text(runs[0], "ignored: the view shows the runs")
-    again = out.getvalue()
-
-    num_lines = first.count("\n")
-    assert f"\x1b[{num_lines}A" in again
-    assert again.count("\n") == num_lines
-    assert first.startswith("\x1b[?25l")
-
-
-def test_the_cursor_comes_back() -> None:
-    out = io.StringIO()
-
-    PaneView(out, [make_run()], lambda: (40, 12)).close()
-
-    assert out.getvalue().endswith("\x1b[?25h")
-
-
-def test_panes_only_on_a_terminal() -> None:
-    class Tty(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    assert isinstance(choose_view(io.StringIO(), []), LineView)
-    assert isinstance(choose_view(Tty(), []), PaneView)

@@ -7,9 +7,9 @@ import pytest
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import FinishReason
-from penstock.server.observe.flight.dump import dump
 from penstock.server.observe.flight.layout import FlightError
 from penstock.server.observe.flight.memory import create_memory
+from penstock.server.observe.flight.reader import dump
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.tools.simulation.calibration import fit_cost
 from penstock.tools.simulation.flight_trace import flight_steps, flight_trace, is_flight_file

@@ -10,7 +10,7 @@ from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate, candidates_from_json
-from penstock.tools.plan.search import least_replicas
+from penstock.tools.plan.plan import least_replicas
 from penstock.tools.plan.target import PlanTarget, judge
 from penstock.tools.plan.window import busiest_window
 from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster

@@ -202,6 +202,8 @@ def test_a_field_of_made_up_traffic_is_named(
         (("--candidate", '{"name": "a", "price": -1}'), "[0]: price must be positive"),
         (("--candidate", '{"name": "\\ud800"}'), "[0]: name must be Unicode text"),
         (("--batch-size", "4"), "--batch-size has no effect with the policy fair"),
+        (("--start-s", "1000"), "the trace has no requests"),
+        (("--candidate", "{}"), "--candidate: [0].name must be a string"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -283,3 +285,16 @@ def test_what_this_machine_cannot_hold_is_one_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert type(error).__name__ in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("simulate", "--load", "1"), "--trace, --synthetic or --calibrate-from must be given"),
+        (("plan", *TARGET), "--trace or --synthetic must be given"),
+    ],
+)
+def test_a_command_says_what_it_needs(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refusal(capsys, *arguments)

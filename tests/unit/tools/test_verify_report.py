@@ -1,18 +1,15 @@
 """The report of `penstock verify`: its form, and what stays out of it."""
 
 import json
-import os
 import socket
 from typing import Any
 
 import pytest
 
-from penstock.server.cli.installation import Installation, look_around
-from penstock.tools.verify.load import percentile
+from penstock.server.cli.installation import Installation
 from penstock.tools.verify.report import (
     Report,
     ServedHere,
-    heading_lines,
     hidden_names,
     report_json,
     result_line,
@@ -173,46 +170,3 @@ def test_the_host_of_an_address_is_hidden(address: str, host: str) -> None:
 def test_this_host_is_hidden_and_loopback_is_not() -> None:
     assert set(hidden_names("127.0.0.1:50051")) <= {socket.gethostname()}
     assert set(hidden_names("")) <= {socket.gethostname()}
-
-
-def test_a_row_is_one_line_whatever_the_model_says() -> None:
-    line = result_line(result(Outcome.FAIL, "got 'a\nb\x1b[2J'" + "x" * 500), has_paths=False)
-
-    assert line.isprintable()
-    assert line.startswith("FAIL  greedy")
-    assert line.endswith(" ...")
-
-
-def test_the_heading_counts_gpus() -> None:
-    lines = heading_lines(INSTALLATION)
-
-    assert lines == [
-        "python 3.12.3, penstock 0.1.0",
-        "Linux 6.8 x86_64, 64 CPUs, 2 x NVIDIA H100, driver 570.124, CUDA 12.8",
-    ]
-
-
-def test_the_summary_has_a_row_of_figures() -> None:
-    made = report(result(Outcome.PASS), result(Outcome.SKIP), figures={"32 at once": FIGURES})
-
-    lines = summary_lines(made)
-
-    assert lines[2] == "32       1234      5.0 / 9.0 / 9.9      5.0 / 9.0 / 9.9"
-    assert lines[-1] == "passed: 1 passed, 1 skipped"
-
-
-def test_what_is_here_is_found_without_host_name() -> None:
-    found = look_around()
-
-    assert found.versions["grpcio"]
-    text = json.dumps([found.versions, found.machine])
-    assert os.uname().sysname in text
-    assert os.uname().nodename not in text
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "value"),
-    [([], 50, 0.0), ([3.0], 99, 3.0), ([4.0, 1.0, 3.0, 2.0], 50, 2.0), ([1.0, 2.0], 99, 2.0)],
-)
-def test_percentiles(values: list[float], percent: float, value: float) -> None:
-    assert percentile(values, percent) == value

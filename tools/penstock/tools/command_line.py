@@ -1,7 +1,7 @@
 """The command line: `penstock <command>`.
 
 Owns the parser, not the commands. Commands import heavy packages only when they run, so that
-`penstock --help` is fast. Exit codes are in `penstock.server.cli.exit_codes`;
+`penstock --help` is fast. Exit codes are in `penstock.server.cli.command`;
 `serve`, `build`, `verify`, `bench`, `simulate`, `plan` and `timeline` have their own.
 """
 
@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from penstock.server.cli import build, chat, generate, health, models, serve, top, version
-from penstock.server.cli.command import Parser
-from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Parser
 from penstock.server.cli.installation import version_of
 from penstock.tools.bench import command as bench
 from penstock.tools.demo import command as demo

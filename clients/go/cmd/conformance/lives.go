@@ -28,7 +28,7 @@ func cancelAfterFirstToken(ctx context.Context, t *talk) error {
 	if _, err := h.failure(codes.Canceled, ""); err != nil {
 		return err
 	}
-	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
 	// Its id is free once it has ended.
 	for {

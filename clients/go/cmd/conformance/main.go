@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-const scenarioTimeout = 20 * time.Second
+const scenarioTimeout = 60 * time.Second
 
 // line is one line of the answer.
 type line struct {

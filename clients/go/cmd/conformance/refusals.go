@@ -184,7 +184,7 @@ func deadline(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	began := time.Now()
 	h := hear(client.Generate(ctx, greedy(longTokens)))
@@ -195,7 +195,7 @@ func deadline(ctx context.Context, t *talk) error {
 	if !errors.Is(failed, context.DeadlineExceeded) {
 		return fmt.Errorf("%v is not context.DeadlineExceeded", failed)
 	}
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); took > 20*time.Second {
 		return fmt.Errorf("it took %v", took)
 	}
 	return nil

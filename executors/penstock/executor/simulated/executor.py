@@ -192,7 +192,7 @@ class SimulatedExecutor:
             for row, row_faults in of_rows.items():
                 for fault in row_faults:
                     self._hit(fault, int(slots[row]), counts)
-        return faults, run_apart(batch, lambda part: self._run_part(part, counts), _go_on)
+        return faults, run_apart(batch, lambda part: self._run_part(part, counts), _only_scripted)
 
     def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
         """Compute some rows; `counts` int32 [slots]: tokens that each gets."""
@@ -214,7 +214,7 @@ class SimulatedExecutor:
         return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
     def _plain_answer(self, batch: Batch) -> StepResult:
-        """The result of `_answer` when every row wants one hashed token and nothing else."""
+        """The result of `_answer` when every row needs one hashed token and nothing else."""
         slots = batch.sampled_slots
         ends = _ends(batch, slots)
         tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
@@ -300,8 +300,8 @@ class _ScriptedError(Exception):
     """The error that a step raises because of a request in it."""
 
 
-def _go_on(error: Exception) -> None:
-    """A scripted error leaves nothing to clean up; any other is a bug, and is not searched for."""
+def _only_scripted(error: Exception) -> None:
+    """Raise any other error, which is a bug; a scripted one leaves nothing to clean up."""
     if not isinstance(error, _ScriptedError):
         raise error
 

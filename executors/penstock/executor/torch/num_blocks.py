@@ -28,12 +28,13 @@ def num_device_blocks(
     fit.
     """
     room = max(free_bytes - step_bytes, 0)
+    name = size_setting(config)
     if config.num_blocks is not None:
-        num_blocks, name = config.num_blocks, "num_blocks"
+        num_blocks = config.num_blocks
     elif config.kv_cache_bytes is not None:
-        num_blocks, name = config.kv_cache_bytes // bytes_each, "kv_cache_bytes"
+        num_blocks = config.kv_cache_bytes // bytes_each
     else:
-        num_blocks, name = int(room * config.kv_memory_fraction) // bytes_each, "kv_memory_fraction"
+        num_blocks = int(room * config.kv_memory_fraction) // bytes_each
     if config.num_blocks is None:
         num_blocks = _usable_blocks(
             config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len
@@ -50,6 +51,13 @@ def num_device_blocks(
             " the largest step (max_num_batched_tokens bounds it)"
         )
     return num_blocks
+
+
+def size_setting(config: ExecutorConfig) -> str:
+    """The setting that decides how much of a device's memory the pages take."""
+    if config.num_blocks is not None:
+        return "num_blocks"
+    return "kv_memory_fraction" if config.kv_cache_bytes is None else "kv_cache_bytes"
 
 
 def _usable_blocks(

@@ -23,7 +23,7 @@ class SlotRules:
         self.refusals: dict[int, str] = {}
 
     def follow(self, batch: Batch) -> None:
-        """Apply what was released and admitted since the last batch."""
+        """Apply the releases and admissions since the last batch."""
         for slot in batch.released:
             self.bias.pop(slot, None)
             self.refusals.pop(slot, None)

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from penstock.executor.trtllm.choice_regex import choice_regex
 from penstock.executor.trtllm.dead_ends import has_dead_end
 from penstock.executor.trtllm.loop_thread import in_worker
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 
 log = logging.getLogger(__name__)
 

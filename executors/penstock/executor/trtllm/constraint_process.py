@@ -26,7 +26,7 @@ from penstock.executor.trtllm.constraint_check import (
     fault_of,
     installed_grammar,
 )
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 
 log = logging.getLogger(__name__)
 

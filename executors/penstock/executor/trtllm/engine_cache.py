@@ -68,7 +68,7 @@ class EngineCache:
         return True
 
     def damage(self, place: Path) -> str:
-        """What is wrong with the engine there, in a few words; "" if it is intact."""
+        """The damage of the engine there, in one line; "" if it is intact."""
         made = recognise(place)
         if not made.is_engine:
             return made.explanation

@@ -48,7 +48,7 @@ def check_before_load(
 
 
 def check_tokenizer(folder: ModelFolder, tokenizer_path: Path | None) -> None:
-    """Whether the fronts find their files, and those belong to the model. Raises ValueError."""
+    """Check that the tokenizer's files exist and belong to the model. Raises ValueError."""
     path = tokenizer_path or folder.path
     if not (path / "tokenizer.json").is_file():
         if tokenizer_path is None:

@@ -24,8 +24,7 @@ from penstock.executor.trtllm.constraint_check import guide_text
 from penstock.executor.trtllm.package import Package
 from penstock.executor.trtllm.samplers import offered_features
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKind, RequestSpec
 
 _NO_END_ID: Final = -1
 _FULL_TOP_P: Final = 0.9999

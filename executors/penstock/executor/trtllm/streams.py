@@ -19,7 +19,7 @@ from penstock.executor.trtllm.request_mapping import NotResumable
 from penstock.executor.trtllm.response_queue import Response, ResponseQueue
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
-from penstock.scheduler.request_options import Constraint
+from penstock.scheduler.request import Constraint
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Stream:
     grace: asyncio.TimerHandle | None = None
 
     def abort(self) -> None:
-        """Ask the engine to end it; once, and only while it runs."""
+        """Abort it in the engine; once, and only while it runs."""
         if not self.is_aborted and self.result is not None and not self.result.finished:
             self.result.abort()
         self.is_aborted = True

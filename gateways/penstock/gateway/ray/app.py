@@ -23,8 +23,7 @@ from penstock.gateway.ray.ending_carrier import EndingCarrier, RawMessage, Way, 
 from penstock.gateway.ray.load import LoadGauge
 from penstock.gateway.ray.methods import METHODS, Method
 from penstock.gateway.ray.relay import Answer, Ending, Pairs, Relay, passed_on
-from penstock.gateway.ray.service import OwnService
-from penstock.gateway.ray.settings import Settings, settings_of
+from penstock.gateway.ray.service import OwnService, Settings, settings_of
 
 log = logging.getLogger("ray.serve")
 _CANCEL = METHODS["Cancel"]
@@ -55,15 +54,15 @@ class PenstockReplica:
         self._gauge = LoadGauge(self._service.operations)
 
     def check_health(self) -> None:
-        """Asked by Serve; an exception makes it replace the replica."""
+        """Called by Serve; an exception makes it replace the replica."""
         self._service.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Asked by Serve; what `QueueTimePolicy` goes by."""
+        """Called by Serve; the input of `QueueTimePolicy`."""
         return (await self._gauge.read()).figures()
 
     async def Cancel(self, data: bytes, grpc_context: Any) -> RawMessage:
-        """End a request on whichever replica has it: the call came to any of them."""
+        """Cancel a request on the replica that has it; any replica may receive the call."""
         metadata = passed_on(grpc_context.invocation_metadata())
         answer = await self.relay.unary(_CANCEL, data, metadata)
         if answer.ending.code is grpc.StatusCode.NOT_FOUND:
@@ -71,11 +70,11 @@ class PenstockReplica:
         return _handed_over(answer, grpc_context)
 
     async def cancel_here(self, data: bytes, metadata: Pairs) -> Answer:
-        """What another replica asks."""
+        """Cancel on behalf of another replica."""
         return await self.relay.unary(_CANCEL, data, metadata)
 
     def about(self) -> dict[str, str | int]:
-        """Where this replica is, for the operator: `handle.broadcast("about")`."""
+        """The location of this replica, for operators: `handle.broadcast("about")`."""
         return {
             "replica": serve.get_replica_context().replica_id.unique_id,
             "node": ray.get_runtime_context().get_node_id(),

@@ -1,4 +1,4 @@
-"""How the end of a call gets from a replica to the caller with its trailers.
+"""Carries the end of a call, with its trailers, from a replica to the caller.
 
 Owns what a method may hand to Serve in place of protobuf messages, and which way an end takes.
 Serve calls `SerializeToString` on whatever a method yields.
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Way(enum.Enum):
-    """Which way the end of a stream takes; what was set on the context goes with the first two."""
+    """How the end of a stream is sent; what was set on the context goes with the first two."""
 
     RETURN = enum.auto()
     CARRIER = enum.auto()
@@ -48,7 +48,7 @@ class EndingCarrier:
         self._message = message
 
     def SerializeToString(self) -> Any:  # noqa: N802 - the name that Serve calls
-        """What the proxy takes for the end."""
+        """The bytes that the proxy takes as the end."""
         return _private("proxy_request_response", "ResponseStatus")(
             code=self._code, message=self._message
         )
@@ -63,7 +63,7 @@ def way_of_endings() -> Way:
 
 
 def _private(module: str, name: str) -> Any:
-    """One of Serve's own, None where this release has no such thing."""
+    """A private attribute of Serve; None if this release lacks it."""
     try:
         return getattr(importlib.import_module(f"ray.serve._private.{module}"), name, None)
     except ImportError:

@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Become the program. Linux only, like all of this."""
+    """Become the program. Linux only, like this whole module."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() == 1:
         sys.exit("leash: the parent process is gone")

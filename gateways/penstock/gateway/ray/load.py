@@ -1,6 +1,6 @@
 """The load of a replica's service.
 
-Owns the question and the figures that scaling goes by. Does not know what is made of them.
+Owns the query and the figures used for scaling. Does not know what is made of them.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`queue_time_s`: what a request that arrived now would probably wait. `busy_share`: how full
+    """`queue_time_s`: the predicted wait of a request that arrives now. `busy_share`: how full
     the running batch is, from 0 to 1. `num_pending`: requests in the queue."""
 
     queue_time_s: float
@@ -30,7 +30,7 @@ class Load:
 
 
 class LoadGauge:
-    """Asks the operations service at `address`. To be made where its event loop runs."""
+    """Asks the operations service at `address`. Create it on its event loop."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)

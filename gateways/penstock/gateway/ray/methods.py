@@ -33,7 +33,7 @@ class Method:
 
     @property
     def path(self) -> str:
-        """What it is called by on the wire."""
+        """The full method name, as in the HTTP/2 path."""
         return f"/{self.service}/{self.name}"
 
 

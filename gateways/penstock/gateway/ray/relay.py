@@ -1,4 +1,4 @@
-"""A call that came to a replica, made again to the replica's own service.
+"""Relays a replica's calls to the replica's own service.
 
 Owns what passes: messages as bytes, metadata, cancellation, and how the call ended, with its
 trailers. Knows neither Serve nor the content of messages.
@@ -48,7 +48,7 @@ class Answer:
 
 
 def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
-    """What of a caller's metadata the service is to see."""
+    """The part of a caller's metadata that is passed to the service."""
     return tuple(
         (key, value)
         for key, value in metadata
@@ -57,14 +57,14 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
 
 
 class Relay:
-    """Calls to one service at `address`. To be made where its event loop runs."""
+    """Calls to one service at `address`. Create it on its event loop."""
 
     def __init__(self, address: str) -> None:
         # Its methods are typed by serializers, and bytes need none.
         self._channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
 
     async def close(self) -> None:
-        """Drop the connection, and the calls that are left."""
+        """Close the connection and its open calls."""
         await self._channel.close()
 
     async def unary(self, method: Method, data: bytes, metadata: Pairs) -> Answer:
@@ -79,7 +79,7 @@ class Relay:
     async def stream(
         self, method: Method, data: bytes, metadata: Pairs
     ) -> AsyncGenerator[bytes | Ending]:
-        """Make a call with one message; what comes back, and as the last item how it ended.
+        """Make a call with one message; its responses, and its ending as the last item.
 
         To stop reading it cancels the call.
         """

@@ -1,4 +1,4 @@
-"""How many replicas the queues of the present ones ask for.
+"""The number of replicas needed, from the queues of the current ones.
 
 Owns the rule, which Serve's controller calls about ten times a second. The standard library only:
 the controller gets a copy of this module. Bounds and delays are Serve's (`autoscaling_config`).
@@ -37,7 +37,7 @@ class QueueTimePolicy:
         self._max_growth = max_growth
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """What Serve asks: an AutoscalingContext in, replicas and state out."""
+        """Called by Serve: takes an AutoscalingContext, returns replicas and state."""
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         wanted = self.num_wanted(
             num_replicas=context.current_num_replicas,

@@ -2,6 +2,9 @@
 
 Knows nothing of Ray or gRPC. The service is a separate process, so that everything is as without
 Serve: supervisor, fronts, an engine that may die and be followed by the next.
+
+Owns the settings of a deployment: the `args` of Serve's config, validated. The number of replicas
+and their resources are in Serve's part of it.
 """
 
 import logging
@@ -14,8 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +32,11 @@ RESERVED = ("--host", "--port", "--operations-host", "--operations-port")
 
 
 class ServiceFailed(Exception):
-    """The service did not start, or is gone; the message is for operators."""
+    """The service did not start, or has ended; the message is for operators."""
 
 
 def command_line(options: Sequence[str]) -> tuple[str, ...]:
-    """What is run for these options of `penstock serve`. Raises ValueError naming one we set."""
+    """The command for these options of `penstock serve`. Raises ValueError naming one we set."""
     for option in options:
         flag = option.partition("=")[0]
         if flag in RESERVED:
@@ -84,11 +88,11 @@ class OwnService:
 
     @property
     def pid(self) -> int:
-        """Of its supervisor."""
+        """Process id of its supervisor."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raise ServiceFailed when its process is gone. An engine that restarts is no such case:
+        """Raise ServiceFailed when its process has ended. An engine restart does not count:
         the service itself takes care of that, and requests continue."""
         code = self._process.poll()
         if code is not None:
@@ -128,3 +132,46 @@ class OwnService:
                 raise ServiceFailed(f"penstock serve ended with {self._process.wait()}")
             if found := pattern.match(line):
                 return found[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`serve_options`: those of `penstock serve`, the same for each replica. `start_timeout_s`:
+    until it must be ready, its model loaded. `stop_timeout_s`: for its shutdown; less
+    than Serve's `graceful_shutdown_timeout_s`, which has begun before."""
+
+    serve_options: tuple[str, ...] = ()
+    start_timeout_s: float = 600.0
+    stop_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is off."""
+        command_line(self.serve_options)
+        for name in ("start_timeout_s", "stop_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be above 0, not {getattr(self, name)}")
+
+
+def settings_of(args: Mapping[str, Any]) -> Settings:
+    """The settings in `args`. Raises ValueError naming an unknown or invalid one."""
+    known = {field.name for field in fields(Settings)}
+    if unknown := sorted(set(args) - known):
+        raise ValueError(f"args: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    values = dict(args)
+    if "serve_options" in values:
+        values["serve_options"] = _texts(values["serve_options"])
+    for name in known & {"start_timeout_s", "stop_timeout_s"} & set(values):
+        if isinstance(values[name], bool) or not isinstance(values[name], int | float):
+            raise ValueError(f"{name}: must be a number of seconds, not {values[name]!r}")
+    return Settings(**values)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"serve_options: must be a list, not {value!r}")
+    texts: list[str] = []
+    for item in cast("Sequence[object]", value):
+        if not isinstance(item, str):
+            raise ValueError(f"serve_options: {item!r} is no text; put it in quotes")
+        texts.append(item)
+    return tuple(texts)

@@ -1,4 +1,4 @@
-"""How busy this worker is, for a gateway that chooses between several.
+"""The load of this worker, for a gateway's load balancing.
 
 Owns the arithmetic from what the engine shows on its board: speed is a difference of two looks.
 """
@@ -61,7 +61,7 @@ class LoadReport:
         self._usages.append(usage)
 
     def load(self, info: ExecutorInfo) -> Load:
-        """The load now, of the engine that `info` is of."""
+        """The current load of the engine of `info`."""
         state = LoadState(
             epoch=0,
             num_running=0,

@@ -25,8 +25,8 @@ REASONS: Final[dict[FinishReason, str]] = {
 }
 
 
-class _Told:
-    """What was sent for a request before its first token."""
+class _Head:
+    """Values sent for a request before its first token."""
 
     def __init__(self) -> None:
         self.num_prompt_tokens = 0
@@ -54,15 +54,15 @@ class _Told:
 
 
 class ChunkEncoder:
-    """The messages of a stream that is read as it comes. `usage`: once it has ended well."""
+    """The messages of a streamed answer. `usage`: once it has ended well."""
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
-        self._told = _Told()
+        self._told = _Head()
         self._begun: set[int] = set()
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
-        """See `penstock.server.rpc.delivery.Encoder`."""
+        """See `penstock.server.rpc.generation_call.Encoder`."""
         records: dict[int, list[events.TokenRecord]] = {}
         for event in batch:
             match event:
@@ -100,18 +100,18 @@ class ChunkEncoder:
 
 
 class WholeEncoder:
-    """The messages of an answer that is wanted as a whole: one for each output, at the end.
+    """The messages of an answer that is not streamed: one for each output, at the end.
 
     `usage`: once it has ended well.
     """
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
-        self._told = _Told()
+        self._told = _Head()
         self._records: dict[int, list[events.TokenRecord]] = {}
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
-        """See `penstock.server.rpc.delivery.Encoder`."""
+        """See `penstock.server.rpc.generation_call.Encoder`."""
         for event in batch:
             match event:
                 case events.TokensPiece():

@@ -2,11 +2,16 @@
 
 Owns its handlers. A request becomes one of ours and goes the way of all requests: the same limits,
 queue, quotas, deadlines and traces. Nothing of the foreign contract is known further in.
+
+Owns the table from our field paths to the gateway's, for refusals: a caller that sent
+`sampling_params.stop` does not have `stopping.stop_strings`.
 """
 
 import asyncio
+import dataclasses
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,36 +19,37 @@ import grpc
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.foreign_paths import in_foreign_words
 from penstock.gateway.smg.kv_events import KvEvents
 from penstock.gateway.smg.loads import LoadReport, LoadShow
 from penstock.gateway.smg.request_mapping import own_request
 from penstock.gateway.smg.response_mapping import ChunkEncoder, WholeEncoder
-from penstock.gateway.smg.tokenizer_bundle import CHUNK_BYTES, TokenizerBundle, make_bundle
 from penstock.gateway.smg.worker_info import (
+    CHUNK_BYTES,
     SERVER_TYPE,
+    TokenizerBundle,
     load_of,
+    make_bundle,
     model_info_of,
     server_info_of,
 )
+from penstock.server.front.accounts import RequestAccount
 from penstock.server.front.errors import (
     ErrorReason,
+    FieldViolation,
+    Refusal,
     RequestError,
     refuse,
     refuse_feature,
     refuse_field,
 )
 from penstock.server.front.front import Front
-from penstock.server.front.request_account import RequestAccount
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.rpc.access_control import AccessControl
-from penstock.server.rpc.call_opening import begin_call, open_request
-from penstock.server.rpc.delivery import deliver
-from penstock.server.rpc.handlers import CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.generation_call import begin_call, deliver, open_request
+from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import check_request_id
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.parsing import num_unknown_fields, parse
-from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.security.rights import Caller
 
 SERVICE_NAME: Final = "vllm.grpc.engine.VllmEngine"
@@ -55,6 +61,28 @@ MISSING_METHODS: Final = {
 }
 """Methods that are refused, with the feature that they would take."""
 _MAX_ABORTS: Final = 1024
+PATHS: Final[Mapping[str, str]] = {
+    "prompt": "input",
+    "text_prompt.text": "text",
+    "token_prompt.ids": "tokenized.input_ids",
+    "sampling": "sampling_params",
+    "stopping.max_tokens": "sampling_params.max_tokens",
+    "stopping.min_tokens": "sampling_params.min_tokens",
+    "stopping.stop_strings": "sampling_params.stop",
+    "stopping.stop_token_ids": "sampling_params.stop_token_ids",
+    "stopping.ignore_eos": "sampling_params.ignore_eos",
+    "stopping.include_stop_string": "sampling_params.include_stop_str_in_output",
+    "output.logprobs": "sampling_params.logprobs",
+    "output.prompt_logprobs": "sampling_params.prompt_logprobs",
+    "constraint.json_schema.schema": "sampling_params.json_schema",
+    "constraint.regex.pattern": "sampling_params.regex",
+    "constraint.grammar.ebnf": "sampling_params.grammar",
+    "constraint": "sampling_params",
+}
+"""Our and the gateway's paths: prefixes, at a boundary between names, are replaced."""
+_BIAS: Final = re.compile(r"sampling\.logit_bias\[(\d+)\]\.(token_id|bias)")
+_ENTRY: Final = {"token_id": "key", "bias": "value"}
+"""A list here, a map there. Its entries have keys and no places."""
 
 
 class VllmEngineService:
@@ -118,16 +146,18 @@ class VllmEngineService:
             if encoder.usage is not None:
                 self._loads.note(encoder.usage)
         except CallFailed as error:
-            raise CallFailed(in_foreign_words(error.refusal, bias_ids), error.request_id) from None
+            raise CallFailed(
+                with_foreign_paths(error.refusal, bias_ids), error.request_id
+            ) from None
         except RequestError as error:
             request_id = "" if request is None else request.request_id
-            raise CallFailed(in_foreign_words(error.refusal, bias_ids), request_id) from None
+            raise CallFailed(with_foreign_paths(error.refusal, bias_ids), request_id) from None
         finally:
             if request is not None:
                 self._front.release(request)
 
     async def abort(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        """Cancel live requests of the caller's tenant; those that are over are over."""
+        """Cancel live requests of the caller's tenant; ended ones are ignored."""
         del context
         message = parse(vllm.AbortRequest, data)
         violations = Violations()
@@ -159,14 +189,14 @@ class VllmEngineService:
         return info.SerializeToString()
 
     async def server_info(self, data: bytes, context: Context) -> bytes:
-        """What the worker is."""
+        """The model and configuration of this worker."""
         del context
         parse(vllm.GetServerInfoRequest, data)
         uptime_s = self._front.clock() - self._started_s
         return server_info_of(self._hello().executor, uptime_s).SerializeToString()
 
     async def loads(self, data: bytes, context: Context) -> bytes:
-        """How busy the engine is, with the requests of all callers."""
+        """The load of the engine, with the requests of all callers."""
         del context
         message = parse(vllm.GetLoadsRequest, data)
         if message.dp_rank != 0:
@@ -195,7 +225,7 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """Of the engine that serves. Raises RequestError while requests are refused."""
+        """The current engine's startup report. Raises RequestError while requests are refused."""
         self._front.current_limits()
         hello = self._front.hello
         if hello is None:
@@ -209,3 +239,34 @@ def _refusing(feature: str) -> Callable[[bytes, Context], Any]:
         raise refuse_feature(feature)
 
     return refuse_call
+
+
+def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
+    """The same refusal with the caller's field names.
+
+    `bias_ids`: the token ids of our `logit_bias`, in its order.
+    """
+    violations = tuple(
+        FieldViolation(
+            path=foreign_path(violation.path, bias_ids), description=violation.description
+        )
+        for violation in refusal.violations
+    )
+    metadata = refusal.metadata
+    if "field" in metadata:
+        metadata = {**metadata, "field": foreign_path(metadata["field"], bias_ids)}
+    return dataclasses.replace(refusal, violations=violations, metadata=metadata)
+
+
+def foreign_path(path: str, bias_ids: Sequence[int] = ()) -> str:
+    """The caller's name of one of our fields; one that is in no table stays as it is."""
+    entry = _BIAS.fullmatch(path)
+    if entry is not None and int(entry[1]) < len(bias_ids):
+        return f"sampling_params.logit_bias[{bias_ids[int(entry[1])]}].{_ENTRY[entry[2]]}"
+    ours = path
+    while ours not in PATHS:
+        cut = max(ours.rfind("."), ours.rfind("["))
+        if cut < 0:
+            return path
+        ours = ours[:cut]
+    return PATHS[ours] + path[len(ours) :]

@@ -1,15 +1,24 @@
 """What a worker reports to a gateway: model, engine, load.
 
-Owns the foreign messages for it. It has only the gateway's fields; GetModel of `penstock.v1`
-has everything.
+Owns the foreign messages for it. It has only the gateway's fields; GetModel of `penstock.v1` has
+everything.
+
+Owns the archive of the model's tokenizer, for a gateway that has no copy of the model: the same
+files make the same bytes on every machine, so that a digest names a tokenizer.
 """
 
+import hashlib
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway.smg.loads import Load
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.limits import Limits
 from penstock.server.text.model_files import ModelFiles
 
@@ -18,6 +27,27 @@ NOWHERE: Final = "/nonexistent/penstock/"
 """Where a gateway looks for the tokenizer first. It looks there, and for a public model of that
 name, and then asks the worker. So the name must be that of no file and of no model: one that
 happened to be there would count tokens otherwise than we do."""
+CHUNK_BYTES: Final = 64 << 10
+MAX_FILES: Final = 50
+MAX_BUNDLE_BYTES: Final = 200 << 20
+MAX_UNPACKED_BYTES: Final = 500 << 20
+"""What gateways take; a model of ours has a tenth of it."""
+_NAMES: Final = frozenset(
+    {
+        "chat_template.jinja",
+        "chat_template.json",
+        "config.json",
+        "generation_config.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+    }
+)
+_LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
+_PLAIN_FILE: Final = 0o100644 << 16
 
 
 def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoResponse:
@@ -51,7 +81,7 @@ def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoRes
 
 
 def load_of(load: Load) -> vllm.SchedulerLoad:
-    """The load of the one rank there is."""
+    """The load of the only rank."""
     return vllm.SchedulerLoad(
         dp_rank=0,
         num_running_reqs=load.num_running,
@@ -66,3 +96,37 @@ def load_of(load: Load) -> vllm.SchedulerLoad:
         max_running_requests=load.max_num_running,
         num_waiting_uncached_tokens=load.num_waiting_tokens,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerBundle:
+    """A zip archive and the SHA-256 of its bytes, in hexadecimal."""
+
+    data: bytes
+    sha256: str
+
+
+def make_bundle(folder: Path) -> TokenizerBundle:
+    """The tokenizer in `folder`. Takes as long as reading and packing does: not on an event loop.
+
+    Raises RequestError NOT_POSSIBLE_NOW where it is too large; OSError where it cannot be read.
+    """
+    files = sorted(path for path in folder.iterdir() if path.name in _NAMES and path.is_file())
+    if len(files) > MAX_FILES or sum(path.stat().st_size for path in files) > MAX_UNPACKED_BYTES:
+        raise _too_large()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in files:
+            entry = zipfile.ZipInfo(path.name, date_time=_LONG_AGO)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = _PLAIN_FILE
+            entry.create_system = 3
+            archive.writestr(entry, path.read_bytes(), compresslevel=6)
+    data = packed.getvalue()
+    if len(data) > MAX_BUNDLE_BYTES:
+        raise _too_large()
+    return TokenizerBundle(data=data, sha256=hashlib.sha256(data).hexdigest())
+
+
+def _too_large() -> Exception:
+    return refuse(ErrorReason.NOT_POSSIBLE_NOW, "the tokenizer is too large to be handed over")

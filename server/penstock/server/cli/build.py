@@ -12,9 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting, seconds
-from penstock.server.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from penstock.executor.trtllm.engine_build import BuildSettings

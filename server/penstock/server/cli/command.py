@@ -1,12 +1,31 @@
 """How commands are added to the command line. A command is a module with `add_parser` and `run`.
 
-Owns the interface to argparse's subparsers, which have no public type, and the report of bad usage.
+Owns the interface to argparse's subparsers, which have no public type, the report of bad usage,
+exit codes, and the interruption of commands that own a service.
 """
 
 import argparse
+import asyncio
+import contextlib
 import difflib
-from collections.abc import Callable
+import enum
+import signal
+import sys
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, Protocol
+
+EXIT_CODES_HELP = """\
+exit codes:
+  0    done (health: serving)
+  1    the request was refused or failed (health: not serving)
+  2    bad usage, or more was asked for than this machine can hold
+  3    no service at the address, or it takes no requests
+  4    a deadline passed
+  5    the input could not be read, or the output not written; the request was cancelled
+  70   internal error of penstock; the message gives the location
+  130  interrupted by Ctrl-C; the request was cancelled
+  141  the reader of the output has exited; the request was cancelled
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,3 +89,41 @@ class Subparsers(Protocol):
     def add_parser(self, name: str, **settings: Any) -> Parser:
         """Add a command; `settings` are those of ArgumentParser, and `help`."""
         ...
+
+
+async def until_signal(work: Coroutine[Any, Any, int], interrupted_line: str) -> int:
+    """Run the work; its exit code, or 128 + n when Ctrl-C or SIGTERM (signal n) ended it.
+
+    `interrupted_line` is then written to stderr, after the work has cleaned up.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    interrupted_by = 0
+
+    def interrupt(number: signal.Signals) -> None:
+        nonlocal interrupted_by
+        # Only once: a second signal must not interrupt the shutdown of the service.
+        if not interrupted_by:
+            interrupted_by = number
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt, number)
+    with contextlib.suppress(asyncio.CancelledError):
+        return await task
+    print(interrupted_line, file=sys.stderr, flush=True)
+    return 128 + interrupted_by
+
+
+class ExitCode(enum.IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    DEADLINE = 4
+    INPUT_OUTPUT = 5
+    BUG = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141

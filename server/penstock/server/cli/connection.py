@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from penstock.server.cli.exit_codes import ExitCode
+from penstock.server.cli.command import ExitCode
 
 if TYPE_CHECKING:
     from penstock.client import PenstockError

@@ -8,10 +8,9 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting
 from penstock.server.cli.connection_options import connect
-from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import event_json, summary_line, write_text
 

@@ -2,10 +2,9 @@
 
 import argparse
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
 from penstock.server.cli.connection import add_address_option, run_reporting, seconds
 from penstock.server.cli.connection_options import add_connection_options, connect
-from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 
 _DEFAULT_DEADLINE_S = 5.0
 

@@ -3,10 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
 from penstock.server.cli.connection import add_address_option, run_reporting
 from penstock.server.cli.connection_options import add_connection_options, connect
-from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.report import value_json
 
 if TYPE_CHECKING:

@@ -1,15 +1,27 @@
 """`penstock serve`: runs a service on this machine until it is stopped.
 
-Owns the command, and the settings that depend on other settings, on the model or on the device.
-Imports heavy modules only in `run`.
+Owns the command, the settings that depend on other settings, on the model or on the device, and
+what it prints on stdout: a banner on a terminal, elsewhere lines for scripts. Imports heavy modules
+only in `run`.
 """
 
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from penstock.server.cli.connection import default_address, default_operations_address
+from penstock.server.cli.installation import version_of
+from penstock.server.cli.report import printable
+from penstock.server.observe.logs import leave_out_banner_lines
+
+if TYPE_CHECKING:
+    from penstock.server.config import ServerConfig
+    from penstock.server.processes.supervisor import ServiceReady
 import argparse
 import asyncio
 import logging
-import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +33,7 @@ from penstock.server.cli.connection_options import CONNECTION_VARIABLES
 if TYPE_CHECKING:
     from penstock.server.config import ServerConfig
     from penstock.server.settings.sources import Sources
+
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 _DEFAULT_MODEL = "demo"
@@ -35,6 +48,7 @@ _DESCRIPTION = """\
 Run a service. Each option can also be set by PENSTOCK_<OPTION>, and in a TOML file that --config
 names: docs/settings.md has its keys. A flag wins over a variable, a variable over the file.
 """
+_PROMPT = "Once upon a time"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -53,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _add_flags(parser: Parser) -> None:
     from penstock.server.config import GROUPS, SETTINGS
-    from penstock.server.settings.flags import add_flags
+    from penstock.server.settings.table import add_flags
 
     add_flags(parser, SETTINGS, GROUPS)
 
@@ -81,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
         config = build_config(sources)
     except BadSetting as error:
         return _cannot_start(str(error))
-    from penstock.server.cli.serve_banner import announce, prepare_terminal
     from penstock.server.processes.supervisor import CannotStart, Supervisor
 
     prepare_terminal(config)
@@ -129,7 +142,7 @@ def build_config(sources: "Sources") -> "ServerConfig":
     """The service's settings. Raises BadSetting naming the invalid one."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
-    from penstock.server.cli.serve_checks import check_facade, check_security
+    from penstock.server.cli.serve_settings import check_facade, check_security
     from penstock.server.config import ServerConfig
     from penstock.server.settings.sources import BadSetting
 
@@ -148,9 +161,12 @@ def _derived(sources: "Sources") -> dict[str, Any]:
     """Fields of the configuration that depend on others, by their paths."""
     from penstock.executor.config import ExecutorKind
     from penstock.executor.models import resolve_model
-    from penstock.server.cli.serve_checks import check_scheduling
-    from penstock.server.cli.serve_executor import executor_settings, trtllm_settings
-    from penstock.server.cli.serve_observer import observer_settings
+    from penstock.server.cli.serve_settings import (
+        check_scheduling,
+        executor_settings,
+        observer_settings,
+        trtllm_settings,
+    )
 
     model_path = resolve_model(sources.get("model", _DEFAULT_MODEL))
     tokenizer_path = _tokenizer_path(sources)
@@ -225,3 +241,72 @@ def _cannot_start(reason: str) -> int:
 
     print(f"penstock serve: {reason}", file=sys.stderr, flush=True)
     return EXIT_CANNOT_START
+
+
+def prepare_terminal(config: "ServerConfig") -> None:
+    """On a terminal, print that the service starts, and drop log lines that repeat the banner."""
+    if not sys.stdout.isatty():
+        return
+    if sys.stderr.isatty():
+        leave_out_banner_lines()
+    version = version_of("penstock") or "(version unknown)"
+    _print([f"Penstock {version}: starting with {printable(str(config.model_path))} ..."])
+
+
+def announce(ready: "ServiceReady") -> None:
+    """Print that the service is ready, and where."""
+    _print(banner_lines(ready) if sys.stdout.isatty() else script_lines(ready))
+
+
+def script_lines(ready: "ServiceReady") -> list[str]:
+    """A line for each address."""
+    resources = f"; {ready.resources}" if ready.resources else ""
+    lines = [
+        f"penstock ready on {ready.address} (model {ready.model}, {_executor(ready)},"
+        f" {ready.start_s:.1f} s{resources})"
+    ]
+    if ready.operations_address is not None:
+        lines.append(f"penstock operations on {ready.operations_address}")
+    if ready.metrics_url is not None:
+        lines.append(f"penstock metrics on {ready.metrics_url}")
+    return lines
+
+
+def banner_lines(ready: "ServiceReady") -> list[str]:
+    """Name and value of what a person needs, once, and what to type next."""
+    rows = [
+        ("model", f"{printable(ready.model)} ({_executor(ready)})"),
+        ("device", ready.resources),
+        ("address", f"{ready.address} (gRPC)"),
+        ("status page", (ready.metrics_url or "").removesuffix("metrics")),
+        *(("try" if first else "", command) for first, command in _commands(ready)),
+        ("stop", "Ctrl-C"),
+    ]
+    shown = [f"  {name:<11}  {value}" for name, value in rows if value]
+    return ["", f"Penstock is ready after {ready.start_s:.1f} s.", "", *shown, ""]
+
+
+def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
+    """What to type in another terminal; with TLS it takes files that are not known here."""
+    if ready.has_tls:
+        return [(True, "penstock generate --help  (connection: --tls)")]
+    commands = [(True, f'penstock generate "{_PROMPT}"')]
+    if default_address(os.environ) != ready.address:
+        commands = [(True, f"{commands[0][1]} --address {ready.address}")]
+    if (operations := ready.operations_address) is not None:
+        is_default = default_operations_address(os.environ) == operations
+        commands.append(
+            (False, "penstock top" + ("" if is_default else f" --address {operations}"))
+        )
+    return commands
+
+
+def _executor(ready: "ServiceReady") -> str:
+    fronts = "1 front" if ready.num_fronts == 1 else f"{ready.num_fronts} fronts"
+    return f"{ready.executor} executor, {fronts}"
+
+
+def _print(lines: list[str]) -> None:
+    # The reader of stdout may be gone; the service continues.
+    with contextlib.suppress(BrokenPipeError):
+        print("\n".join(lines), flush=True)

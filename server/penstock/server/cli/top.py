@@ -15,7 +15,7 @@ import tty
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
 from penstock.server.cli.connection import (
     UsageError,
     add_operations_option,
@@ -24,9 +24,8 @@ from penstock.server.cli.connection import (
     seconds,
 )
 from penstock.server.cli.connection_options import add_connection_options, client_options
-from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from penstock.server.cli.report import plain
-from penstock.server.cli.top_board import MAX_REQUESTS, SORT_KEYS, Board
+from penstock.server.cli.top_view import MAX_REQUESTS, SORT_KEYS, Board
 
 if TYPE_CHECKING:
     from rich.console import Console

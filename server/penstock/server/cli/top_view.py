@@ -1,8 +1,16 @@
-"""The layout of `penstock top`: one frame of it, for rich.
+"""The view of `penstock top`: recent figures, the order of requests, and one frame for rich.
 
-Needs the package `rich`, which is imported only to draw.
+Sends no queries. Needs the package `rich`, which is imported only to draw.
 """
 
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.client import LiveRequest, ServerStats
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -13,11 +21,10 @@ from rich.text import Text
 
 from penstock.client import ModelState, RequestState, WaitReason
 from penstock.server.cli.report import printable
-from penstock.server.cli.top_board import SORT_KEYS, Board
-from penstock.server.cli.top_figures import cells_of, count, duration, span, sparkline
 
 if TYPE_CHECKING:
     from penstock.client import LiveRequest, ModelStats, Percentiles, ServerStats
+
 
 MAX_POOL_LINES = 4
 MAX_OWNERS = 6
@@ -50,6 +57,68 @@ _WIDE = 110
 _WIDTH_OF_PAPER = 120
 """For elements that would fill any width."""
 _NUM_NARROW_COLUMNS = 8
+
+
+MAX_COURSE = 120
+"""How many values a history keeps."""
+MAX_REQUESTS = 1000
+"""How many requests are queried: the oldest."""
+
+SORT_KEYS: "dict[str, Callable[[LiveRequest], Any]]" = {
+    "age": lambda request: request.arrival_s,
+    "tokens": lambda request: (
+        -(request.usage.num_prompt_tokens + request.usage.num_completion_tokens)
+    ),
+    "blocks": lambda request: -request.num_blocks,
+    "queue": lambda request: math.inf if request.queue_position is None else request.queue_position,
+    "tenant": lambda request: request.tenant,
+    "phase": lambda request: request.phase,
+}
+"""Sort keys of requests; ties by age."""
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True)
+class Board:
+    """The state of the view. `problem`: why the last query failed; empty when it did not."""
+
+    address: str
+    sort_key: str = "age"
+    stats: "ServerStats | None" = None
+    requests: "tuple[LiveRequest, ...]" = ()
+    problem: str = ""
+    step_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_COURSE))
+    tokens_per_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=MAX_COURSE))
+
+    def take(self, stats: "ServerStats", requests: "Sequence[LiveRequest]") -> None:
+        """Add an answer."""
+        self.stats, self.requests, self.problem = stats, tuple(requests), ""
+        steps_s = [model.mean_step_s for model in stats.models if model.mean_step_s is not None]
+        self.step_s.append(max(steps_s, default=0.0))
+        self.tokens_per_s.append(sum(model.decode_tokens_per_s for model in stats.models))
+
+    def miss(self, problem: str) -> None:
+        """A query failed; the last answer stays visible."""
+        self.problem = problem
+
+    def sort_by_next(self) -> None:
+        """Switch to the next sort key."""
+        keys = list(SORT_KEYS)
+        self.sort_key = keys[(keys.index(self.sort_key) + 1) % len(keys)]
+
+    @property
+    def num_requests(self) -> int:
+        """The number of requests; may be more than were queried."""
+        num_known = len(self.requests)
+        if self.stats is None or num_known < MAX_REQUESTS:
+            return num_known
+        return max(num_known, sum(front.num_live_requests for front in self.stats.fronts))
+
+    @property
+    def sorted_requests(self) -> "list[LiveRequest]":
+        """The requests in the chosen order."""
+        key = SORT_KEYS[self.sort_key]
+        return sorted(self.requests, key=lambda request: (key(request), request.arrival_s))
 
 
 def frame_of(board: Board, *, width: int | None, height: int | None = None) -> RenderableType:
@@ -272,3 +341,64 @@ def _words(name: str) -> str:
 
 def _clock(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_s))
+
+
+def duration(value_s: float | None) -> str:
+    """Three digits and a unit; "-" for none."""
+    if value_s is None:
+        return "-"
+    if value_s < 1e-3:
+        return f"{value_s * 1e6:.0f} us"
+    if value_s < 0.01:
+        return f"{value_s * 1e3:.2f} ms"
+    if value_s < 1:
+        return f"{value_s * 1e3:.0f} ms"
+    if value_s < 10:
+        return f"{value_s:.2f} s"
+    return span(value_s)
+
+
+def span(value_s: float) -> str:
+    """A time from seconds to days, in its two largest units."""
+    whole = int(value_s)
+    if whole < 60:
+        return f"{value_s:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def count(value: float) -> str:
+    """A number with separated thousands."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last `width` values as bars from zero to their maximum; empty for a single one."""
+    shown = list(values)[-width:] if width > 0 and len(values) > 1 else []
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return _SPARKS[0] * len(shown)
+    last = len(_SPARKS) - 1
+    return "".join(_SPARKS[round(max(0.0, value) / top * last)] for value in shown)
+
+
+def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
+    """How many of `num_cells` each share gets; they add up, and none is off by one.
+
+    Where there are fewer things than cells, each has one cell.
+    """
+    total = sum(parts)
+    num_cells = min(num_cells, total)
+    if not total:
+        return [0] * len(parts)
+    cells: list[int] = []
+    num_before = seen = 0
+    for part in parts:
+        seen += part
+        num_until = round(seen * num_cells / total)
+        cells.append(num_until - num_before)
+        num_before = num_until
+    return cells

@@ -3,9 +3,8 @@
 import argparse
 import platform
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import run_reporting
-from penstock.server.cli.exit_codes import ExitCode
 from penstock.server.cli.installation import version_of
 
 _PARTS = ("grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")

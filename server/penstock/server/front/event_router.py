@@ -14,10 +14,10 @@ from typing import Any
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.events import LogprobRows
 from penstock.server.front.live_request import LiveRequest, OwnOutput
-from penstock.server.front.logprob_rows import LogprobRows
 from penstock.server.front.request_table import RequestTable
-from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.front.watched_write import SharedWriter
 
 _log = logging.getLogger(__name__)
 _INTERNAL = Refusal(reason=ErrorReason.INTERNAL)

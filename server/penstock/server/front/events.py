@@ -1,6 +1,8 @@
 """The events of a stream, as domain values.
 
-Owns the pieces in a stream's backlog. The gRPC layer groups them into messages and numbers them.
+Owns the pieces in a stream's backlog, and the records of single tokens from the arrays of a step,
+which become Python lists once per step and only when they are needed. The gRPC layer groups the
+pieces into messages and numbers them.
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 
@@ -148,3 +151,46 @@ class Finished:
 
 
 StreamEvent = Accepted | Progress | PromptPiece | TokensPiece | Finished
+
+
+class LogprobRows:
+    """The logprobs of one step, by row. Converts on first use."""
+
+    __slots__ = ("_chosen", "_logprobs", "_ranks", "_top_ids", "_top_logprobs")
+
+    def __init__(self, logprobs: TokenLogprobs | None) -> None:
+        self._logprobs = logprobs
+        self._chosen: Sequence[float] | None = None
+        self._ranks: Sequence[int] = ()
+        self._top_ids: Sequence[Sequence[int]] = ()
+        self._top_logprobs: Sequence[Sequence[float]] = ()
+
+    def record(self, row: int, token_id: int, num_logprobs: int) -> TokenRecord:
+        """The record of the token in `row`, with `num_logprobs` alternatives.
+
+        `num_logprobs` -1 asks for the id alone. Raises ValueError when logprobs are requested and
+        the step has none: a bug of the executor.
+        """
+        if num_logprobs < 0:
+            return TokenRecord(token_id)
+        chosen = self._convert()
+        top = zip(
+            self._top_ids[row][:num_logprobs], self._top_logprobs[row][:num_logprobs], strict=True
+        )
+        return TokenRecord(
+            token_id,
+            chosen[row],
+            self._ranks[row],
+            tuple(TopToken(top_id, logprob) for top_id, logprob in top if top_id >= 0),
+        )
+
+    def _convert(self) -> Sequence[float]:
+        if self._chosen is None:
+            if self._logprobs is None:
+                raise ValueError("the step brought no logprobs")
+            chosen: list[float] = self._logprobs.chosen.tolist()
+            self._ranks = self._logprobs.ranks.tolist()
+            self._top_ids = self._logprobs.top_ids.tolist()
+            self._top_logprobs = self._logprobs.top_logprobs.tolist()
+            self._chosen = chosen
+        return self._chosen

@@ -17,28 +17,25 @@ from typing import Any
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
-from penstock.server.front.accounts import Accounts
+from penstock.server.front.accounts import Accounts, Outcome, RequestAccount
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import Generation
 from penstock.server.front.kept_requests import Results, result_of, submit
 from penstock.server.front.limits import Limits
+from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.output_texts import output_texts
-from penstock.server.front.prompt_tokens import Prompts
+from penstock.server.front.prompt_tokens import Prompts, TextQuotas
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import Replays
-from penstock.server.front.request_account import Outcome, RequestAccount
-from penstock.server.front.request_table import RequestTable
-from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.front.request_table import RequestTable, view_of
 from penstock.server.front.submission import CallTimes, submission_for
-from penstock.server.front.text_quota import TextQuotas
-from penstock.server.front.views import view_of
-from penstock.server.link.ports import EngineHello, EnginePort, EngineUnavailable
-from penstock.server.link.resume_port import ResumePort
+from penstock.server.front.watched_write import SharedWriter
+from penstock.server.link.frames import EngineHello
+from penstock.server.link.ports import EnginePort, EngineUnavailable, ResumePort
 from penstock.server.observe.frames import FrontView
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id
 from penstock.server.text.model_text import ModelText
 
@@ -367,7 +364,7 @@ class Front:
             request.fail(refusal, now_s)
 
     def leave_resumable(self, refusal: Refusal) -> None:
-        """This front is about to stop: resumable requests are left to the engine.
+        """This front is about to stop: pass resumable requests to the engine.
 
         Their readers get `refusal`.
         """
@@ -457,7 +454,7 @@ class Front:
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
     def _remove(self, request: LiveRequest) -> None:
-        """Remove it from this front. Idempotent."""
+        """Remove the request from this front. Idempotent."""
         if request.is_released:
             return
         request.is_released = True
@@ -470,7 +467,7 @@ class Front:
         self.table.remove(request)
 
     def _park(self, request: LiveRequest) -> None:
-        """It has no reader here: the engine keeps its events; here it waits for a replay."""
+        """Park a request without a reader: the engine keeps its events, this front its replay."""
         request.is_parked = True
         stream = request.stream
 

@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.request import SamplingParams
-from penstock.scheduler.request_options import CacheRetention, Constraint
+from penstock.scheduler.request import CacheRetention, Constraint, SamplingParams
 from penstock.server.tenants import NO_TENANT
 from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateData
 

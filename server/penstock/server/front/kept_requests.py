@@ -13,11 +13,10 @@ import numpy as np
 from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.ports import EnginePort
-from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
-from penstock.server.link.resume_port import ResumePort
+from penstock.server.link.frames import KeptRequest, ResumeSpec
+from penstock.server.link.kept_streams import TenantBytes
+from penstock.server.link.ports import EnginePort, ResumePort
 from penstock.server.link.step_frames import StepFrame
-from penstock.server.link.tenant_bytes import TenantBytes
 from penstock.server.tenants import engine_request_id
 
 

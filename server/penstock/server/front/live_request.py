@@ -13,20 +13,20 @@ from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, 
 from penstock.scheduler.events import Finished as EngineFinished
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.front.content import CapturedText
-from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.errors import ErrorReason, Refusal, refusal_for
 from penstock.server.front.events import (
     Accepted,
+    Finished,
+    LogprobRows,
     OutputEnd,
     Progress,
+    Timings,
     TokenRecord,
     TokensPiece,
+    Usage,
 )
-from penstock.server.front.failures import refusal_for
-from penstock.server.front.finish import finished_event
 from penstock.server.front.generation import Generation
-from penstock.server.front.live_output import LiveOutput
-from penstock.server.front.logprob_rows import LogprobRows
+from penstock.server.front.live_output import CapturedText, LiveOutput
 from penstock.server.front.phases import Phase, PhaseClock
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.stream_head import StreamHead, accepted_event
@@ -189,7 +189,7 @@ class LiveRequest:
         self.head.accept()
 
     def report_queue_position(self) -> None:
-        """After all of a step's events: see `StreamHead.report_queue_position`."""
+        """Call after all of a step's events: see `StreamHead.report_queue_position`."""
         self.head.report_queue_position(self.state, self.phases.spent_s(Phase.QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
@@ -416,5 +416,26 @@ class LiveRequest:
             self._finish(now_s)
 
     def _finish(self, now_s: float) -> None:
-        self.stream.push(finished_event(self, now_s))
+        ends, phases = self.ends, self.phases
+        arrival_s, first_token_s = self.arrival_s, self.first_token_s
+        self.stream.push(
+            Finished(
+                outputs=ends,
+                usage=Usage(
+                    num_prompt_tokens=self.num_prompt_tokens,
+                    num_completion_tokens=sum(end.num_completion_tokens for end in ends),
+                    num_cached_prompt_tokens=self.num_cached_tokens,
+                ),
+                timings=Timings(
+                    queue_s=phases.spent_s(Phase.QUEUE),
+                    prefill_s=phases.spent_s(Phase.PREFILL),
+                    decode_s=phases.spent_s(Phase.DECODE),
+                    total_s=max(0.0, now_s - arrival_s),
+                    ttft_s=None
+                    if first_token_s == NO_TIME
+                    else max(0.0, first_token_s - arrival_s),
+                ),
+                num_preemptions=self.num_preemptions,
+            )
+        )
         self.stream.close()

@@ -1,4 +1,4 @@
-"""How a request spends its time: queue, prefill, decode.
+"""The phases of a request: queue, prefill, decode.
 
 Turns admissions, preemptions and tokens into a state, three sums, and the list of marks from which
 `segments_of` makes the segments of a record. Takes every time as an argument, in seconds on the
@@ -132,7 +132,7 @@ class PhaseClock:
             self._enter(Phase.QUEUE, now_s)
 
     def token(self, now_s: float) -> None:
-        """A token came: prefill is over, decode has begun."""
+        """A token was sampled: prefill has ended, decode has begun."""
         if self.phase is Phase.PREFILL and not self._is_over:
             self._enter(Phase.DECODE, now_s)
 

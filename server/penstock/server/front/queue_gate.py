@@ -1,4 +1,4 @@
-"""Refuses requests that the engine's queue has no room for, without asking the engine.
+"""Refuses requests that do not fit the engine's queue, without a query to the engine.
 
 Owns the front's estimate of the queue: the state the engine published last, and what this front has
 sent or withdrawn since. The engine decides: it knows the requests of all fronts, and refuses what
@@ -6,7 +6,7 @@ passes here wrongly. So an estimate that is slightly off only makes a refusal a 
 and never breaks the bound.
 
 With a full queue a request passes if it could displace another in the engine (the rules of
-`penstock.scheduler.queue_places`), judged by the requests of this front: its tenant has fewer of
+`penstock.scheduler.displacement`), judged by the requests of this front: its tenant has fewer of
 them waiting than another, or some of a lower class, or so few that only other fronts can know.
 """
 
@@ -18,7 +18,7 @@ from typing import Protocol
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse_field
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.board import QueueState
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 
 _CLOSE = 8
 """When at most so many places per front are free, fronts share them: the others see the
@@ -130,7 +130,7 @@ class QueueGate:
     def _may_displace(
         self, tenant: str, priority: int, num_requests: int, max_num_waiting: int
     ) -> bool:
-        """Whether the engine may have a request that gives way to so many of this tenant."""
+        """Whether the engine may have a request that this tenant's requests displace."""
         turn = 0 if self._show is None else self._show.num_beats
         if turn != self._parts_turn:
             # Once per step at most: in a flood, a refusal must be cheaper than a request.
@@ -160,7 +160,7 @@ class QueueGate:
         return room // self._num_fronts if room < close <= max_num_waiting else room
 
     def note_sent(self, num_requests: int, num_tokens: int) -> None:
-        """So many more were sent to the engine, which has not published them yet.
+        """Record that many requests sent to the engine that it has not published yet.
 
         Negative: they were withdrawn, but are still published.
         """
@@ -173,7 +173,7 @@ class QueueGate:
         self._num_tokens += num_tokens
 
     def _forget_seen(self, turn: int) -> None:
-        """Drop what the engine has published, or what a lost engine had."""
+        """Drop requests that the engine has published, or that a lost engine had."""
         unseen = self._unseen
         while unseen and not 0 <= turn - unseen[0].turn < _NUM_UNSEEN_TURNS:
             seen = unseen.popleft()

@@ -226,7 +226,7 @@ def _next_due_s(request: LiveRequest) -> float:
 
 
 def _time_out(request: LiveRequest, now_s: float) -> None:
-    """End one as the engine would have, or because it has waited long enough for one."""
+    """End one as the engine would have, or because its wait for an engine timed out."""
     leader = request.specs[0]
     if leader.time_limit_s <= now_s:
         _end(request, FinishReason.TIME_LIMIT, now_s)
@@ -306,7 +306,7 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
 
 
 def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
-    """Of the client's prompt, the same for all outputs."""
+    """The block hashes of the client's prompt, the same for all outputs."""
     leader = submission.specs[0]
     if not leader.hash_salt or submission.block_size == limits.block_size:
         return leader.block_hashes

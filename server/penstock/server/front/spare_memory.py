@@ -43,7 +43,7 @@ class SpareMemory:
 
 
 def keep_large_apart() -> None:
-    """Once, at a process's start: large blocks get separate mappings."""
+    """Give large blocks separate mappings; call once, at a process's start."""
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 

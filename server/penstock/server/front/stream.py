@@ -2,17 +2,18 @@
 
 Owns one list: the engine's events are appended, the writer takes everything at once. So a write
 carries all events since the last one: one token while the reader keeps up, more under load, and at
-least as many as its client wants in a message (`chunk_hold.py`). The writer is the stream's own, or
-one that serves many (`shared_writer.py`). Does not know gRPC, nor what the events mean.
+least as many as its client wants in a message. Those are counted for each output separately,
+because a message carries tokens of one only; at most one timer runs at a time, and it is not reset
+for each token. The writer is the stream's own, or one that serves many (`watched_write.py`). Does
+not know gRPC, nor what the events mean.
 
 Single event loop; appending never blocks.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from penstock.server.front.chunk_hold import ChunkHold, Timers
 from penstock.server.front.errors import Refusal, RequestError
 from penstock.server.front.events import IdRecords, PromptPiece, StreamEvent, TokensPiece
 from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
@@ -25,6 +26,127 @@ _MAX_COST: Final = 6000
 more; three characters of a prompt cost one, and a part with log probabilities all. Writing that
 much takes some milliseconds.
 """
+
+
+class Timer(Protocol):
+    """What `Timers.call_at` returns."""
+
+    def cancel(self) -> None:
+        """Cancel the callback."""
+        ...
+
+
+class Timers(Protocol):
+    """The part of an event loop that is used here. Times are seconds on its clock."""
+
+    def time(self) -> float:
+        """The time now."""
+        ...
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> Timer:
+        """Call `callback` at `when`."""
+        ...
+
+
+class ChunkHold:
+    """The tokens that one stream holds back. `on_due` is called when a delay has passed."""
+
+    __slots__ = (
+        "_is_all_due",
+        "_is_stopped",
+        "_known",
+        "_limits",
+        "_num_held",
+        "_on_due",
+        "_send_at",
+        "_timer",
+        "_timers",
+    )
+
+    def __init__(self, limits: ChunkLimits, timers: Timers, on_due: Callable[[], None]) -> None:
+        self._limits = limits
+        self._timers = timers
+        self._on_due = on_due
+        self._known: set[int] = set()
+        self._num_held: dict[int, int] = {}
+        self._send_at: dict[int, float] = {}
+        self._is_all_due = False
+        self._is_stopped = False
+        self._timer: Timer | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are tokens to send."""
+        return self._is_all_due or len(self._send_at) < len(self._num_held)
+
+    def add(self, event: StreamEvent) -> None:
+        """Add an event. Events other than tokens, and an output's first token, are due at once."""
+        if not isinstance(event, TokensPiece):
+            self._is_all_due = True
+            return
+        index = event.output_index
+        if index not in self._known:
+            self._known.add(index)
+            self._is_all_due = True
+        num_held = self._num_held.get(index)
+        if num_held is None:
+            self._send_at[index] = self._timers.time() + self._limits.max_delay_s
+            num_held = 0
+        num_held += event.num_tokens
+        self._num_held[index] = num_held
+        if num_held >= self._limits.min_tokens:
+            self._send_at.pop(index, None)
+
+    def release(self) -> None:
+        """Everything so far is due."""
+        self._is_all_due = True
+
+    def stop(self) -> None:
+        """The stream has ended: nothing is held any more."""
+        self._is_all_due = self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def settle(self) -> bool:
+        """After a batch of events: whether any are due. Sets the timer for the rest."""
+        if self._is_all_due:
+            return True
+        if self._timer is None and self._send_at:
+            self._timer = self._timers.call_at(min(self._send_at.values()), self._time_is_up)
+        return self.is_due
+
+    def split(self, events: list[StreamEvent]) -> tuple[list[StreamEvent], list[StreamEvent]]:
+        """Split the backlog into what is due and what waits; keeps the order within an output."""
+        if self._is_all_due:
+            return events, []
+        if not self.is_due:
+            return [], events
+        due: list[StreamEvent] = []
+        held: list[StreamEvent] = []
+        for event in events:
+            # Any other event would have made everything due.
+            is_held = isinstance(event, TokensPiece) and event.output_index in self._send_at
+            (held if is_held else due).append(event)
+        return due, held
+
+    def forget_due(self) -> None:
+        """All that was due has been taken."""
+        if self._is_all_due:
+            self._is_all_due = self._is_stopped
+            self._num_held.clear()
+            self._send_at.clear()
+            return
+        for index in [index for index in self._num_held if index not in self._send_at]:
+            del self._num_held[index]
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        now_s = self._timers.time()
+        for index in [index for index, at_s in self._send_at.items() if at_s <= now_s]:
+            del self._send_at[index]
+        if self.settle():
+            self._on_due()
 
 
 class TokenStream(WatchedWrite):
@@ -172,7 +294,7 @@ class TokenStream(WatchedWrite):
             waiter.set_result(None)
 
     async def take(self) -> list[StreamEvent]:
-        """Everything that is due since the last call; waits while there is nothing.
+        """Everything that is due since the last call; waits for at least one event.
 
         Returns an empty list at the end; raises RequestError when the stream failed.
         """

@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Queued
 from penstock.scheduler.state import RequestState
-from penstock.server.front.events import Accepted, IdRecords, Progress, PromptPiece, TokenRecord
+from penstock.server.front.events import (
+    Accepted,
+    IdRecords,
+    LogprobRows,
+    Progress,
+    PromptPiece,
+    TokenRecord,
+)
 from penstock.server.front.generation import Output
-from penstock.server.front.logprob_rows import LogprobRows
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.submission import Submission
 

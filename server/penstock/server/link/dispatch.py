@@ -18,15 +18,34 @@ from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_feeds import CacheFeeds
-from penstock.server.link.cache_frames import Follow, Unfollow
-from penstock.server.link.frames import Cancel, CancelAnswer, CancelById, Frame, encode
-from penstock.server.link.kept_stream import NO_FRONT, KeptStream
-from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
-from penstock.server.link.operator_frames import Command, CommandResult, ViewAnswer, ViewQuery
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import (
+    Attach,
+    Attached,
+    AttachFailure,
+    Cancel,
+    CancelAnswer,
+    CancelById,
+    Command,
+    CommandResult,
+    Detach,
+    EngineHello,
+    Follow,
+    Frame,
+    KeptRequest,
+    Submit,
+    Unfollow,
+    ViewAnswer,
+    ViewQuery,
+    encode,
+)
+from penstock.server.link.kept_streams import (
+    DEFAULT_LIMITS,
+    NO_FRONT,
+    KeptLimits,
+    KeptStream,
+    KeptStreams,
+)
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.link.resume_frames import Attach, Attached, AttachFailure, Detach, KeptRequest
-from penstock.server.link.spec_frames import Submit
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
 from penstock.server.link.wire import LinkError
 

@@ -1,32 +1,292 @@
 """The frames between fronts, observers and the engine, and their bytes.
 
-Owns the hello frames and cancellation; the others have separate modules. Does not know sockets.
+Owns all of them but those of a step (`step_frames.py`): hello, submission, cancellation, cached
+blocks, kept streams, queries and commands of operators. Does not know sockets, and does not
+validate requests: the front did.
+
+A request that outlives its call is submitted with a `ResumeSpec`, and its engine keeps its stream.
+A front takes the stream over with ATTACH. DETACH from a front: the stream has no reader there any
+more. From the engine: another front has taken it over. What is kept contains prompts and outputs:
+never log it.
 """
 
-from typing import Annotated, TypeAlias
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.scheduler.block_hash import DIGEST_BYTES
+from penstock.scheduler.cache_book import CacheChange
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.request import FinishReason
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.cache_frames import CacheFrame
-from penstock.server.link.operator_frames import Command, CommandResult, ViewAnswer, ViewQuery
-from penstock.server.link.ports import EngineHello
-from penstock.server.link.resume_frames import ResumeFrame
-from penstock.server.link.spec_frames import Submit, SubmitFrame
 from penstock.server.link.step_frames import StepFrame
 from penstock.server.link.wire import Codec, LinkError, TaggedFrame
 
 MAX_FRONT_ID = 2**31 - 1
 
 
+TRACE_ID_BYTES = 16
+
+_NAMES = tuple(field.name for field in fields(RequestSpec))
+
+# The fields of RequestSpec, each of which may be left out.
+_make_difference: Any = msgspec.defstruct(
+    "Difference",
+    [
+        (name, hint | msgspec.UnsetType, msgspec.UNSET)
+        for name, hint in get_type_hints(RequestSpec).items()
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+)
+if TYPE_CHECKING:
+    _Difference: TypeAlias = Any
+else:
+    _Difference = _make_difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeSpec:
+    """What a front needs to recreate a request. `request_id`: the client's.
+
+    `seed`: of its first output. `deadline_s`: the earliest of its deadlines, seconds on the
+    engine's clock, as `arrival_s`. `message`: the request as its client sent it, serialised.
+    """
+
+    request_id: str
+    seed: int
+    arrival_s: float
+    deadline_s: float
+    grace_s: float
+    message: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptRequest:
+    """The part of a submission that makes a request resumable.
+
+    `name`: the engine's. `tenant`: whose bytes they are. `keys`: of all outputs, those that have
+    ended included, by index. `is_read`: a client reads its stream. `history`: tokens and ends that
+    came of an engine before, under these keys; None where nothing did.
+    """
+
+    name: str
+    resume_spec: ResumeSpec
+    keys: tuple[int, ...]
+    tenant: str = ""
+    is_read: bool = True
+    history: StepFrame | None = field(default=None, repr=False)
+
+
+class AttachFailure(enum.IntEnum):
+    """Why there is no stream."""
+
+    NOT_FOUND = 0
+    NOT_SETTLED = 1
+    """The engine has just started: fronts may not have resubmitted it yet."""
+    LOST = 2
+    """The request runs, but its output was too large to be kept."""
+
+
+class Attach(TaggedFrame, frozen=True, kw_only=True):
+    """A front takes over the stream of this request. `ticket` (32 bits) comes back in the
+    answer.
+    """
+
+    ticket: int
+    name: str
+
+
+class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
+    """The engine's answer: all events of the request so far; later ones go to the asking front.
+
+    `keys`: of its outputs, by index. `resume_spec` None: there is no stream, and `failure` is why.
+    """
+
+    ticket: int
+    resume_spec: ResumeSpec | None
+    keys: tuple[int, ...] = ()
+    history: tuple[StepFrame, ...] = ()
+    failure: AttachFailure = AttachFailure.NOT_FOUND
+
+
+class Detach(TaggedFrame, frozen=True, kw_only=True):
+    """Of these requests, by the engine's names: see the module.
+
+    `keys`: from the engine, of the outputs of the one request, since its name may be in use again.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[int, ...] = ()
+
+
+ResumeFrame: TypeAlias = Attach | Attached | Detach
+
+
+class CommandKind(enum.IntEnum):
+    """The commands that a process supports."""
+
+    LOG_LEVEL = 1
+    """Set the log level; the argument is its name."""
+    PROFILE = 2
+    """Sample the threads for the seconds of the argument; the payload is a speedscope
+    file.
+    """
+
+
+class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
+    """Query of the live requests. `ticket` (32 bits) comes back in the answer."""
+
+    ticket: int
+
+
+class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
+    """Every output that has not ended, as the engine sees it."""
+
+    ticket: int
+    views: tuple[LiveView, ...]
+
+
+class Command(TaggedFrame, frozen=True, kw_only=True):
+    """`ticket` (32 bits) comes back in the answer."""
+
+    ticket: int
+    kind: CommandKind
+    argument: str
+
+
+class CommandResult(TaggedFrame, frozen=True, kw_only=True):
+    """`problem`: why it failed, empty when it succeeded; `payload`: its output."""
+
+    ticket: int
+    problem: str = ""
+    payload: bytes = b""
+
+
+class Follow(TaggedFrame, frozen=True, kw_only=True):
+    """Subscribe to the cached blocks hashed from `salt`. `ticket`: 32 bits."""
+
+    ticket: int
+    salt: bytes
+
+
+class Unfollow(TaggedFrame, frozen=True, kw_only=True):
+    """End the subscription with this ticket."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPart:
+    """A part of a snapshot: `index` from 0, of `num_parts` with `num_blocks` in all of them."""
+
+    index: int
+    num_parts: int
+    num_blocks: int
+
+
+class CacheUpdate(TaggedFrame, frozen=True, kw_only=True):
+    """Changes since the last update of this ticket, in order.
+
+    With `part`: the cached blocks instead of changes; part 0 voids all earlier updates.
+    """
+
+    ticket: int
+    changes: tuple[CacheChange, ...]
+    part: SnapshotPart | None = None
+
+
+CacheFrame: TypeAlias = Follow | Unfollow | CacheUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """The outputs of one request, leader first. `kept` None: it ends with its front.
+
+    Without outputs it has ended, and only its stream is kept.
+    """
+
+    specs: tuple[RequestSpec, ...]
+    kept: KeptRequest | None = None
+
+
+class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
+    """A `Submit` in its encoded form."""
+
+    leader: RequestSpec | None
+    others: tuple[_Difference, ...]
+    kept: KeptRequest | None = None
+
+    @classmethod
+    def of(cls, submit: Submit) -> "SubmitFrame":
+        """The frame of `submit`. Raises ValueError for an id or a digest of a wrong length."""
+        if not submit.specs:
+            return cls(None, (), submit.kept)
+        leader, *others = submit.specs
+        _check_lengths(submit.specs)
+        return cls(leader, tuple(_difference(other, leader) for other in others), submit.kept)
+
+    def value(self) -> Submit:
+        """The request again; shared parts are the same object. Raises ValueError like `of`."""
+        leader = self.leader
+        if leader is None:
+            return Submit(specs=(), kept=self.kept)
+        others = (replace(leader, **_given(other)) for other in self.others)
+        specs = (leader, *others)
+        _check_lengths(specs)
+        return Submit(specs=specs, kept=self.kept)
+
+
+def _difference(spec: RequestSpec, leader: RequestSpec) -> _Difference:
+    changed: dict[str, Any] = {}
+    for name in _NAMES:
+        value, shared = getattr(spec, name), getattr(leader, name)
+        if value is not shared and (isinstance(value, np.ndarray) or value != shared):
+            changed[name] = value
+    return _make_difference(**changed)
+
+
+def _given(difference: _Difference) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.structs.asdict(difference)
+    return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+
+
+def _check_lengths(specs: Sequence[RequestSpec]) -> None:
+    """Of ids and digests; those that outputs share are checked once."""
+    for trace_id in {spec.trace_id for spec in specs}:
+        if len(trace_id) not in (0, TRACE_ID_BYTES):
+            raise ValueError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(trace_id)}")
+    for hashes in {id(spec.block_hashes): spec.block_hashes for spec in specs}.values():
+        if hashes and set(map(len, hashes)) != {DIGEST_BYTES}:
+            raise ValueError(f"every block hash must be {DIGEST_BYTES} bytes long")
+
+
 class FrontHello(TaggedFrame, frozen=True, kw_only=True):
     """A front's first frame: the upper half of every key it will use, 1 .. 2**31 - 1."""
 
     front_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRONT_ID)]
+
+
+class EngineHello(TaggedFrame, frozen=True, kw_only=True):
+    """An engine's first frame on every connection.
+
+    `epoch` grows with every engine start. `max_num_waiting` and `max_num_waiting_tokens` bound its
+    queue. `publishes_cache`: fronts may subscribe to its cached blocks.
+    """
+
+    epoch: int
+    model: str
+    executor: ExecutorInfo
+    max_num_waiting: int
+    max_num_waiting_tokens: int
+    publishes_cache: bool = False
 
 
 class ObserverHello(TaggedFrame, frozen=True, kw_only=True):

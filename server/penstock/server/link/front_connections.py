@@ -42,7 +42,7 @@ class _Connection:
         self.waiting.append((len(rest), now_s))
 
     def took(self, num_bytes: int) -> None:
-        """The socket accepted so many bytes, the oldest ones."""
+        """The socket accepted that many bytes, the oldest ones."""
         del self.output[:num_bytes]
         while num_bytes:
             size, since_s = self.waiting.popleft()
@@ -136,7 +136,7 @@ class FrontConnections:
         return is_watched_ready
 
     def send(self, front_id: int, frame: bytes) -> None:
-        """Send what the socket accepts, buffer the rest. No error for a front that is gone."""
+        """Send what the socket accepts, buffer the rest. No error for a front that has ended."""
         connection = self._by_front.get(front_id)
         if connection is not None:
             self._send(connection, frame)

@@ -1,25 +1,214 @@
 """The streams of requests that outlive their calls, kept by the engine that generates them.
 
 Owns which front has which, and the bounds on all of them: in time, their grace from when its reader
-left; in bytes and in number, where the tenant that has most gives way: its longest unread go
-first, and with them what still runs. Knows neither sockets nor the engine; times are seconds on the
-engine's clock.
+left; in bytes and in number, where the tenant that has most gives way: its longest unread go first,
+and with them what still runs. A stream is kept as the events of the steps that made it, with the
+tokens between two events put together; a front that gets it processes them like any others. Knows
+neither sockets nor the engine; times are seconds on the engine's clock.
 """
 
 import operator
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, TypeVar
 
-from penstock.scheduler.events import StepEvents
+import numpy as np
+
+from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import (
+    Admitted,
+    Failed,
+    Finished,
+    Preempted,
+    PrefixFound,
+    Queued,
+    StepEvents,
+)
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.kept_stream import NO_FRONT, KeptStream
-from penstock.server.link.resume_frames import KeptRequest
-from penstock.server.link.tenant_bytes import TenantBytes
+from penstock.server.link.frames import KeptRequest, ResumeSpec
 
 T = TypeVar("T")
+
+
+NO_FRONT: Final = 0
+_Change: TypeAlias = Queued | Admitted | Preempted | PrefixFound
+# Measured, objects and all.
+_STREAM_BYTES: Final = 1280
+_OUTPUT_BYTES: Final = 128
+_EVENT_BYTES: Final = 512
+_LOGPROBS_BYTES: Final = 512
+"""Of one `TokenLogprobs`, besides its rows."""
+_TOKEN_BYTES: Final = 12
+_LOGPROB_BYTES: Final = 8
+_key_of: Final = operator.attrgetter("key")
+_first_of: Final = operator.itemgetter(0)
+
+
+class KeptStream:
+    """One stream. `keys`: of its outputs, by index. `live`: of those that have not ended.
+
+    `front_id`: its front, or NO_FRONT. `is_read`: a client reads it there; otherwise it is
+    kept until `expires_s`. `is_lost`: what came of it was too much to be kept.
+    """
+
+    __slots__ = (
+        "_at_s",
+        "_keys",
+        "_rows",
+        "_segments",
+        "_step",
+        "_tokens",
+        "expires_s",
+        "front_id",
+        "has_failed",
+        "is_lost",
+        "is_read",
+        "keys",
+        "live",
+        "name",
+        "num_bytes",
+        "resume_spec",
+        "tenant",
+    )
+
+    def __init__(self, kept: KeptRequest, front_id: int, specs: Iterable[RequestSpec]) -> None:
+        specs = tuple(specs)
+        self.name = kept.name
+        self.tenant = kept.tenant
+        self.resume_spec: ResumeSpec = kept.resume_spec
+        self.keys = kept.keys
+        self.live = {spec.key for spec in specs}
+        self.front_id = front_id
+        self.is_read = True
+        self.expires_s = NO_TIME
+        self.is_lost = self.has_failed = False
+        self.num_bytes = (
+            _STREAM_BYTES + len(kept.keys) * _OUTPUT_BYTES + len(kept.resume_spec.message)
+        )
+        num_top = max((spec.sampling.num_logprobs for spec in specs), default=-1)
+        self._segments: list[StepEvents] = []
+        self._step = 0
+        self._at_s = 0.0
+        self._keys = array("q")
+        self._tokens = array("i")
+        self._rows = None if num_top < 0 else _LogprobRows(num_top)
+        if kept.history is not None:
+            history = kept.history.value()
+            self._append(history, _EVENT_BYTES + len(history.tokens) * _TOKEN_BYTES)
+
+    @property
+    def has_come_to_something(self) -> bool:
+        """Whether the engine has accepted it: a rejected one cannot be resumed."""
+        return bool(self._tokens) or any(
+            segment.changes or len(segment.tokens) for segment in self._segments
+        )
+
+    def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
+        """Add a token, the `row`th of a step's events."""
+        if self.is_lost:
+            return
+        if not self._tokens:
+            self._step, self._at_s = events.step, events.at_s
+            self.num_bytes += _EVENT_BYTES + (0 if self._rows is None else _LOGPROBS_BYTES)
+        self._keys.append(key)
+        self._tokens.append(token)
+        self.num_bytes += _TOKEN_BYTES
+        if self._rows is not None and events.logprobs is not None:
+            self._rows.append(events.logprobs, row)
+            self.num_bytes += _LOGPROB_BYTES * (1 + self._rows.num_top)
+
+    def add_change(self, events: StepEvents, change: _Change) -> None:
+        """What happened to an output besides tokens."""
+        self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
+
+    def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
+        """The engine's results for the prompt."""
+        rows = entry[2]
+        num_values = len(rows.chosen) * (1 + rows.top_ids.shape[1])
+        size = _EVENT_BYTES + _LOGPROBS_BYTES + num_values * _LOGPROB_BYTES
+        news = StepEvents(step=events.step, at_s=events.at_s, prompt_logprobs=(entry,))
+        self._append(news, size)
+
+    def add_end(self, events: StepEvents, end: Finished | Failed) -> None:
+        """An output has ended."""
+        self.live.discard(end.key)
+        self.has_failed = self.has_failed or isinstance(end, Failed)
+        self._append(StepEvents(step=events.step, at_s=events.at_s, ends=(end,)))
+
+    def history(self) -> tuple[StepEvents, ...]:
+        """All events so far."""
+        self._seal()
+        return tuple(self._segments)
+
+    def lose(self) -> None:
+        """Drop the events: the request continues, and its stream cannot be resumed any more."""
+        self.is_lost = True
+        self._segments.clear()
+        self._keys, self._tokens, self._rows = array("q"), array("i"), None
+        self.resume_spec = replace(self.resume_spec, message=b"")
+        self.num_bytes = 0  # no more than the request itself, of which there are only so many
+
+    def _append(self, events: StepEvents, num_bytes: int = _EVENT_BYTES) -> None:
+        if not self.is_lost:
+            self._seal()
+            self._segments.append(events)
+            self.num_bytes += num_bytes
+
+    def _seal(self) -> None:
+        if not self._tokens:
+            return
+        self._segments.append(
+            StepEvents(
+                step=self._step,
+                at_s=self._at_s,
+                keys=np.array(self._keys, dtype=np.int64),
+                tokens=np.array(self._tokens, dtype=np.int32),
+                logprobs=None if self._rows is None else self._rows.take(),
+            )
+        )
+        self._keys, self._tokens = array("q"), array("i")
+
+
+class _LogprobRows:
+    """Rows of one stream's tokens, `num_top` tokens wide; a separate array for each row would
+    take twenty times their memory.
+    """
+
+    __slots__ = ("_chosen", "_ranks", "_top_ids", "_top_logprobs", "num_top")
+
+    def __init__(self, num_top: int) -> None:
+        self.num_top = num_top
+        self._clear()
+
+    def append(self, logprobs: TokenLogprobs, row: int) -> None:
+        """Append a row of a step. A step has as many columns as its widest request, or more."""
+        top = slice(self.num_top)
+        self._chosen.append(logprobs.chosen[row])
+        self._ranks.append(logprobs.ranks[row])
+        self._top_ids.extend(logprobs.top_ids[row, top].tolist())
+        self._top_logprobs.extend(logprobs.top_logprobs[row, top].tolist())
+
+    def take(self) -> TokenLogprobs | None:
+        """Remove and return all rows; None if there are none."""
+        num_rows = len(self._chosen)
+        if not num_rows:
+            return None
+        shape = (num_rows, len(self._top_ids) // num_rows)
+        rows = TokenLogprobs(
+            chosen=np.array(self._chosen, dtype=np.float32),
+            ranks=np.array(self._ranks, dtype=np.int32),
+            top_ids=np.array(self._top_ids, dtype=np.int32).reshape(shape),
+            top_logprobs=np.array(self._top_logprobs, dtype=np.float32).reshape(shape),
+        )
+        self._clear()
+        return rows
+
+    def _clear(self) -> None:
+        self._chosen, self._top_logprobs = array("f"), array("f")
+        self._ranks, self._top_ids = array("i"), array("i")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +262,7 @@ class KeptStreams:
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
-        """How a request ended whose stream is kept; None where none did."""
+        """The final state of a request whose stream is kept; None if it has not ended."""
         stream = self._streams.get(name)
         if stream is None or stream.live:
             return None
@@ -89,7 +278,7 @@ class KeptStreams:
         self._grew(stream)
 
     def forget(self, stream: KeptStream) -> None:
-        """Nothing is kept of it from now on. Idempotent."""
+        """Drop its stream. Idempotent."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
         self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
@@ -109,14 +298,14 @@ class KeptStreams:
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
-        """No client reads it any more at this front, if the front has it."""
+        """Record that no client reads it at this front any more."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
             self._park(stream)
             self._make_room()
 
     def front_gone(self, front_id: int) -> list[KeptStream]:
-        """A front is gone; returns its streams, which have no front now."""
+        """A front has ended; returns its streams, which have no front now."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
         for stream in lost:
             stream.front_id = NO_FRONT
@@ -154,7 +343,7 @@ class KeptStreams:
     def _of(
         self, news: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
-        """What of `news` is of a stream that is kept."""
+        """The part of `news` that belongs to a kept stream."""
         find = self._by_key.get
         for item in news:
             stream = find(key_of(item))
@@ -179,7 +368,7 @@ class KeptStreams:
             self._park(stream)
 
     def _park(self, stream: KeptStream) -> None:
-        """It has no reader: its time to be resumed starts now."""
+        """Record that it has no reader: its resume timeout starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unpark(stream)
@@ -224,5 +413,23 @@ class KeptStreams:
         self.forget(stream)
 
 
-_key_of: Final = operator.attrgetter("key")
-_first_of: Final = operator.itemgetter(0)
+class TenantBytes:
+    """Bytes by tenant. `total`: of all."""
+
+    __slots__ = ("_by_tenant", "total")
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str, int] = {}
+        self.total = 0
+
+    def add(self, tenant: str, num_bytes: int) -> None:
+        """`num_bytes` may be negative."""
+        self.total += num_bytes
+        num_bytes += self._by_tenant.pop(tenant, 0)
+        if num_bytes:
+            self._by_tenant[tenant] = num_bytes
+
+    @property
+    def largest(self) -> str:
+        """The tenant that has most. Raises ValueError if there is none."""
+        return max(self._by_tenant, key=self._by_tenant.__getitem__)

@@ -3,6 +3,8 @@
 Owns which requests are held back, which are on probation and how refused ones end. A request passes
 when it has generated some tokens beyond those it had; if the engine dies again, the supervisor
 decides. Knows neither boards nor sockets, and has no clock.
+
+The supervisor decides which requests are suspected, and passes them to the next engine.
 """
 
 from collections import deque
@@ -12,9 +14,29 @@ from dataclasses import dataclass, replace
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.suspected_request import SuspectedRequest
 
 _QUARANTINE_DETAIL = "it was in two engines when they died, in the second one alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectedRequest:
+    """One output that was in an engine when it died. Raises ValueError naming the field.
+
+    `num_probation_tokens`: how many tokens it must generate alone before it counts as harmless.
+    `is_poison`: it is refused.
+    """
+
+    key: int
+    num_probation_tokens: int = 2
+    is_poison: bool = False
+
+    def __post_init__(self) -> None:
+        if self.key <= 0:
+            raise ValueError(f"key must be positive, not {self.key}")
+        if self.num_probation_tokens < 1:
+            raise ValueError(
+                f"num_probation_tokens must be at least 1, not {self.num_probation_tokens}"
+            )
 
 
 @dataclass(slots=True, eq=False)

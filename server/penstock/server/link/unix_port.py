@@ -15,16 +15,30 @@ from pathlib import Path
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.cache_frames import CacheUpdate
-from penstock.server.link.cache_subscriber import CacheListener, CacheSubscriber
-from penstock.server.link.connection import Connection, PersistentConnection
+from penstock.server.link.cache_feeds import CacheListener, CacheSubscriber
+from penstock.server.link.connection import Connection, PendingCalls, PersistentConnection
 from penstock.server.link.dispatch import cancel_frame
-from penstock.server.link.frames import CancelAnswer, CancelById, Frame, FrontHello, decode, encode
-from penstock.server.link.pending_calls import PendingCalls
-from penstock.server.link.ports import EngineHello, EngineListener, EngineUnavailable
-from penstock.server.link.resume_frames import Attached, Detach, KeptRequest
-from penstock.server.link.resume_port import AttachCalls, AttachListener, DetachListener
-from penstock.server.link.spec_frames import Submit
+from penstock.server.link.frames import (
+    Attached,
+    CacheUpdate,
+    CancelAnswer,
+    CancelById,
+    Detach,
+    EngineHello,
+    Frame,
+    FrontHello,
+    KeptRequest,
+    Submit,
+    decode,
+    encode,
+)
+from penstock.server.link.ports import (
+    AttachCalls,
+    AttachListener,
+    DetachListener,
+    EngineListener,
+    EngineUnavailable,
+)
 from penstock.server.link.wire import LinkError
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""One record of a request, one of a step, and what is made of them."""
+"""Records of requests and steps, and everything derived from them."""

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.connection import Connection, PersistentConnection
-from penstock.server.link.frames import Frame, ObserverHello, decode, encode
-from penstock.server.link.operator_frames import (
+from penstock.server.link.connection import Connection, PendingCalls, PersistentConnection
+from penstock.server.link.frames import (
     Command,
     CommandKind,
     CommandResult,
+    EngineHello,
+    Frame,
+    ObserverHello,
     ViewAnswer,
     ViewQuery,
+    decode,
+    encode,
 )
-from penstock.server.link.pending_calls import PendingCalls
-from penstock.server.link.ports import EngineHello, EngineUnavailable
+from penstock.server.link.ports import EngineUnavailable
 from penstock.server.link.wire import LinkError
 
 _PAUSES_S = (0.05, 1.0)

@@ -17,10 +17,11 @@ from typing import TypeAlias
 
 from penstock.server.link.connection import Connection, PersistentConnection
 from penstock.server.link.dispatch import CarryOut
-from penstock.server.link.operator_frames import Command, CommandResult
+from penstock.server.link.frames import Command, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,
+    Heartbeat,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -29,7 +30,6 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ import logging
 import time
 from pathlib import Path
 
-from penstock.server.observe.flight.dump import dump
-from penstock.server.observe.flight.reader import FlightReader
-from penstock.server.observe.service_listeners import ServiceListener
+from penstock.server.observe.flight.reader import FlightReader, dump
+from penstock.server.observe.listeners import ServiceListener
 
 log = logging.getLogger(__name__)
 

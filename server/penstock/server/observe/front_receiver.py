@@ -11,12 +11,12 @@ import socket
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.server.link.connection import Connection
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
-from penstock.server.link.pending_calls import PendingCalls
+from penstock.server.link.connection import Connection, PendingCalls
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,
+    Heartbeat,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -25,9 +25,8 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Heartbeat
+from penstock.server.observe.listeners import ServiceListener
 from penstock.server.observe.request_record import RequestRecord, decode_record
-from penstock.server.observe.service_listeners import ServiceListener
 
 log = logging.getLogger(__name__)
 

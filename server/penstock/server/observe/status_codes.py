@@ -35,7 +35,7 @@ _ERRORS = frozenset(
 
 
 def status_name(code: int) -> str:
-    """The name of a status code; `UNKNOWN` for a number that is none, as gRPC itself reads it."""
+    """The name of a status code; `UNKNOWN` for other numbers, as in gRPC."""
     return STATUS_NAMES[code if 0 <= code < len(STATUS_NAMES) else _UNKNOWN]
 
 

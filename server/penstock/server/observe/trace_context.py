@@ -1,4 +1,4 @@
-"""W3C trace context: what a caller sends, what it gets back, and fresh ids.
+"""W3C trace context: a caller's headers, the response headers, and new ids.
 
 Owns the format (https://www.w3.org/TR/trace-context/) and where ids come from. Knows no transport:
 values come as a header or as metadata brings them. What is malformed counts as not there, because a
@@ -108,7 +108,7 @@ class TraceIds:
         _all_ids.add(self)
 
     def forget(self) -> None:
-        """Draw afresh: what is left of the pool is another's too."""
+        """Discard the pool, which a forked process shares."""
         self._position = _POOL_BYTES
 
     def new_trace_id(self) -> bytes:
@@ -124,7 +124,7 @@ class TraceIds:
         return span_id
 
     def begin(self, parent: RemoteParent | None) -> TraceParent:
-        """A request's place: under `parent`, or at the root of a new trace."""
+        """The ids of a request: under `parent`, or at the root of a new trace."""
         if parent is None:
             both = self._draw(24)
             trace_id, span_id = both[:16], both[16:]
@@ -165,7 +165,7 @@ def _text_of(value: str | bytes) -> str:
 
 
 def _bounded(trace_state: str) -> str:
-    """At most MAX_TRACE_STATE_CHARS of it, in whole members: the newest stand first."""
+    """At most MAX_TRACE_STATE_CHARS of it, in whole members; the newest are first."""
     if not _TRACE_STATE.fullmatch(trace_state[: 4 * MAX_TRACE_STATE_CHARS]):
         return ""
     if len(trace_state) <= MAX_TRACE_STATE_CHARS:

@@ -1,9 +1,11 @@
 """The engine process: scheduler and executor on one thread, no asyncio.
 
-Owns its composition and its shutdown. The supervisor runs it as `python -m
+Owns its composition and its shutdown, and that the limits and shares of tenants are those of the
+policy file, at the start and whenever it changes. The supervisor runs it as `python -m
 penstock.server.processes.engine_process <control fd>`.
 """
 
+import contextlib
 import functools
 import gc
 import logging
@@ -12,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.create import create_executor
@@ -23,20 +26,17 @@ from penstock.server.config import EngineLaunch, ServerConfig
 from penstock.server.facades import NO_FACADE
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.engine_status import StatusBoardExecutor, StatusPublisher
+from penstock.server.link.engine_loop import EngineLoop, StatusBoardExecutor, StatusPublisher
+from penstock.server.link.frames import EngineHello
 from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.kept_streams import KeptLimits
-from penstock.server.link.ports import EngineHello
 from penstock.server.link.quarantine import Quarantine
-from penstock.server.observe.engine_listeners import EngineListeners
-from penstock.server.observe.flight.facts import facts_of
-from penstock.server.observe.flight.layout import FlightError
+from penstock.server.observe.flight.layout import FlightError, facts_of
 from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.processes.command_runner import Orders
 from penstock.server.processes.control import ChildControl, begin, die_with_parent, exit_at_once
-from penstock.server.processes.engine_policy import EnginePolicy
 from penstock.server.processes.exit_codes import (
     EXIT_BOOKS_WRONG,
     EXIT_CANNOT_START,
@@ -49,6 +49,47 @@ from penstock.server.security.policy_file import PolicyFile
 log = logging.getLogger("penstock.server.processes.engine_process")
 
 _EXECUTORS = "penstock.executor."
+
+
+class EnginePolicy:
+    """Keeps an engine's limits equal to those of a policy file.
+
+    `open_file` raises ValueError or OSError for an invalid file. With `can_wait` the error is
+    logged and the file is read again at every poll: a restarted engine must not fail because the
+    file is just being written. Until then no tenant is limited.
+    """
+
+    def __init__(
+        self, engine: Engine, open_file: Callable[[], PolicyFile], *, can_wait: bool = False
+    ) -> None:
+        self._engine = engine
+        self._open_file = open_file
+        self._file: PolicyFile | None = None
+        try:
+            self._open()
+        except (ValueError, OSError) as error:
+            if not can_wait:
+                raise
+            # The message names the fault in the file; a traceback would not help.
+            log.error("the policy file cannot be read, so no tenant is limited: %s", error)  # noqa: TRY400
+
+    def poll(self) -> None:
+        """Check whether the file has changed; on the engine's thread, between two steps."""
+        if self._file is None:
+            with contextlib.suppress(ValueError, OSError):
+                self._open()
+        elif self._file.poll():
+            self._apply(self._file)
+
+    def _open(self) -> None:
+        file = self._open_file()
+        self._apply(file)
+        self._file = file
+
+    def _apply(self, file: PolicyFile) -> None:
+        policy = file.policy
+        self._engine.set_quotas(policy.quotas, policy.default.quota)
+        self._engine.set_weights(policy.weights, policy.default.weight)
 
 
 def main(arguments: list[str]) -> int:
@@ -207,14 +248,14 @@ def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None)
 
 
 def _cache_book(launch: EngineLaunch, engine: Engine) -> CacheBook | None:
-    """What is cached, for gateways to follow; None where none is served, or it cannot be known."""
+    """The index of cached blocks for gateways; None if no gateway is served or it is unknown."""
     if launch.server.facade == NO_FACADE or engine.ready_fd is not None:
         return None
     return engine.keep_cache_book()
 
 
 def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
-    """What keeps the tenants' limits up to date; None where there is no policy."""
+    """The updater of the tenants' limits; None without a policy."""
     path = launch.server.security.policy_file
     if path is None:
         return None

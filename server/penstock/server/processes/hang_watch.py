@@ -31,6 +31,6 @@ class HangWatch:
         return self._num_same >= self._num_checks
 
     def forget(self) -> None:
-        """Nothing to watch now: start again from zero."""
+        """Reset: there is no process to watch."""
         self._seen = (-1, -1)
         self._num_same = 0

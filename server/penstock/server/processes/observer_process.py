@@ -27,9 +27,9 @@ from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontReceiver
+from penstock.server.observe.listeners import ServiceListeners
 from penstock.server.observe.operations.service import ServiceOperations
 from penstock.server.observe.operations.snapshot import RequestView
-from penstock.server.observe.service_listeners import ServiceListeners
 from penstock.server.observe.spans.variables import forget_blank_numbers
 from penstock.server.processes import process_table
 from penstock.server.processes.command_runner import Orders
@@ -90,7 +90,7 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
 
 
 class _Observer:
-    """All of it, put together and taken apart. An observer that cannot start just ends."""
+    """Starts and stops all parts. An observer that cannot start exits."""
 
     def __init__(self, control: ChildControl, launch: ObserverLaunch) -> None:
         self._control = control
@@ -158,8 +158,8 @@ class _Observer:
         operations = self._operations()
         ports: dict[str, int] = {}
         if launch.metrics_port is not None and metrics is not None:
+            from penstock.server.observe.metrics.application import LiveStatus
             from penstock.server.observe.metrics.http import MetricsServer
-            from penstock.server.observe.metrics.live_status import LiveStatus
 
             page = MetricsServer(
                 host=host,
@@ -187,7 +187,7 @@ class _Observer:
         return ports
 
     def _operations(self) -> ServiceOperations:
-        from penstock.server.observe.operations.merging import merge
+        from penstock.server.observe.operations.snapshot import merge
 
         model = self._launch.server.model
 
@@ -251,7 +251,7 @@ def _metrics(
 
 
 def _board(launch: ObserverLaunch) -> BoardView | None:
-    """What the engine shows of its load; None where there is no board."""
+    """The reading side of the engine's load board; None without a board."""
     if launch.board_fd < 0:
         return None
     try:

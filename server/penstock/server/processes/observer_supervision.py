@@ -14,7 +14,7 @@ from penstock.server.config import ObserverLaunch, encode_launch
 from penstock.server.link.control_frames import FromChild
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.processes.child import Child
-from penstock.server.processes.listen_port import PortUnavailable, reserve_port
+from penstock.server.processes.service_sockets import PortUnavailable, reserve_port
 from penstock.server.processes.spawn_context import (
     OBSERVER_MODULE,
     SpawnContext,

@@ -23,22 +23,24 @@ from penstock.server.link.board import create_beats, create_board
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
 from penstock.server.observe.logs import IN_BANNER, LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
-from penstock.server.processes.drain import drain_in_order
-from penstock.server.processes.engine_supervision import EngineSupervision
+from penstock.server.processes.engine_supervision import EngineSupervision, FlightMemory
 from penstock.server.processes.exit_codes import (
     EXIT_GAVE_UP,
     EXIT_OK,
     EXIT_SIGNAL_BASE,
 )
-from penstock.server.processes.flight_memory import FlightMemory
 from penstock.server.processes.front_supervision import NUM_ROWS, FrontSupervision
 from penstock.server.processes.hang_watch import NUM_CHECKS
-from penstock.server.processes.listen_port import PortUnavailable, reserve_port
 from penstock.server.processes.observer_supervision import ObserverSupervision
 from penstock.server.processes.orphans import LIMIT_S, Orphans
 from penstock.server.processes.rolling import RollingRestart
-from penstock.server.processes.service_folder import SOCKET_NAME, create_folder
-from penstock.server.processes.service_processes import ServiceProcesses
+from penstock.server.processes.service_processes import ServiceProcesses, drain_in_order
+from penstock.server.processes.service_sockets import (
+    SOCKET_NAME,
+    PortUnavailable,
+    create_folder,
+    reserve_port,
+)
 from penstock.server.processes.spawn_context import SpawnContext
 from penstock.server.processes.supervised_process import CrashLoop, SupervisedProcess
 

@@ -1,9 +1,9 @@
 """Access control of gRPC calls: authenticates and authorises the caller before a body is read.
 
-Owns what a call presents: its Authorization metadata and its certificate. The authenticator maps
-that to a caller; without one every call is allowed, for the tenant that a proxy names or for none.
-The result is passed to the handler with the message (`read_limiter.py`); handlers must not check
-again, since the policy may have changed meanwhile.
+Owns the right that each method requires, and what a call presents: its Authorization metadata and
+its certificate. The authenticator maps that to a caller; without one every call is allowed, for the
+tenant that a proxy names or for none. The result is passed to the handler with the message
+(`read_limiter.py`); handlers must not check again, since the policy may have changed meanwhile.
 """
 
 import dataclasses
@@ -26,6 +26,40 @@ _NAME_KINDS: Final[Mapping[str, str]] = {
     "peer_email": "email",
 }
 _log = logging.getLogger(__name__)
+_BY_SERVICE: Final[Mapping[str, Right | None]] = {
+    "penstock.v1.GenerationService": Right.GENERATE,
+    "penstock.v1.ModelService": Right.MODELS,
+    "penstock.v1.OperationsService": Right.OPERATIONS_READ,
+    "grpc.channelz.v1.Channelz": Right.INSPECT,
+    "grpc.reflection.v1.ServerReflection": Right.INSPECT,
+    "grpc.reflection.v1alpha.ServerReflection": Right.INSPECT,
+    # Load balancers call it; it reveals nothing.
+    "grpc.health.v1.Health": None,
+    # Methods of the gateway's contract, when one is served.
+    "vllm.grpc.engine.VllmEngine": Right.GENERATE,
+}
+_BY_METHOD: Final[Mapping[str, Right | None]] = {
+    "/penstock.v1.GenerationService/Cancel": Right.CANCEL,
+    "/penstock.v1.ModelService/LoadModel": Right.LOAD_MODELS,
+    "/penstock.v1.ModelService/UnloadModel": Right.LOAD_MODELS,
+    "/penstock.v1.ModelService/SetModelAlias": Right.LOAD_MODELS,
+    "/penstock.v1.ModelService/LoadAdapter": Right.LOAD_MODELS,
+    "/penstock.v1.ModelService/UnloadAdapter": Right.LOAD_MODELS,
+    "/penstock.v1.OperationsService/Drain": Right.OPERATIONS_WRITE,
+    "/penstock.v1.OperationsService/DumpFlightRecord": Right.OPERATIONS_WRITE,
+    "/penstock.v1.OperationsService/SetLogLevel": Right.OPERATIONS_WRITE,
+    "/penstock.v1.OperationsService/Profile": Right.OPERATIONS_WRITE,
+    "/vllm.grpc.engine.VllmEngine/Abort": Right.CANCEL,
+    "/vllm.grpc.engine.VllmEngine/FlushCache": Right.OPERATIONS_WRITE,
+    "/vllm.grpc.engine.VllmEngine/GetLoads": Right.OPERATIONS_READ,
+    "/vllm.grpc.engine.VllmEngine/GetModelInfo": Right.MODELS,
+    "/vllm.grpc.engine.VllmEngine/GetServerInfo": Right.MODELS,
+    "/vllm.grpc.engine.VllmEngine/GetTokenizer": Right.MODELS,
+    # A health probe, like grpc.health.v1.
+    "/vllm.grpc.engine.VllmEngine/HealthCheck": None,
+    "/vllm.grpc.engine.VllmEngine/StartProfile": Right.OPERATIONS_WRITE,
+    "/vllm.grpc.engine.VllmEngine/StopProfile": Right.OPERATIONS_WRITE,
+}
 
 
 class AccessControl:
@@ -135,3 +169,13 @@ def _tenant_of(context: Context, key: str) -> str:
 
 def _refuse_metadata(key: str, description: str) -> RequestError:
     return refuse_field(f"metadata[{key}]", description)
+
+
+def right_of(path: str) -> Right | None:
+    """The right that the method at `path` ("/package.Service/Method") requires; None for none.
+
+    Raises KeyError for a service that is not in the table: every service must be listed.
+    """
+    if path in _BY_METHOD:
+        return _BY_METHOD[path]
+    return _BY_SERVICE[path[1:].rpartition("/")[0]]

@@ -1,12 +1,31 @@
-"""Flight recordings for operators: StepRecord messages, or a trace file.
+"""The flight recorder's rows for operators: StepRecord messages, or a trace file.
 
-Slow for many steps: run it off the event loop.
+Joins steps with the requests they concerned, as far as the recorder still has them. Slow for many
+steps: run it off the event loop.
 """
 
-from penstock.server.observe.flight.reader import FlightReader
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.observe.flight.layout import EventKind
+from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.flight.timeline import timeline_json
-from penstock.server.rpc.mapping_flight import step_records
+from penstock.server.observe.operations.engine_steps import wait_reason_name
+from penstock.server.observe.operations.snapshot import CacheSnapshot
+from penstock.server.rpc.mapping_operations import (
+    cache_of,
+    duration_if_known,
+    timestamp_of,
+    wait_reason_of,
+)
+from penstock.server.rpc.mapping_out import duration_of
 from penstock.v1 import stats_pb2
+from penstock.v1 import stats_pb2 as pb
 
 
 def record_steps(data: bytes, max_steps: int | None) -> list[stats_pb2.StepRecord]:
@@ -17,3 +36,118 @@ def record_steps(data: bytes, max_steps: int | None) -> list[stats_pb2.StepRecor
 def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
     """The recording as a Chrome trace in JSON."""
     return b"".join(timeline_json(FlightReader(data).recording(), num_steps=max_steps))
+
+
+@dataclass(slots=True)
+class _Happened:
+    """What happened in one step, by request."""
+
+    shares: list[pb.StepShare] = field(default_factory=list[pb.StepShare])
+    admitted: list[str] = field(default_factory=list[str])
+    preempted: list[str] = field(default_factory=list[str])
+    ended: list[str] = field(default_factory=list[str])
+
+
+def step_records(rows: Recording, max_steps: int | None) -> Iterator[pb.StepRecord]:
+    """The steps, oldest first; with `max_steps` only the latest ones."""
+    steps = rows.steps if max_steps is None else rows.steps[-max_steps:]
+    if not len(steps):
+        return
+    happened = _happened_by_step(rows, int(steps[0]["step"]))
+    for step in steps:
+        yield _record_of(step, happened.get(int(step["step"]), _Happened()), rows)
+
+
+def _record_of(step: Any, happened: _Happened, rows: Recording) -> pb.StepRecord:
+    begun_s, launched_s = float(step["begun_s"]), float(step["launched_s"])
+    collected_s, updated_s = float(step["collected_s"]), float(step["updated_s"])
+    record = pb.StepRecord(
+        step=int(step["step"]),
+        launch_time=timestamp_of(rows.facts.unix_time_s(launched_s)),
+        scheduler_duration=duration_of(launched_s - begun_s + updated_s - collected_s),
+        executor_duration=duration_of(collected_s - launched_s),
+        num_prefill_tokens=int(step["num_prefill_tokens"]),
+        num_decode_requests=int(step["num_decodes"]),
+        shares=happened.shares,
+        admitted_request_ids=happened.admitted,
+        preempted_request_ids=happened.preempted,
+        ended_request_ids=happened.ended,
+        cache=_cache_after(step, rows.facts.block_size),
+        predicted_duration=duration_if_known(float(step["predicted_s"])),
+        inter_token_duration=duration_if_known(float(step["itl_s"])),
+        num_inter_token=int(step["num_itl"]),
+        num_prefill_requests=int(step["num_prefill_rows"]),
+        num_context_tokens=int(step["num_context_tokens"]),
+        num_tokens=int(step["num_tokens"]),
+        num_running=int(step["num_running"]),
+        num_waiting=int(step["num_waiting"]),
+        num_waiting_tokens=int(step["num_waiting_tokens"]),
+        num_admitted=int(step["num_admitted"]),
+        num_preempted=int(step["num_preempted"]),
+        num_finished=int(step["num_finished"]),
+        num_failed=int(step["num_failed"]),
+    )
+    if record.num_waiting:
+        reason = wait_reason_of(wait_reason_name(int(step["waits_for"])))
+        record.waiting.add(reason=reason, num_requests=record.num_waiting)
+    return record
+
+
+def _cache_after(step: Any, block_size_tokens: int) -> pb.CacheStats:
+    num_used, num_cached = int(step["num_used_blocks"]), int(step["num_cached_blocks"])
+    num_free = int(step["num_free_blocks"])
+    return cache_of(
+        CacheSnapshot(
+            block_size_tokens=block_size_tokens,
+            num_total_blocks=num_used + num_cached + num_free,
+            num_used_blocks=num_used,
+            num_cached_blocks=num_cached,
+            num_free_blocks=num_free,
+        )
+    )
+
+
+def _happened_by_step(rows: Recording, first_step: int) -> dict[int, _Happened]:
+    names = _names_by_key(rows.requests)
+    happened: defaultdict[int, _Happened] = defaultdict(_Happened)
+    events = rows.events[rows.events["step"] >= np.uint64(first_step)]
+    for event in events:
+        name = names.get(int(event["key"]))
+        if name is None:
+            continue
+        request_id, output_index = name
+        of_step = happened[int(event["step"])]
+        match int(event["kind"]):
+            case EventKind.ADMITTED:
+                of_step.admitted.append(request_id)
+            case EventKind.PREEMPTED:
+                of_step.preempted.append(request_id)
+            case EventKind.FINISHED | EventKind.FAILED:
+                of_step.ended.append(request_id)
+            case EventKind.CHUNK:
+                of_step.shares.append(
+                    pb.StepShare(
+                        request_id=request_id,
+                        output_index=output_index,
+                        num_tokens=int(event["count"]),
+                    )
+                )
+            case _:
+                pass
+    return happened
+
+
+def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
+    """Request id, as its tenant gave it, and output index."""
+    return {
+        int(row["key"]): (
+            _text(row["request_id"]),
+            int(row["output_index"]),
+        )
+        for row in requests
+    }
+
+
+def _text(value: bytes) -> str:
+    """A name that may be truncated inside a character."""
+    return value.decode("utf-8", "ignore")

@@ -16,7 +16,7 @@ from penstock.server.rpc.handlers import HandlerWrapper
 class GatewayService(Protocol):
     """The handlers of one such service. `name`: "package.Service", for health and reflection.
 
-    `method_rights` has the rights that its methods require.
+    `access_control` has the rights that its methods require.
     """
 
     @property

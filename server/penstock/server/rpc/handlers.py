@@ -7,28 +7,39 @@ a client that disconnects is no error, and swallowing it leaks the call.
 No frame here may keep the bytes of a call: grpc.aio keeps the exception that ended it, and with it
 these frames, until the garbage collector runs, which does not count bytes.
 
-A method that serves one request gets that request's account. It is closed here, the one place that
-sees the status of every call.
+A method that serves one request gets that request's account, with what call and message describe.
+It is closed here, the one place that sees the status of every call; the outcome of a cancelled call
+depends on the cause: its client, its deadline, or the server.
 """
 
 import asyncio
 import logging
+import math
 import random
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 import grpc.aio
 from google.rpc.status_pb2 import Status
 
+from penstock.server.front.accounts import Outcome, RequestAccount
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.front.request_account import Outcome, RequestAccount
-from penstock.server.observe.trace_context import trace_metadata
-from penstock.server.rpc.outcomes import OK, outcome_of_failure
-from penstock.server.rpc.statuses import abort_of, retry_delay_s, status_of
+from penstock.server.front.front import Front
+from penstock.server.observe.request_record import RequestOptions
+from penstock.server.observe.trace_context import (
+    NOT_TRACED,
+    TRACEPARENT_KEY,
+    TRACESTATE_KEY,
+    RemoteParent,
+    parse_traceparent,
+    trace_metadata,
+)
+from penstock.server.rpc.statuses import STATUS_RULES, abort_of, retry_delay_s, status_of
 from penstock.server.security.rights import Caller
+from penstock.v1 import generation_service_pb2 as pb
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 UnaryHandler = Callable[[bytes, Context], Awaitable[bytes]]
@@ -38,6 +49,19 @@ CallerStreamHandler = Callable[[bytes, Context, Caller], Awaitable[None]]
 UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes]]
 StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
+_log = logging.getLogger(__name__)
+_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
+_ABORT_TIMEOUT_S = 5.0
+"""How long writing a status may block on a full flow-control window before the call is reset."""
+_OPTION_DIGITS = 6
+"""They arrive in single precision: 0.7 would be recorded as 0.699999988."""
+OK: Final = Outcome(grpc.StatusCode.OK.value[0])
+CANCELLED: Final = Outcome(grpc.StatusCode.CANCELLED.value[0])
+_DEADLINE_SLACK_S = 0.01
+_DEADLINE_SLACK_SHARE = 0.01
+"""A client's deadline passes before ours: its timeout arrives rounded up by less than a hundredth,
+and then it cancels.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +75,6 @@ class Admitted:
 Arrived = Admitted | Refusal
 """The message of a call, or the refusal of its caller."""
 
-_log = logging.getLogger(__name__)
-_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
-_ABORT_TIMEOUT_S = 5.0
-"""How long writing a status may block on a full flow-control window before the call is reset."""
-
 
 class CallFailed(Exception):
     """A failure with the id of the request it belongs to, for RequestInfo."""
@@ -66,16 +85,61 @@ class CallFailed(Exception):
         self.request_id = request_id
 
 
-class AccountKeeper(Protocol):
-    """Keeps the accounts of the requests of some methods."""
+class CallAccounts:
+    """Accounts of the requests of one service's calls, over one front."""
+
+    def __init__(self, front: Front, service_name: str) -> None:
+        self._front = front
+        self._accounts = front.accounts
+        self._model = front.model
+        self._model_names = front.model_names
+        self._service_name = service_name
 
     def open(self, method: str, context: Context) -> RequestAccount:
-        """A call of `method` has arrived with a request. Must not raise."""
-        ...
+        """A call of `method` has arrived with a request."""
+        if not self._accounts.are_kept:
+            return RequestAccount(method, "", self._front.clock(), NOT_TRACED)
+        return self.open_under(method, context.peer(), self.parent_of(context))
+
+    def open_under(self, method: str, peer: str, parent: RemoteParent | None) -> RequestAccount:
+        """The account of a request that shares its call with others."""
+        name = f"{self._service_name}/{method}"
+        arrival_s = self._front.clock()
+        return self._accounts.open(name, arrival_s=arrival_s, peer=peer, parent=parent)
 
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
         """The call is over and its status was sent, if that was possible."""
-        ...
+        if self._accounts.are_kept:
+            self._front.close_account(account, outcome)
+
+    def parent_of(self, context: Context) -> RemoteParent | None:
+        """The span in a call's metadata, if there is exactly one valid value."""
+        if not self._accounts.is_tracing:
+            return None
+        metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+        traceparent: str | bytes | None = None
+        states: list[str] = []
+        for key, value in metadata:
+            if key == TRACEPARENT_KEY:
+                if traceparent is not None:
+                    return None
+                traceparent = value
+            elif key == TRACESTATE_KEY:
+                states.append(value if isinstance(value, str) else value.decode("latin-1"))
+        if traceparent is None:
+            return None
+        return parse_traceparent(traceparent, ",".join(states) if states else "")
+
+    def describe(
+        self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
+    ) -> None:
+        """Record the options of `message`, whether or not it is refused later."""
+        if not self._accounts.are_kept:
+            return
+        # Another name could be anything, and would add a series to every metric.
+        if not message.HasField("model") or message.model in self._model_names:
+            account.model = self._model
+        account.options = _options_of(message, is_stream=is_stream)
 
 
 class HandlerWrapper:
@@ -135,28 +199,28 @@ class HandlerWrapper:
         return grpc.unary_stream_rpc_method_handler(cast(Any, handle))
 
     def unary_request(
-        self, method: str, handler: UnaryRequestHandler, keeper: AccountKeeper
+        self, method: str, handler: UnaryRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A unary method that serves one request."""
 
         async def handle(arrived: Arrived, context: Context) -> bytes:
-            account = keeper.open(method, context)
+            account = accounts.open(method, context)
             call = _called_for(account, handler, arrived, context)
             del arrived
-            return await self._run_request(method, call, context, account, keeper)
+            return await self._run_request(method, call, context, account, accounts)
 
         return grpc.unary_unary_rpc_method_handler(cast(Any, handle))
 
     def stream_request(
-        self, method: str, handler: StreamRequestHandler, keeper: AccountKeeper
+        self, method: str, handler: StreamRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A server-streaming method that serves one request."""
 
         async def handle(arrived: Arrived, context: Context) -> None:
-            account = keeper.open(method, context)
+            account = accounts.open(method, context)
             call = _called_for(account, handler, arrived, context)
             del arrived
-            await self._run_request(method, call, context, account, keeper)
+            await self._run_request(method, call, context, account, accounts)
 
         return grpc.unary_stream_rpc_method_handler(cast(Any, handle))
 
@@ -178,7 +242,7 @@ class HandlerWrapper:
 
     @property
     def num_calls(self) -> int:
-        """Calls that were begun so far."""
+        """Calls begun so far."""
         return self._num_calls
 
     async def wait_until_idle(self) -> None:
@@ -219,14 +283,14 @@ class HandlerWrapper:
         call: Awaitable[R],
         context: Context,
         account: RequestAccount,
-        keeper: AccountKeeper,
+        accounts: CallAccounts,
     ) -> R:
         try:
             result = await self._run(method, call, context, account)
         except BaseException:
-            keeper.close(account, outcome_of_failure(account, context))
+            accounts.close(account, outcome_of_failure(account, context))
             raise
-        keeper.close(account, OK)
+        accounts.close(account, OK)
         return result
 
     async def _run(
@@ -302,3 +366,62 @@ def _called_for(
 
 async def _refused(refusal: Refusal) -> Any:
     raise RequestError(refusal)
+
+
+def outcome_of(refusal: Refusal) -> Outcome:
+    """The outcome of a request that was refused or failed with `refusal`."""
+    return Outcome(STATUS_RULES[refusal.reason].code.value[0], refusal.reason.value)
+
+
+def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
+    """The outcome of a call that raised.
+
+    Our own failure counts even if the client had disconnected: otherwise impatient clients would
+    hide it.
+    """
+    if account.refusal is not None:
+        return outcome_of(account.refusal)
+    if account.live is not None and account.live.stream.refusal is not None:
+        return outcome_of(account.live.stream.refusal)
+    return outcome_of_leaving(context, account.call_timeout_s)
+
+
+def outcome_of_leaving(context: Context, timeout_s: float) -> Outcome:
+    """The outcome of a call that ended early: its deadline passed, or its client disconnected.
+
+    `timeout_s`: the deadline at the start, infinite without one.
+    """
+    remaining_s = cast(float | None, context.time_remaining())
+    slack_s = _DEADLINE_SLACK_S + _DEADLINE_SLACK_SHARE * timeout_s
+    if remaining_s is not None and math.isfinite(remaining_s) and remaining_s <= slack_s:
+        return outcome_of(Refusal(reason=ErrorReason.DEADLINE_EXCEEDED))
+    return CANCELLED
+
+
+def call_timeout_s(context: Context) -> float:
+    """The time until a call's deadline, infinite without one."""
+    remaining_s = cast(float | None, context.time_remaining())
+    return math.inf if remaining_s is None else remaining_s
+
+
+def peer_of(front: Front, context: Context) -> str:
+    """The address of the peer, as gRPC writes it; empty without accounts."""
+    return context.peer() if front.accounts.are_kept else ""
+
+
+def _options_of(message: pb.GenerateRequest, *, is_stream: bool) -> RequestOptions:
+    sampling, stopping = message.sampling, message.stopping
+    is_set = sampling.HasField
+    return RequestOptions(
+        message.HasField("chat_prompt"),
+        is_stream,
+        sampling.num_outputs if is_set("num_outputs") else 1,
+        stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        round(sampling.temperature, _OPTION_DIGITS) if is_set("temperature") else None,
+        round(sampling.top_p, _OPTION_DIGITS) if is_set("top_p") else None,
+        sampling.top_k if is_set("top_k") else None,
+        round(sampling.frequency_penalty, _OPTION_DIGITS) if is_set("frequency_penalty") else None,
+        round(sampling.presence_penalty, _OPTION_DIGITS) if is_set("presence_penalty") else None,
+        sampling.seed if is_set("seed") else None,
+        message.scheduling.priority,
+    )

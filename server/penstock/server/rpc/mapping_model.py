@@ -1,7 +1,7 @@
 """The model's limits and features, as published by ModelService.
 
-Features that are not built are published as false here and refused in `mapping_in.chat_message` and
-`unimplemented`; a test compares the three. Features of the executor are published once they are
+Features that are not built are published as false here and refused in `mapping_in.prompt` and
+`model_service`; a test compares the three. Features of the executor are published once they are
 known.
 """
 

@@ -6,13 +6,15 @@ exceed the size hint is split at the end of a piece.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
+from numpy.typing import NDArray
 
 from penstock.server.front import events
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
-from penstock.server.rpc.id_records import encoded_id_records
 from penstock.v1 import generation_service_pb2 as service_pb
 from penstock.v1 import output_pb2 as pb
 from penstock.v1 import state_pb2
@@ -24,6 +26,13 @@ _BYTES_HEAD = 6
 """Tag and length of a token's bytes, and what they add to the enclosing lengths."""
 
 TokenBytes = Callable[[int], bytes | None]
+_RECORDS: Final = 2 << 3 | 2
+"""Field 2 of `PromptEcho`, with a length."""
+_ID: Final = 1 << 3
+"""Field 1 of `TokenRecord`, a varint."""
+_MAX_VARINT_BYTES: Final = 5
+_IDS_AT_ONCE: Final = 4096
+"""Arrays of this size fit into the cache."""
 
 
 def no_token_bytes(token_id: int) -> bytes | None:
@@ -257,3 +266,32 @@ def _record_bytes(record: events.TokenRecord, token_bytes: TokenBytes) -> int:
     ids = (record.token_id, *(top.token_id for top in record.top))
     num_bytes = sum(_BYTES_HEAD + len(token_bytes(token_id) or b"") for token_id in ids)
     return _RECORD_BYTES + _TOP_BYTES * len(record.top) + num_bytes
+
+
+def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
+    """Serialised `PromptEcho` messages with the records of `ids`, in chunks; none for no ids."""
+    num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
+    for first in range(0, len(ids), num_at_once):
+        data, ends = _records(ids[first : first + num_at_once])
+        start = 0
+        for end in (*ends[num_per_part - 1 : -1 : num_per_part], ends[-1]):
+            yield data[start:end]
+            start = end
+
+
+def _records(ids: NDArray[np.int32]) -> tuple[bytes, list[int]]:
+    """The records of `ids`, and where each of them ends."""
+    values = ids.astype(np.uint32)
+    rows = np.empty((len(values), 3 + _MAX_VARINT_BYTES), dtype=np.uint8)
+    is_written = np.ones(rows.shape, dtype=np.bool_)
+    rows[:, 0], rows[:, 2] = _RECORDS, _ID
+    # An id of zero is not written: the record has no field.
+    is_written[:, 2] = values > 0
+    for place in range(3, rows.shape[1]):
+        is_written[:, place] = values > 0
+        rows[:, place] = values & 0x7F
+        values >>= 7
+        rows[:, place] |= (values > 0).astype(np.uint8) << 7
+    sizes = is_written.sum(axis=1)
+    rows[:, 1] = sizes - 2
+    return rows[is_written].tobytes(), np.cumsum(sizes).tolist()

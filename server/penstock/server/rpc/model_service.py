@@ -1,15 +1,17 @@
 """ModelService: the served model and its tokenizer.
 
-Owns the handlers of ListModels, GetModel, Tokenize and Detokenize.
+Owns the handlers of ListModels, GetModel, Tokenize and Detokenize, and the table of methods that
+are not built yet: UNIMPLEMENTED, naming the feature.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import grpc
 import numpy as np
 
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import ErrorReason, refuse, refuse_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
@@ -22,21 +24,34 @@ from penstock.server.rpc.mapping_in.prompt import (
     check_token_ids,
     read_chat,
     read_text,
+    token_array,
 )
-from penstock.server.rpc.mapping_in.token_ids import token_array
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_model import model_of
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.rpc.parsing import parse
-from penstock.server.rpc.unimplemented import unimplemented_handlers
 from penstock.server.security.rights import Caller
 from penstock.v1 import model_pb2
 from penstock.v1 import model_service_pb2 as pb
 
 SERVICE_NAME = "penstock.v1.ModelService"
 _MAX_PAGE_SIZE = 1000
+T = TypeVar("T")
 _TOKENS_AT_ONCE = 4096
 """Added to a message in about a third of a millisecond."""
+UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
+    "penstock.v1.ModelService/LoadModel": "model_loading",
+    "penstock.v1.ModelService/UnloadModel": "model_loading",
+    "penstock.v1.ModelService/WatchModels": "model_loading",
+    "penstock.v1.ModelService/SetModelAlias": "model_loading",
+    "penstock.v1.ModelService/LoadAdapter": "adapter_loading",
+    "penstock.v1.ModelService/UnloadAdapter": "adapter_loading",
+    "penstock.v1.ModelService/ListAdapters": "adapter_loading",
+}
+"""Method -> feature, a field of ModelFeatures."""
+_STREAMS: Final = frozenset(
+    {"penstock.v1.ModelService/LoadModel", "penstock.v1.ModelService/WatchModels"}
+)
 
 
 class ModelService:
@@ -103,12 +118,9 @@ class ModelService:
                 violations.add("prompt", "one of text_prompt and chat_prompt is required")
         violations.raise_if_any()
         assert prompt is not None
-        prompts = self._front.prompts
-        encoded = await prompts.encode(prompt, path, limits, tenant=tenant)
+        encoded = await self._front.prompts.encode(prompt, path, limits, tenant=tenant)
         answer = functools.partial(_tokens_as_bytes, encoded, is_chat=isinstance(prompt, ChatInput))
-        if len(encoded.ids) <= _TOKENS_AT_ONCE:
-            return answer()
-        return await prompts.on_thread(answer, num_bytes=len(encoded.ids), tenant=tenant)
+        return await self._worked(answer, len(encoded.ids), tenant)
 
     async def detokenize(self, data: bytes, context: Context, caller: Caller) -> bytes:
         """Token ids to text."""
@@ -120,12 +132,20 @@ class ModelService:
         violations = Violations()
         ids = np.array([], dtype=np.int64)
         if violations.count("token_ids", len(request.token_ids), limits.max_total_tokens):
-            ids = token_array(request.token_ids)
+            ids = await self._worked(
+                functools.partial(token_array, request.token_ids), len(request.token_ids), tenant
+            )
             check_token_ids(ids, "token_ids", limits, violations)
         violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._front.prompts.detokenise(ids, tenant=tenant, skip_special_tokens=skip)
-        return pb.DetokenizeResponse(text=text).SerializeToString()
+        return await self._worked(functools.partial(_text_as_bytes, text), len(ids), tenant)
+
+    async def _worked(self, task: Callable[[], T], num_tokens: int, tenant: str) -> T:
+        """The result of a task for so many tokens, on a thread if it takes long."""
+        if num_tokens <= _TOKENS_AT_ONCE:
+            return task()
+        return await self._front.prompts.on_thread(task, num_bytes=num_tokens, tenant=tenant)
 
     def _model(self) -> model_pb2.ModelInfo:
         return model_of(self._front, self._keepalive, has_operations=self._has_operations)
@@ -149,3 +169,33 @@ def _tokens_as_bytes(encoded: EncodedPrompt, *, is_chat: bool) -> bytes:
     for start in range(0, len(encoded.ids), _TOKENS_AT_ONCE):
         response.token_ids.extend(encoded.ids[start : start + _TOKENS_AT_ONCE].tolist())
     return response.SerializeToString()
+
+
+def _text_as_bytes(text: str) -> bytes:
+    return pb.DetokenizeResponse(text=text).SerializeToString()
+
+
+def unimplemented_handlers(
+    service: str, wrapper: HandlerWrapper
+) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
+    """Handlers for the methods of `service` (full name) that are in the table."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for path, feature in UNIMPLEMENTED_METHODS.items():
+        owner, _, method = path.partition("/")
+        if owner == service:
+            handlers[method] = _handler(path, feature, wrapper)
+    return handlers
+
+
+def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMethodHandler[Any, Any]":
+    async def refuse_unary(data: bytes, context: Context) -> bytes:
+        del data, context
+        raise refuse_feature(feature)
+
+    async def refuse_stream(data: bytes, context: Context, caller: Caller) -> None:
+        del data, context, caller
+        raise refuse_feature(feature)
+
+    if path in _STREAMS:
+        return wrapper.stream_with_caller(path, refuse_stream)
+    return wrapper.unary(path, refuse_unary)

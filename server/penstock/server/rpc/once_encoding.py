@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Final
 
 from penstock.server.front import events
-from penstock.server.rpc.id_records import encoded_id_records
 from penstock.server.rpc.mapping_out import (
     TokenBytes,
     accepted_of,
+    encoded_id_records,
     finished_of,
     no_token_bytes,
     record_of,
@@ -71,7 +71,7 @@ class OnceEncoder:
 
 
 class _Output:
-    """What has come of one output."""
+    """The received part of one output."""
 
     __slots__ = ("_num_tokens", "_records", "_texts")
 
@@ -90,7 +90,7 @@ class _Output:
             yield
 
     def parts(self, index: int) -> Iterator[bytes]:
-        """Nothing is known of its length before all of it is there."""
+        """A single part: the length is unknown before the end."""
         text = "".join(self._texts)
         head = pb.TokenDelta(output_index=index, text=text, num_tokens=self._num_tokens)
         data = head.SerializeToString()

@@ -1,27 +1,36 @@
 """OperationsService: the handlers, over an `Operations`.
 
-Owns what is checked of a request and how an answer is cut into messages. How answers are found is
-its; what they look like is `mapping_operations`' and `mapping_flight`'s.
+Owns what is checked of a request, how an answer is cut into messages, and the pages of lists: a
+token names the last entry of a page and the filters of the list, so that the next page continues
+there, whatever was added or removed meanwhile, and a token of another list is refused. An answer's
+content is the `Operations`', its form `mapping_operations`' and `flight_files`'.
 """
 
 import asyncio
+import base64
 import contextlib
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
-from typing import Any, Final
+import json
+import math
+import zlib
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
-from penstock.server.observe.operations.merging import arrival_order
-from penstock.server.observe.operations.operations import Operations, OperationsError
-from penstock.server.observe.operations.snapshot import RequestView
+from penstock.server.observe.operations.snapshot import (
+    Operations,
+    OperationsError,
+    RequestView,
+    arrival_order,
+)
 from penstock.server.rpc.flight_files import perfetto_file, record_steps
 from penstock.server.rpc.handlers import Context, HandlerWrapper, StreamHandler, UnaryHandler
 from penstock.server.rpc.mapping_in.generation import check_model
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_operations import live_request_of, state_of, stats_of
-from penstock.server.rpc.pages import BadPageToken, page_of
 from penstock.server.rpc.parsing import parse
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
@@ -52,6 +61,10 @@ _PROCESSES = {
     pb.SERVER_PROCESS_OBSERVER: "observer",
 }
 _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESSING)
+T = TypeVar("T")
+Place = tuple[float, str, str]
+"""The sort key of entries; unique."""
+MAX_TOKEN_CHARS = 4096
 
 
 class OperationsMethods:
@@ -341,3 +354,65 @@ async def _rechunked(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     async for piece in pieces:
         for start in range(0, len(piece), MAX_CHUNK_BYTES):
             yield piece[start : start + MAX_CHUNK_BYTES]
+
+
+class BadPageToken(ValueError):
+    """Not a token of this list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some entries. `next_token` is empty on the last page."""
+
+    entries: tuple[T, ...]
+    next_token: str
+
+
+def page_of(
+    entries: Sequence[T],
+    place_of: Callable[[T], Place],
+    *,
+    size: int,
+    token: str,
+    filters: bytes,
+) -> Page[T]:
+    """The page of `entries` (sorted) that starts at `token`.
+
+    `filters` identifies the list. Raises BadPageToken.
+    """
+    digest = zlib.crc32(filters)
+    if token:
+        entries = _after(_decode(token, digest), entries, place_of)
+    page = tuple(entries[:size])
+    is_last = len(entries) <= size
+    return Page(page, "" if is_last else _encode(place_of(page[-1]), digest))
+
+
+def _after(place: Place, entries: Sequence[T], place_of: Callable[[T], Place]) -> Sequence[T]:
+    """By name while the entry exists: the clock behind its arrival may have been set since."""
+    for index, entry in enumerate(entries):
+        if place_of(entry)[1:] == place[1:]:
+            return entries[index + 1 :]
+    return [entry for entry in entries if place_of(entry) > place]
+
+
+def _encode(place: Place, digest: int) -> str:
+    body = json.dumps([digest, *place], separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(zlib.crc32(body).to_bytes(4) + body).decode()
+
+
+def _decode(token: str, digest: int) -> Place:
+    try:
+        if len(token) > MAX_TOKEN_CHARS:
+            raise BadPageToken
+        packed = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
+        if zlib.crc32(packed[4:]) != int.from_bytes(packed[:4]):
+            raise BadPageToken
+        given, at_s, tenant, request_id = json.loads(packed[4:])
+    except (ValueError, TypeError, RecursionError):  # the sender can compute the checksum too
+        raise BadPageToken from None
+    is_place = isinstance(at_s, float) and isinstance(tenant, str) and isinstance(request_id, str)
+    # Python reads Infinity and NaN as JSON, and no entry comes after them.
+    if given != digest or not is_place or not math.isfinite(at_s):
+        raise BadPageToken
+    return at_s, tenant, request_id

@@ -11,15 +11,14 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
-from penstock.server.observe.operations.operations import Operations
+from penstock.server.observe.operations.snapshot import Operations
 from penstock.server.rpc import health, reflection
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.operations_methods import SERVICE_NAME, OperationsMethods
-from penstock.server.rpc.options import KeepaliveConfig, server_options
+from penstock.server.rpc.options import KeepaliveConfig, add_port, server_options
 from penstock.server.rpc.read_limiter import RequestReadLimiter
-from penstock.server.rpc.secure_port import add_port
 from penstock.server.security.security import Security
 
 MAX_CALLS = 256

@@ -1,14 +1,22 @@
 """Bytes to protobuf messages, with errors that describe what is wrong with the bytes.
 
-Owns the handling of malformed input. gRPC's own deserialisers would return UNKNOWN and show class
-names; here the handler parses.
+Owns the handling of malformed input, for which gRPC's own deserialisers would return UNKNOWN and
+show class names, and the bounds on what a message holds that are checked before it is read.
+protobuf takes up to 100 ns for each field of a message, and a Struct takes more to convert:
+megabytes of small ones would block the event loop for hundreds of milliseconds. So the fields of a
+large message are counted on the wire first.
 """
 
+import contextlib
 from collections.abc import Iterator
-from typing import TypeVar, cast
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, TypeVar, cast
 
+import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.struct_pb2 import Struct
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from penstock.server.front.errors import (
@@ -18,11 +26,28 @@ from penstock.server.front.errors import (
     refuse,
     refuse_field,
 )
-from penstock.server.rpc.outline import parse_outline
+from penstock.v1 import prompt_pb2 as pb
+from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
 
 M = TypeVar("M", bound=Message)
+
+MAX_DATA_BYTES: Final = 128 << 10
+"""Of tools, tool calls and template arguments, as encoded."""
+MAX_PARTS: Final = 4096
+"""Of all chat messages of a prompt."""
+_MAX_FIELDS: Final = 1 << 13
+"""Of a large message; those within its parts are not counted. Each takes a microsecond to count."""
+_MAX_NUMBERS: Final = 1 << 20
+"""Of one packed list. Reading them takes 9 ns each."""
+_LARGE_BYTES: Final = 64 << 10
+"""The fields of smaller messages are not counted."""
+_MAX_SHORT_FIELDS: Final = 64
+_MAX_SHORT_BYTES: Final = 1024
+"""Of a message that is refused: what is kept of it."""
+_DELIMITED: Final = 2
+_FIXED_BYTES: Final = {1: 8, 5: 4}
 _MAX_DEPTH = 16
-_MAX_FIELDS_EXPLAINED = 10_000
+_MAX_FIELDS_EXPLAINED = 1_000
 """Some milliseconds of search; hostile bytes hold millions of fields."""
 MAX_UNKNOWN_BYTES = 16 << 10
 MAX_UNKNOWN_FIELDS = 1_000
@@ -35,7 +60,29 @@ _MAX_PARTS_CLEARED = 64
 
 
 def parse(message_type: type[M], data: bytes) -> M:
-    """Parse `data`; raises RequestError MALFORMED_REQUEST, naming a string that is not UTF-8."""
+    """Parse `data`; raises RequestError: MALFORMED_REQUEST, naming a string that is not UTF-8, or
+    INVALID_ARGUMENT where it holds too much.
+    """
+    _check_counts(message_type, data)
+    return _read(message_type, data)
+
+
+def parse_request(message_type: type[M], data: bytes) -> tuple[M, Refusal | None]:
+    """Parse a message of a request. Of one that holds too much only the short fields are kept, and
+    the refusal is returned with them. Raises as `parse` does where it is malformed.
+    """
+    try:
+        _check_counts(message_type, data)
+    except RequestError as error:
+        try:
+            short = _short_fields(cast(Descriptor, message_type.DESCRIPTOR), data)
+        except (IndexError, ValueError):
+            raise error from None
+        return _read(message_type, short), error.refusal
+    return _read(message_type, data), None
+
+
+def _read(message_type: type[M], data: bytes) -> M:
     try:
         return message_type.FromString(data)
     except DecodeError:
@@ -43,11 +90,133 @@ def parse(message_type: type[M], data: bytes) -> M:
     raise _explain(cast(Descriptor, message_type.DESCRIPTOR), data)
 
 
-def parse_request(message_type: type[M], data: bytes) -> tuple[M, Refusal | None]:
-    """Parse a message that may hold a chat prompt; without it, and with the refusal, where that is
-    too large to be read. Raises as `parse` does.
+def _check_counts(message_type: type[Message], data: bytes) -> None:
+    if len(data) > _LARGE_BYTES:
+        # What is malformed is explained by the parser.
+        with contextlib.suppress(IndexError, ValueError):
+            _FieldCount(data).check(cast(Descriptor, message_type.DESCRIPTOR))
+
+
+class _FieldCount:
+    """Counts what a message holds, from its bytes, until it is too much.
+
+    Raises RequestError then, and IndexError or ValueError where the wire format breaks.
     """
-    return parse_outline(message_type, data) or (parse(message_type, data), None)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._num_fields = 0
+        self._num_of: dict[str, int] = {}
+        self._data_bytes: dict[str, int] = {}
+
+    def check(self, descriptor: Descriptor) -> None:
+        """Count the whole message."""
+        self._check(descriptor, 0, len(self._data), "")
+
+    def _check(self, descriptor: Descriptor, start: int, end: int, prefix: str) -> None:
+        kinds = _kinds_of(descriptor)
+        for number, begin, stop in _spans(self._data, start, end):
+            kind = kinds.get(number, _PLAIN)
+            path = f"{prefix}{kind.name}"
+            self._num_of[path] = num = self._num_of.get(path, 0) + 1
+            self._num_fields += 1
+            if self._num_fields > _MAX_FIELDS:
+                raise self._too_many_fields()
+            if begin < 0:
+                continue
+            if kind.is_part:
+                _at_most(path, "entries", num, MAX_PARTS)
+            if kind.is_data:
+                self._count_data(path, stop - begin)
+            elif kind.inner is not None and (not kind.is_part or stop - begin > _LARGE_BYTES):
+                inner = "" if kind.is_request else f"{path}."
+                self._check(kind.inner, begin, stop, inner)
+            elif kind.is_numbers:
+                numbers = np.frombuffer(self._data, np.uint8, stop - begin, begin)
+                _at_most(path, "entries", int(np.count_nonzero(numbers < 0x80)), _MAX_NUMBERS)
+
+    def _count_data(self, path: str, num_bytes: int) -> None:
+        sizes = self._data_bytes
+        sizes[path] = sizes.get(path, 0) + num_bytes
+        _at_most(
+            max(sizes, key=sizes.__getitem__),
+            "encoded bytes or more together with the other data of the chat template",
+            sum(sizes.values()),
+            MAX_DATA_BYTES,
+        )
+
+    def _too_many_fields(self) -> RequestError:
+        path = max(self._num_of, key=self._num_of.__getitem__)
+        num = self._num_of[path]
+        return refuse_field(
+            path, f"has {num} entries or more, a request may have {_MAX_FIELDS} fields in all"
+        )
+
+
+def _at_most(path: str, unit: str, number: int, limit: int) -> None:
+    if number > limit:
+        raise refuse_field(path, f"has {number} {unit}, at most {limit} are allowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What the content of a field is; `inner`: of a message, `is_data`: not to be counted."""
+
+    name: str = "unknown"
+    inner: Descriptor | None = None
+    is_request: bool = False
+    is_part: bool = False
+    is_data: bool = False
+    is_numbers: bool = False
+
+
+_PLAIN: Final = _Kind()
+
+
+@cache
+def _kinds_of(descriptor: Descriptor) -> dict[int, _Kind]:
+    return {field.number: _kind_of(field) for field in descriptor.fields}
+
+
+def _kind_of(field: FieldDescriptor) -> _Kind:
+    inner = field.message_type
+    name = "" if inner is None else inner.full_name
+    is_text = field.cpp_type == FieldDescriptor.CPPTYPE_STRING
+    return _Kind(
+        name=field.name,
+        inner=inner,
+        is_request=name == GenerateRequest.DESCRIPTOR.full_name,
+        is_part=name == pb.ContentPart.DESCRIPTOR.full_name,
+        is_data=name in (Struct.DESCRIPTOR.full_name, pb.ToolCall.DESCRIPTOR.full_name),
+        is_numbers=inner is None and not is_text and is_repeated(field),
+    )
+
+
+def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
+    """The message without its long fields, except for those that hold its request."""
+    holders = (GenerateRequest.DESCRIPTOR, MultiplexSubmit.DESCRIPTOR)
+    kept = bytearray()
+    begun = 0
+    for (number, begin, stop), _ in zip(
+        _spans(data, 0, len(data)), range(_MAX_SHORT_FIELDS), strict=False
+    ):
+        kind = _kinds_of(descriptor).get(number, _PLAIN)
+        if begin < 0 or stop - begin <= _MAX_SHORT_BYTES:
+            kept += data[begun:stop]
+        elif kind.inner is not None and kind.inner in holders:
+            inner = _short_fields(kind.inner, data[begin:stop])
+            kept += _as_varint(number << 3 | _DELIMITED) + _as_varint(len(inner)) + inner
+        begun = stop
+    return bytes(kept)
+
+
+def _as_varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def num_unknown_fields(message: Message) -> int:
@@ -114,7 +283,7 @@ def _explain(descriptor: Descriptor, data: bytes) -> RequestError:
     try:
         budget = iter(range(_MAX_FIELDS_EXPLAINED))
         path = next(_invalid_strings(descriptor, data, "", budget), None)
-    except ValueError:
+    except (IndexError, ValueError):
         path = None
     if path is None:
         return refuse(ErrorReason.MALFORMED_REQUEST)
@@ -147,33 +316,39 @@ def _invalid_strings(
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
     """Field numbers with the bytes of length-delimited fields, None for the others."""
-    position = 0
-    while position < len(data):
+    for number, begin, stop in _spans(data, 0, len(data)):
+        yield number, None if begin < 0 else data[begin:stop]
+
+
+def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Field numbers, where the content of length-delimited fields begins (-1 for the others), and
+    where the field ends.
+    """
+    while position < end:
         tag, position = _varint(data, position)
-        value: bytes | None = None
-        match tag & 7:
-            case 0:
-                _, position = _varint(data, position)
-            case 1:
-                position += 8
-            case 2:
-                length, position = _varint(data, position)
-                value = data[position : position + length]
-                position += length
-            case 5:
-                position += 4
-            case _:
-                raise ValueError("unknown wire type")
-        if position > len(data):
+        wire, begin = tag & 7, -1
+        if wire == _DELIMITED:
+            length, begin = _varint(data, position)
+            position = begin + length
+        elif wire == 0:
+            _, position = _varint(data, position)
+        elif wire in _FIXED_BYTES:
+            position += _FIXED_BYTES[wire]
+        else:
+            raise ValueError("unknown wire type")
+        if position > end:
             raise ValueError("truncated")
-        yield tag >> 3, value
+        yield tag >> 3, begin, position
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    result = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            raise ValueError("truncated")
+    """The number at a position, and where it ends."""
+    result = data[position]
+    position += 1
+    if result < 0x80:
+        return result, position
+    result &= 0x7F
+    for shift in range(7, 70, 7):
         byte = data[position]
         position += 1
         result |= (byte & 0x7F) << shift

@@ -28,10 +28,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.rpc.access_control import AccessControl
+from penstock.server.rpc.access_control import AccessControl, right_of
 from penstock.server.rpc.handlers import Admitted
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
-from penstock.server.rpc.method_rights import right_of
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
 from penstock.server.rpc.reading_slots import ReadingSlots
 from penstock.server.rpc.reflection import HandlerRegistry
@@ -142,7 +141,7 @@ class RequestReadLimiter:
     def add_registered_method_handlers(
         self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     ) -> None:
-        """The same handlers again, for servers that know methods in advance: not needed."""
+        """Ignore the second registration of the same handlers, by method name."""
 
     def _policy_of(self, path: str, found: "grpc.RpcMethodHandler[Any, Any]") -> _MethodPolicy:
         right = right_of(path)

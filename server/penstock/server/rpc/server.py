@@ -22,8 +22,9 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.front import Front
 from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
-from penstock.server.link.ports import EngineHello, EnginePort
-from penstock.server.observe.request_recorder import RequestRecorder
+from penstock.server.link.frames import EngineHello
+from penstock.server.link.ports import EnginePort
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc import (
     generation_service,
     health,
@@ -37,9 +38,8 @@ from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.large_messages import LargeMessageTurns
 from penstock.server.rpc.model_service import ModelService
-from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
+from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, add_port, server_options
 from penstock.server.rpc.read_limiter import RequestReadLimiter
-from penstock.server.rpc.secure_port import add_port
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 

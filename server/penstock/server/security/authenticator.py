@@ -13,11 +13,10 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Final
 
-from penstock.server.security.key_set import KeySet
 from penstock.server.security.policy import Policy, StaticToken
 from penstock.server.security.policy_file import PolicyFile
 from penstock.server.security.rights import Caller
-from penstock.server.security.web_tokens import BadToken, WebTokens
+from penstock.server.security.web_tokens import BadToken, KeySet, WebTokens
 
 _BEARER: Final = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE | re.ASCII)
 Names = Callable[[], Iterable[str]]

@@ -1,6 +1,6 @@
 """The policy: tenants with their rights, limits and credentials, as one immutable value.
 
-Owns the values and their validation. `policy_text` parses them, the authenticator applies them.
+Owns the values and their validation. `policy_file` parses them, the authenticator applies them.
 """
 
 import math

@@ -41,7 +41,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message of a chat. `role` as the template names it; the rest where it is set."""
+    """One message of a chat. `role` as in the template; optional fields where set."""
 
     role: str
     content: str
@@ -51,7 +51,7 @@ class ChatMessage:
 
     @property
     def text(self) -> str:
-        """Everything that a template may write of it, except tool calls: `TemplateData` counts
+        """All text that a template may render of it, except tool calls: `TemplateData` counts
         them.
         """
         return "".join((self.role, self.content, self.name, self.tool_call_id))
@@ -59,7 +59,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateData:
-    """What a template gets besides messages: `tools`, and `arguments`, its other variables.
+    """The template's input besides messages: `tools`, and `arguments`, its other variables.
 
     `num_bytes`: of both as JSON, and of the messages' tool calls.
     """

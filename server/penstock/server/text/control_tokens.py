@@ -7,30 +7,35 @@ characters in a client's text are encoded as ordinary text. Does not know templa
 
 The mark is a noncharacter of Unicode. It is put only into texts that spell a control token, and
 such a text must not contain the mark already; every other text may.
+
+Owns the walk over everything that a client sends for a chat template, too: messages, tool calls,
+tools and template arguments.
 """
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from penstock.server.text.byte_level import to_byte_level
+from penstock.server.text.chat_template import ChatMessage, JsonValue, TemplateData, ToolCall
 from penstock.server.text.errors import ControlTokenError, TooManyTokens
 from penstock.server.text.text_cuts import TextCuts
 from penstock.server.text.tokenizer_pool import Steps
-from penstock.server.text.tokenizer_settings import TokenizerSettings
+from penstock.server.text.tokenizer_settings import TokenizerSettings, to_byte_level
 
 MARK = "\ufdd0"
 _GUARD_SPEED = 16
 """How much faster searching is than encoding, at least."""
 _SEARCHED_CHARS = 64 << 10
 _IDS_AT_ONCE = 16 << 10
+_ASSISTANT: Final = "assistant"
 
 
 class ControlTokens:
@@ -111,7 +116,7 @@ class ControlTokens:
 
     @cached_property
     def _added_ids(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and after any text."""
+        """The tokens that the tokenizer adds before and after any text."""
         encoding = self._tokenizer.encode("a")
         ids, is_added = encoding.ids, encoding.special_tokens_mask
         start = is_added.index(0) if 0 in is_added else len(ids)
@@ -234,5 +239,78 @@ def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 
 def _is_markup(content: str, template: str) -> bool:
-    """True for what a template writes as a marker: neither a plain word nor white space."""
+    """True for a marker of a template: neither a plain word nor white space."""
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))
+
+
+def guarded_chat(
+    messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
+) -> tuple[list[ChatMessage], TemplateData, bool]:
+    """The same with control tokens escaped, and whether there were any. Raises
+    ControlTokenError.
+    """
+    guarded = [_guarded_message(message, controls) for message in messages]
+    guarded_data = data
+    if data.tools or data.arguments:
+        guarded_data = replace(
+            data,
+            tools=tuple(_guarded_object(tool, controls.guard) for tool in data.tools),
+            arguments=_guarded_object(data.arguments, controls.guard),
+        )
+    is_guarded = guarded != list(messages) or guarded_data != data
+    if is_guarded and _has_mark(messages, data):
+        raise ControlTokenError("the conversation contains U+FDD0 next to a control token")
+    return guarded, guarded_data, is_guarded
+
+
+def _guarded_message(message: ChatMessage, controls: ControlTokens) -> ChatMessage:
+    guard = controls.guard
+    return ChatMessage(
+        role=guard(message.role),
+        content=controls.guard(message.content, is_models_own=message.role == _ASSISTANT),
+        name=guard(message.name) if message.name else "",
+        tool_calls=tuple(
+            ToolCall(
+                id=guard(call.id),
+                name=guard(call.name),
+                arguments=_guarded_object(call.arguments, guard),
+            )
+            for call in message.tool_calls
+        ),
+        tool_call_id=guard(message.tool_call_id) if message.tool_call_id else "",
+    )
+
+
+def _guarded_object(
+    value: Mapping[str, JsonValue], guard: Callable[[str], str]
+) -> Mapping[str, JsonValue]:
+    return {guard(key): _guarded_value(inner, guard) for key, inner in value.items()}
+
+
+def _guarded_value(value: JsonValue, guard: Callable[[str], str]) -> JsonValue:
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, Mapping):
+        return _guarded_object(value, guard)
+    if isinstance(value, Sequence):
+        return [_guarded_value(inner, guard) for inner in value]
+    return value
+
+
+def _has_mark(messages: Sequence[ChatMessage], data: TemplateData) -> bool:
+    """Whether a text contains the character that escapes control tokens."""
+    found = False
+
+    def check(text: str) -> str:
+        nonlocal found
+        found = found or MARK in text
+        return text
+
+    for message in messages:
+        check(message.role + message.content + message.name + message.tool_call_id)
+        for call in message.tool_calls:
+            check(call.id + call.name)
+            _guarded_object(call.arguments, check)
+    for each in (*data.tools, data.arguments):
+        _guarded_object(each, check)
+    return found

@@ -26,7 +26,7 @@ class BadTemplateArgument(TextError):
 
 
 class WindowTooSmall(TextError):
-    """Not even the last turn of a chat fits the requested window.
+    """The last turn of a chat alone exceeds the requested window.
 
     `num_tokenised`: tokens that were encoded to find that out.
     """

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from penstock.server.text.detokenizer import Detokenizer
 from penstock.server.text.model_files import ModelFiles
-from penstock.server.text.stop_strings import StopMatcher, StopStrings
-from penstock.server.text.text_stream import TextStream
+from penstock.server.text.text_stream import StopMatcher, StopStrings, TextStream
 from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, Tokenizer
 
 

@@ -8,8 +8,12 @@ from typing import cast
 import tokenizers
 from tokenizers import models
 
-from penstock.server.text.byte_level import bytes_of_tokens, to_byte_level
-from penstock.server.text.tokenizer_settings import Step, TokenizerSettings
+from penstock.server.text.tokenizer_settings import (
+    Step,
+    TokenizerSettings,
+    bytes_of_tokens,
+    to_byte_level,
+)
 
 # How much a normaliser may shorten a text, in UTF-8. Composition (NFC) leaves more than a third:
 # three-byte letters come at worst from eight bytes, two-byte ones from five.

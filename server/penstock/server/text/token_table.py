@@ -12,8 +12,7 @@ from typing import cast
 
 import tokenizers
 
-from penstock.server.text.byte_level import bytes_of_tokens
-from penstock.server.text.tokenizer_settings import Step, TokenizerSettings
+from penstock.server.text.tokenizer_settings import Step, TokenizerSettings, bytes_of_tokens
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BATCH = 4096

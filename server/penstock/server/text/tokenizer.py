@@ -16,10 +16,9 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.text.chat_guard import guarded_chat
 from penstock.server.text.chat_template import NO_DATA, ChatMessage, ChatTemplate, TemplateData
 from penstock.server.text.chat_window import TemplateCost, fit_window, measure_template
-from penstock.server.text.control_tokens import MARK, ControlTokens
+from penstock.server.text.control_tokens import MARK, ControlTokens, guarded_chat
 from penstock.server.text.errors import ChatTemplateMissing, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.text_cuts import SLICE_CHARS

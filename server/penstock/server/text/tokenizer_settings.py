@@ -1,9 +1,13 @@
 """The structure of a tokenizer, as in tokenizer.json, without its vocabulary.
 
 The only way to inspect the parts of a tokenizers.Tokenizer, whose options Python cannot read.
+
+Owns the alphabet in which byte-level vocabularies write bytes, GPT-2's: printable Latin-1
+characters stand for themselves, the other bytes for the characters from U+0100 on, in order.
 """
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import tokenizers
@@ -12,6 +16,9 @@ from tokenizers import models
 Step = dict[str, object]
 
 _NESTED = ("normalizers", "pretokenizers", "decoders")
+_SEPARATOR = "\n"
+_FOREIGN = "\uffff"
+_BORDER = "\ufffe"
 
 
 class TokenizerSettings:
@@ -45,3 +52,45 @@ def _flat(step: object) -> list[Step]:
         if isinstance(inner := known.get(key), list):
             return [flat for part in cast("list[object]", inner) for flat in _flat(part)]
     return [known]
+
+
+def _alphabet() -> list[str]:
+    """The character of each byte value."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+_CHAR_OF_BYTE = _alphabet()
+# Characters outside the alphabet must not count as bytes, so all of Latin-1 is mapped first.
+_TO_LATIN_1 = (
+    dict.fromkeys(range(256), _FOREIGN)
+    | {ord(char): chr(byte) for byte, char in enumerate(_CHAR_OF_BYTE)}
+    | {ord(_SEPARATOR): _BORDER}
+)
+
+
+def to_byte_level(data: bytes) -> str:
+    """`data` as a byte-level vocabulary writes it."""
+    return "".join([_CHAR_OF_BYTE[byte] for byte in data])
+
+
+def bytes_of_tokens(tokens: Iterable[str]) -> list[bytes]:
+    """The bytes of tokens, as the tokenizers library's ByteLevel decoder gives them.
+
+    A token with any character outside the alphabet stands for its own UTF-8. All tokens are
+    translated as one string, which is several times faster than one by one.
+    """
+    listed: Sequence[str] = list(tokens)
+    odd = {index: token for index, token in enumerate(listed) if _SEPARATOR in token}
+    joined = _SEPARATOR.join("" if index in odd else token for index, token in enumerate(listed))
+    pieces = joined.translate(_TO_LATIN_1).split(_BORDER) if listed else []
+    found: list[bytes] = []
+    for index, piece in enumerate(pieces):
+        try:
+            found.append(piece.encode("latin-1"))
+        except UnicodeEncodeError:
+            found.append(listed[index].encode())
+    for index, token in odd.items():
+        found[index] = token.encode()
+    return found

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.foreign_paths import in_foreign_words
 from penstock.gateway.smg.request_mapping import own_request
+from penstock.gateway.smg.service import with_foreign_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.front.limits import Limits
@@ -58,7 +58,7 @@ def refusal_of(take: Callable[[], object]) -> Refusal | None:
     try:
         take()
     except RequestError as error:
-        return in_foreign_words(error.refusal)
+        return with_foreign_paths(error.refusal)
     return None
 
 

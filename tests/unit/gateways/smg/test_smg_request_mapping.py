@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.foreign_paths import PATHS, foreign_path, in_foreign_words
 from penstock.gateway.smg.request_mapping import (
     MAPPED_FIELDS,
     REFUSED_FIELDS,
     UNFELT_FIELDS,
     own_request,
 )
+from penstock.gateway.smg.service import PATHS, foreign_path, with_foreign_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.limits import Limits
@@ -148,7 +148,7 @@ def test_an_empty_form_is_a_fault_and_no_lack_of_one(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_generation(own_request(asked(**{name: ""})), LIMITS, ("tiny",))
 
-    (violation,) = in_foreign_words(caught.value.refusal).violations
+    (violation,) = with_foreign_paths(caught.value.refusal).violations
     assert violation.path == f"sampling_params.{name}"
 
 
@@ -214,7 +214,7 @@ def test_an_entry_of_a_map_is_told_by_its_key() -> None:
         read_generation(own, LIMITS, ("tiny",))
 
     bias_ids = [entry.token_id for entry in own.sampling.logit_bias]
-    violations = in_foreign_words(caught.value.refusal, bias_ids).violations
+    violations = with_foreign_paths(caught.value.refusal, bias_ids).violations
     assert [violation.path for violation in violations] == [
         "sampling_params.logit_bias[7].value",
         "sampling_params.logit_bias[9999].key",

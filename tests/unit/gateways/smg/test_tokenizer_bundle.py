@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.smg import tokenizer_bundle
-from penstock.gateway.smg.tokenizer_bundle import make_bundle
+from penstock.gateway.smg import worker_info
+from penstock.gateway.smg.worker_info import make_bundle
 from penstock.server.front.errors import ErrorReason, RequestError
 from support.tiny_tokenizers import write_model_folder
 
@@ -52,7 +52,7 @@ def test_the_same_files_make_the_same_bytes(folder: Path, tmp_path: Path) -> Non
 def test_what_no_gateway_takes_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(tokenizer_bundle, bound, 1)
+    monkeypatch.setattr(worker_info, bound, 1)
 
     with pytest.raises(RequestError) as caught:
         make_bundle(folder)

@@ -8,14 +8,19 @@ import pytest
 
 from penstock.scheduler.events import Admitted, Finished, Stay, StepEvents, Wait
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.accounts import MAX_WAIT_S, MAX_WAITING, Accounts
+from penstock.server.front.accounts import (
+    MAX_WAIT_S,
+    MAX_WAITING,
+    Accounts,
+    Outcome,
+    RequestAccount,
+)
 from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
-from penstock.server.observe.request_recorder import UNREADABLE
+from penstock.server.observe.request_record import UNREADABLE
 from support.record_log import RecordLog
 
 CANCELLED = Outcome(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from penstock.server.front.generation import Generation, Sampling, TextInput
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import ScriptedPort, make_text
+from support.fronts import ScriptedPort
 
 GENERATION = Generation(
     prompt=TextInput(text="hello"),
@@ -29,13 +28,6 @@ GENERATION = Generation(
     request_id="r",
     sampling=Sampling(num_outputs=2),
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 class Gate:

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.scheduler.events import StepEvents
 from penstock.server.front.kept_requests import Results
-from penstock.server.link.resume_frames import KeptRequest, ResumeSpec
+from penstock.server.link.frames import KeptRequest, ResumeSpec
 from penstock.server.link.step_frames import StepFrame
 
 MAX_BYTES = 100_000

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any, cast
-
-import pytest
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation, Sampling, TextInput, Urgency
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import ScriptedPort, admitted, make_text
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
+from support.fronts import ScriptedPort, admitted
 
 
 async def test_a_view_follows_its_request(text: ModelText) -> None:
@@ -52,7 +42,7 @@ async def test_a_view_follows_its_request(text: ModelText) -> None:
     assert view.history == (("prepare", 100.0),)
 
     await front.start(request, call)
-    specs = await asyncio.wait_for(port.next_submission(), 5)
+    specs = await asyncio.wait_for(port.next_submission(), 60)
     (view,) = front.live_views()
     assert view.phase == "queue"
     assert view.keys == tuple(spec.key for spec in specs)

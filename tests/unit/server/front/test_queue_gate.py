@@ -15,7 +15,7 @@ from penstock.server.front.generation import Urgency
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.link.board import QueueState
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from support.fronts import INFO
 from support.replay_site import generation
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from penstock.scheduler.state import RequestState
+from penstock.server.front.accounts import Outcome
 from penstock.server.front.errors import RequestError
 from penstock.server.front.events import (
     Accepted,
@@ -33,20 +34,12 @@ from penstock.server.front.generation import (
 )
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import MAX_UNSENT_BYTES
-from penstock.server.front.request_account import Outcome
 from penstock.server.front.submission import CallTimes
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.request_record import SegmentKind
 from penstock.server.text.model_text import ModelText
-from support.fronts import INFO, admitted, flat_logprobs, make_text
+from support.fronts import INFO, admitted, flat_logprobs
 from support.replay_site import PROMPT, A, B, C, D, Site, constrained, end_of, generation, text_in
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def test_the_next_engine_goes_on_after_what_came(text: ModelText) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from penstock.scheduler.events import Failed
@@ -22,7 +20,6 @@ from penstock.server.front.generation import (
 )
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import make_text
 from support.replay_site import (
     A,
     B,
@@ -35,13 +32,6 @@ from support.replay_site import (
     refusal_of,
     text_in,
 )
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.front.shared_writer import SharedWriter
+from penstock.server.front.watched_write import SharedWriter
 
 REFUSAL = Refusal(reason=ErrorReason.READER_STALLED)
 

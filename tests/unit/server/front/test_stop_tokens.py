@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,15 +10,7 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.front.events import Finished, StreamEvent, TokensPiece
 from penstock.server.front.generation import Output, Stopping
 from penstock.server.text.model_text import ModelText
-from support.fronts import make_text
 from support.replay_site import A, B, C, D, Site, end_of, generation, text_in
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 def stopping(*, min_tokens: int = 0, **options: object) -> Stopping:

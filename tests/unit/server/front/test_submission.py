@@ -10,8 +10,7 @@ import pytest
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request import NO_TIME
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.request import NO_TIME, CacheRetention, Constraint, ConstraintKind
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -13,22 +11,15 @@ from penstock.server.front.errors import ErrorReason, QuotaViolation, RequestErr
 from penstock.server.front.front import Front
 from penstock.server.front.generation import ChatInput, Generation, TextInput
 from penstock.server.front.limits import Limits
+from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.submission import CallTimes
-from penstock.server.front.text_quota import TextQuotas
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.errors import TooMuchText
 from penstock.server.text.model_text import ModelText
-from support.fronts import INFO, ScriptedPort, make_text
+from support.fronts import INFO, ScriptedPort
 
 WORDS = "the gentle rain "
 LIMITS = Limits.of(FrontConfig(), INFO)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 class Clock:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
     FrontView,
+    Heartbeat,
     Hello,
     LiveAnswer,
     LiveQuery,
@@ -23,9 +24,8 @@ from penstock.server.observe.frames import (
     decode,
     encode,
 )
-from penstock.server.observe.heartbeat import Heartbeat
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 HELLO = Hello(front_id=3, pid=42)
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.observe.heartbeat import HeartbeatTimer
+from penstock.server.observe.frames import HeartbeatTimer
 
 
 class Ticks:
@@ -28,7 +28,7 @@ class Ticks:
 
     async def next(self) -> tuple[float, ...]:
         self.beaten.clear()
-        await asyncio.wait_for(self.beaten.wait(), 20.0)
+        await asyncio.wait_for(self.beaten.wait(), 60)
         return self.beats[-1]
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.observe.heartbeat import OutcomeCount
-from penstock.server.observe.request_record import decode_record
-from penstock.server.observe.request_recorder import NO_ROOM, UNREADABLE, RequestRecorder
+from penstock.server.observe.frames import OutcomeCount
+from penstock.server.observe.request_record import (
+    NO_ROOM,
+    UNREADABLE,
+    RequestRecorder,
+    decode_record,
+)
 from support.request_records import refused_record, request_record
 
 METHOD = "penstock.v1.GenerationService/Generate"

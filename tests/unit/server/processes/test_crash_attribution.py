@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.server.processes.crash_attribution import CrashAttribution, EngineDeath, is_its_own
+from penstock.server.processes.engine_supervision import CrashAttribution, EngineDeath, is_its_own
 
 
 class Clock:

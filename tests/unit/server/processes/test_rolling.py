@@ -10,8 +10,7 @@ import pytest
 
 from penstock.server.observe.config import FlightConfig
 from penstock.server.processes.child import Child, ChildFailed
-from penstock.server.processes.engine_supervision import EngineSupervision
-from penstock.server.processes.flight_memory import FlightMemory
+from penstock.server.processes.engine_supervision import EngineSupervision, FlightMemory
 from penstock.server.processes.front_supervision import FrontSupervision
 from penstock.server.processes.orphans import Orphans
 from penstock.server.processes.rolling import RollingRestart
@@ -19,7 +18,7 @@ from penstock.server.processes.service_processes import ServiceProcesses
 from penstock.server.processes.spawn_context import SpawnContext
 from penstock.server.processes.supervised_process import SupervisedProcess
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def no_child() -> Child:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.processes.service_folder import MIN_AGE_S, SOCKET_NAME, remove_leftovers
+from penstock.server.processes.service_sockets import MIN_AGE_S, SOCKET_NAME, remove_leftovers
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from penstock.server.rpc.read_limiter import MAX_OPEN_READINGS, RequestReadLimit
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = b"\x3a\x00"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Wire:

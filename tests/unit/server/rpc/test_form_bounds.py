@@ -56,6 +56,7 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
             (r"\d{" + "9" * 5000 + "}", "repeats an element more than 10000 times"),
             ("a{10000}" * 11, "more than 100000 characters"),
             ("(abcdefghijk){10000}", "more than 100000 characters"),
+            ("(a|b)" * 1639, "more than 8192 elements"),
         )
     ],
     *[
@@ -67,12 +68,14 @@ TOO_LARGE: list[tuple[Edit, str, str]] = [
             ('("a" {1000}) {1000}', "repeats an element more than 10000 times"),
             (r'"\"" b{10001}', "repeats an element more than 10000 times"),
             ("item{10000} " * 11, "more than 100000 characters"),
+            ('"a" | ' * 3000 + '"b"', "more than 8192 elements"),
         )
     ],
     *[
         (document(value), SCHEMA, words)
         for value, words in (
             ({"minItems": 1_000_000_000}, "a minItems above 10000"),
+            ({"x": [{}] * 8192}, "more than 8192 elements"),
             ({"properties": {"a": {"maxItems": 10_001}}}, "a maxItems above 10000"),
             ({"minLength": 1e9}, "a minLength above 10000"),
             ({"maxLength": 10_001}, "a maxLength above 10000"),

@@ -50,7 +50,7 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
         await method.unary_unary(Admitted(b"", ANONYMOUS), context)
     is_told = bool(context.aborts) and context.outcome is grpc.aio.AbortError
     assert isinstance(caught.value, grpc.aio.AbortError) is is_told
-    await asyncio.wait_for(wrapper.wait_until_idle(), 1.0)
+    await asyncio.wait_for(wrapper.wait_until_idle(), 60)
     return wrapper, num_bugs
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request_options import CacheRetention, Constraint, ConstraintKind
+from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKind
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import Generation
 from penstock.server.front.limits import Limits
-from penstock.server.rpc.mapping_in.form_size import MAX_DEPTH
+from penstock.server.rpc.mapping_in.constraint import MAX_DEPTH
 from penstock.server.rpc.mapping_in.generation import num_lowered_priorities, read_generation
 from penstock.server.tenants import PriorityCeilings
 from penstock.v1.generation_service_pb2 import GenerateRequest

@@ -22,8 +22,8 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.front.limits import Limits
-from penstock.server.rpc.mapping_in.chat_message import REFUSED_FIELDS
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
+from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from support.fronts import INFO
 from support.request_edits import (
@@ -332,6 +332,20 @@ def chat_with(**fields: Any) -> Edit:
 def message_with(**fields: Any) -> Edit:
     """A chat prompt of one message with other fields."""
     return chat_with(messages=[{"role": "user", "parts": [{"text": "x"}], **fields}])
+
+
+def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
+    """As encoded they are a tenth of what is allowed, but each takes as long to read."""
+    limits = replace(LIMITS, config=FrontConfig())
+    for num, path in ((4090, None), (4200, "chat_prompt.template_arguments")):
+        empty: dict[str, Any] = {"a": [{}] * num}
+        message = edited(chat_with(tools=[empty], template_arguments=empty))
+        if path is None:
+            read(message, limits)
+            continue
+        with pytest.raises(RequestError) as caught:
+            read(message, limits)
+        assert [one.path for one in caught.value.refusal.violations] == [path]
 
 
 EXAMPLES: dict[str, Edit] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from penstock.scheduler.request import FailureReason, FinishReason
@@ -12,15 +10,8 @@ from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import admitted, finished, make_text
+from support.fronts import admitted, finished
 from support.multiplex import cancel, credit, kind, played_call, submit, told_error
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def test_a_step_is_one_message_for_all(text: ModelText) -> None:

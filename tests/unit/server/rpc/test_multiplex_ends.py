@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from grpc import StatusCode
@@ -11,21 +10,14 @@ from grpc import StatusCode
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
+from penstock.server.rpc.handlers import CallAccounts
 from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
 from penstock.server.rpc.multiplex_table import MAX_UNSENT_REFUSALS
-from penstock.server.rpc.request_accounts import CallAccounts
 from penstock.server.text.errors import TextError
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import admitted, finished, make_text
+from support.fronts import admitted, finished
 from support.multiplex import cancel, credit, played_call, submit, told_error
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    text = make_text(tmp_path_factory.mktemp("model"))
-    yield text
-    text.close()
 
 
 async def refusal_of(task: asyncio.Task[None]) -> RequestError:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
 
+from penstock.server.front.accounts import Outcome, RequestAccount
 from penstock.server.front.errors import ErrorReason, Refusal
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.request_account import Outcome, RequestAccount
 from penstock.server.observe.trace_context import NOT_TRACED
-from penstock.server.rpc.outcomes import CANCELLED, call_timeout_s, outcome_of, outcome_of_failure
+from penstock.server.rpc.handlers import CANCELLED, call_timeout_s, outcome_of, outcome_of_failure
 
 
-class Clock:
+def clock(remaining_s: float | None) -> Any:
     """A context's clock."""
-
-    def __init__(self, remaining_s: float | None) -> None:
-        self._remaining_s = remaining_s
-
-    def time_remaining(self) -> float:
-        return self._remaining_s  # type: ignore[return-value]  # as gRPC does
+    return SimpleNamespace(time_remaining=lambda: remaining_s)
 
 
 def account(timeout_s: float = math.inf) -> RequestAccount:
@@ -51,21 +48,21 @@ DEADLINE = Outcome(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "DEADLINE_EXCEEDE
 def test_a_deadline_or_a_client_that_left(
     timeout_s: float, remaining_s: float | None, outcome: Outcome
 ) -> None:
-    assert outcome_of_failure(account(timeout_s), Clock(remaining_s)) == outcome
+    assert outcome_of_failure(account(timeout_s), clock(remaining_s)) == outcome
 
 
 def test_what_we_had_to_say_counts() -> None:
     told = account()
     told.refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
-    assert outcome_of_failure(told, Clock(None)) == outcome_of(told.refusal)
+    assert outcome_of_failure(told, clock(None)) == outcome_of(told.refusal)
     failed = account()
     generation = Generation(prompt=TextInput(text="x"), prompt_path="text_prompt.text")
     failed.live = LiveRequest("r", generation, 0.0)
     failed.live.fail(Refusal(reason=ErrorReason.DRAINING), 1.0)
     expected = Outcome(grpc.StatusCode.UNAVAILABLE.value[0], "DRAINING")
-    assert outcome_of_failure(failed, Clock(-1.0)) == expected
+    assert outcome_of_failure(failed, clock(-1.0)) == expected
 
 
 def test_no_deadline_is_an_endless_one() -> None:
-    assert call_timeout_s(Clock(None)) == math.inf
-    assert call_timeout_s(Clock(3.0)) == 3.0
+    assert call_timeout_s(clock(None)) == math.inf
+    assert call_timeout_s(clock(3.0)) == 3.0

@@ -1,16 +1,19 @@
-"""A chat prompt that is too large is refused before it is read; the rest of its message is kept."""
+"""A message that holds too much is refused before it is read; its short fields are kept."""
 
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
-from penstock.server.rpc.parsing import parse_request
+from penstock.server.front.errors import RequestError
+from penstock.server.rpc.parsing import parse, parse_request
 from penstock.v1.generation_service_pb2 import (
     GenerateOnceRequest,
     GenerateRequest,
     MultiplexRequest,
+    ResumeRequest,
 )
+from penstock.v1.model_service_pb2 import DetokenizeRequest, TokenizeRequest
 from penstock.v1.prompt_pb2 import ChatPrompt
 
 LARGE = {"a": [1] * 20_000}
@@ -55,3 +58,58 @@ def test_a_long_chat_of_few_parts_is_read() -> None:
     prompt.messages.add(role="user").parts.add(text="x" * (1 << 20))
     for message, _ in in_each_message(prompt):
         assert parse_request(type(message), message.SerializeToString()) == (message, None)
+
+
+FULL_REQUESTS: dict[str, dict[str, Any]] = {
+    "constraint.choice.choices": {"constraint": {"choice": {"choices": [""] * 70_000}}},
+    "stopping.stop_strings": {"stopping": {"stop_strings": [""] * 70_000}},
+    "stopping.stop_token_ids": {"stopping": {"stop_token_ids": [1] * ((1 << 20) + 1)}},
+    "sampling.logit_bias": {"sampling": {"logit_bias": [{}] * 70_000}},
+    "token_prompt.ids": {"token_prompt": {"ids": [1] * ((1 << 20) + 1)}},
+}
+
+
+@pytest.mark.parametrize(("path", "fields"), FULL_REQUESTS.items(), ids=list(FULL_REQUESTS))
+def test_a_request_of_too_many_fields_is_refused_unread(path: str, fields: dict[str, Any]) -> None:
+    message = MultiplexRequest()
+    message.submit.key = 7
+    message.submit.generation.CopyFrom(GenerateRequest(request_id="r", **fields))
+
+    found, refusal = parse_request(MultiplexRequest, message.SerializeToString())
+
+    assert refusal is not None
+    assert [violation.path for violation in refusal.violations] == [path]
+    assert (found.submit.key, found.submit.generation.request_id) == (7, "r")
+    assert found.ByteSize() < 64
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        (
+            TokenizeRequest(chat_prompt=ChatPrompt(**LARGE_PROMPTS["chat_prompt.messages"])),
+            "chat_prompt.messages",
+        ),
+        (DetokenizeRequest(token_ids=[1] * ((1 << 20) + 1)), "token_ids"),
+        (ResumeRequest(received_token_counts=[1] * ((1 << 20) + 1)), "received_token_counts"),
+    ],
+    ids=["tokenize", "detokenize", "resume"],
+)
+def test_so_is_any_other_message(message: Message, path: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(type(message), message.SerializeToString())
+    assert [violation.path for violation in caught.value.refusal.violations] == [path]
+
+
+def test_a_message_that_breaks_off_after_too_many_fields_is_refused_all_the_same() -> None:
+    message = GenerateRequest()
+    message.stopping.stop_strings.extend([""] * 70_000)
+    with pytest.raises(RequestError) as caught:
+        parse_request(GenerateRequest, message.SerializeToString() + b"\x1f")
+    assert [one.path for one in caught.value.refusal.violations] == ["stopping.stop_strings"]
+
+
+def test_a_long_prompt_of_token_ids_is_read() -> None:
+    message = GenerateRequest()
+    message.token_prompt.ids.extend([70_000] * 200_000)
+    assert parse_request(GenerateRequest, message.SerializeToString()) == (message, None)

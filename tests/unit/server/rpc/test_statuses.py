@@ -18,10 +18,8 @@ from google.rpc.status_pb2 import Status
 
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
-from penstock.scheduler.request import FailureReason
-from penstock.scheduler.request_options import Constraint, ConstraintKind
-from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal
-from penstock.server.front.failures import refusal_for
+from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason
+from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal, refusal_for
 from penstock.server.front.generation import Generation, TextInput
 from penstock.server.front.phases import PhaseClock
 from penstock.server.rpc.statuses import (

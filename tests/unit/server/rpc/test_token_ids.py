@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.rpc.mapping_in.token_ids import token_array
+from penstock.server.rpc.mapping_in.prompt import token_array
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.model_service_pb2 import DetokenizeRequest
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.server.front.accounts import Accounts
-from penstock.server.front.request_account import Outcome
+from penstock.server.front.accounts import Accounts, Outcome
 from penstock.server.observe.request_record import RequestOptions, RequestRecord
-from penstock.server.rpc.request_accounts import CallAccounts
+from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
 from support.record_log import RecordLog

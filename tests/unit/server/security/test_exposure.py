@@ -10,7 +10,7 @@ import pytest
 
 from penstock.server.cli.serve import build_config, merge_settings
 from penstock.server.config import FrontLaunch, ServerConfig, decode_launch, encode_launch
-from penstock.server.security.exposure import is_loopback
+from penstock.server.security.security import is_loopback
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 from support.authority import Authority

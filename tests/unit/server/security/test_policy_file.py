@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scheduler.quotas import TenantQuota
-from penstock.server.processes.engine_policy import EnginePolicy
+from penstock.server.processes.engine_process import EnginePolicy
 from penstock.server.security.authenticator import Authenticator, Unknown
 from penstock.server.security.policy_file import PolicyFile
 from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
@@ -50,7 +50,7 @@ class House:
     @property
     def limits(self) -> tuple[int | None, int | None]:
         """What holds for acme in the engine, and in the policy that callers are judged by."""
-        quotas = self._engine.scheduler.life.quotas
+        quotas = self._engine.quotas
         judged = self._judge.policy.of("acme").quota
         return quotas.quota_of("acme").max_num_live, judged.max_num_live
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
 from penstock.server.security.policy import Policy
-from penstock.server.security.policy_text import BadPolicy, parse_policy
+from penstock.server.security.policy_file import BadPolicy, parse_policy
 from penstock.server.security.rights import CLIENT_RIGHTS, Right
 from penstock.server.tenants import PriorityCeilings
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.text.byte_level import to_byte_level
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.stop_strings import StopStrings
-from penstock.server.text.text_stream import TextDelta, TextStream
+from penstock.server.text.text_stream import StopStrings, TextDelta, TextStream
+from penstock.server.text.tokenizer_settings import to_byte_level
 from support.tiny_tokenizers import byte_fallback, byte_level, metaspace, write_model_folder
 
 NOTHING = TextDelta(text="", num_tokens=0)

@@ -14,7 +14,7 @@ from penstock.server.text.errors import TooMuchText
 from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_one_step
 
 LARGE = 1 << 20
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

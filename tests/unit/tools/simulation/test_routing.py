@@ -6,10 +6,10 @@ import pytest
 
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadAccount, LoadSignal
-from penstock.tools.simulation.prefix_index import PrefixIndex
 from penstock.tools.simulation.routing import (
     LeastLoaded,
     PrefixAware,
+    PrefixIndex,
     RoundRobin,
     RouterKind,
     RoutingConfig,

@@ -10,12 +10,11 @@ import pytest
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.simulation import png_plots
+from penstock.tools import charts
+from penstock.tools.charts import Chart, PlotsUnavailable, Series, svg, write_png
 from penstock.tools.simulation.calibration import CalibrationError, calibrate, fit_cost
-from penstock.tools.simulation.chart import Chart, Series, svg
 from penstock.tools.simulation.histogram import DurationHistogram
 from penstock.tools.simulation.optimal_cache import optimal_hit_rate
-from penstock.tools.simulation.png_plots import PlotsUnavailable, write_png
 
 
 def test_percentiles_are_within_a_per_cent() -> None:
@@ -214,42 +213,10 @@ def test_a_chart_is_well_formed_svg() -> None:
         assert 0.0 <= y <= 300.0
 
 
-@pytest.mark.parametrize(
-    ("is_log", "label", "lowest"), [(False, "seconds", "0"), (True, "seconds (log)", "5")]
-)
-def test_an_axis_begins_at_zero_or_is_labelled_as_logarithmic(
-    is_log: bool, label: str, lowest: str
-) -> None:
-    line = Series(name="a", x=np.array([5.0, 10.0]), y=np.array([5.0, 10.0]))
-    chart = Chart(
-        name="c",
-        title="t",
-        x_label="seconds",
-        y_label="seconds",
-        series=(line,),
-        is_log_x=is_log,
-        is_log_y=is_log,
-    )
-    texts = [e.text for e in ET.fromstring(svg(chart)).iter() if e.tag.endswith("text")]
-
-    assert texts.count(label) == 2
-    assert texts[0] == lowest
-
-
-@pytest.mark.parametrize("values", [[], [2.0], [math.nan], [0.0, 0.0]])
-def test_charts_of_little_can_be_drawn(values: list[float]) -> None:
-    line = Series(name="a", x=np.array(values), y=np.array(values))
-    for is_log_x in (False, True):
-        chart = Chart(
-            name="c", title="t", x_label="x", y_label="y", series=(line,), is_log_x=is_log_x
-        )
-        ET.fromstring(svg(chart))
-
-
 def test_without_matplotlib_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(png_plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
 
     with pytest.raises(PlotsUnavailable, match=r"penstock\[plots\]"):
         write_png((CHART,), tmp_path)

@@ -23,7 +23,7 @@ from penstock.tools.simulation.report import (
     write_report,
 )
 from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
-from penstock.tools.simulation.simulate import Progress, SimulationRun, simulate
+from penstock.tools.simulation.simulate import SimulationRun, simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare, synthetic_trace
 
@@ -239,17 +239,6 @@ def test_the_served_ratio_counts_while_both_wait() -> None:
     ratio = summarise(simulate(trace, config)).served_ratio
 
     assert ratio == pytest.approx(3.0, rel=0.1)
-
-
-def test_a_run_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tools.simulation.simulate.PROGRESS_INTERVAL_S", 0.0)
-    shown: list[Progress] = []
-
-    simulate(THREE, BASE, shown.append)
-
-    assert [p.num_arrived for p in shown] == [1, 2, 3, 3]
-    assert shown[-1].num_ended == 3
-    assert shown[-1].now_s == 31.5
 
 
 def test_a_report_is_whole(tmp_path: Path) -> None:

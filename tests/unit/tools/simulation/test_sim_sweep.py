@@ -3,15 +3,13 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.simulation.chart import Chart, Series, svg
+from penstock.tools.pages import html_table
 from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
-from penstock.tools.simulation.report import html_table
 from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
@@ -197,14 +195,3 @@ def test_a_table_is_escaped_and_marks_what_does_not_hold() -> None:
     assert "<th>a &amp; b</th>" in text
     assert "<td>&lt;1</td>" in text
     assert text.count("class=no") == 1
-
-
-def test_a_logarithmic_axis_leaves_out_what_is_not_positive() -> None:
-    line = Series(name="s", x=np.array([1.0, 2.0, 3.0]), y=np.array([0.0, 0.1, 100.0]))
-    chart = Chart(name="c", title="C", x_label="x", y_label="y", series=(line,), is_log_y=True)
-
-    drawn = svg(chart)
-
-    assert chart.points(line)[1].tolist() == [0.1, 100.0]
-    for tick in (">0.1<", ">1<", ">10<", ">100<"):
-        assert tick in drawn

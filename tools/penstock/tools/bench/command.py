@@ -13,11 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_signal
 from penstock.server.cli.connection import UsageError, default_address, run_reporting
 from penstock.server.cli.connection_options import add_connection_options
-from penstock.server.cli.exit_codes import ExitCode
-from penstock.server.cli.interruption import until_signal
 from penstock.tools.bench.options import (
     add_load_options,
     add_target_options,
@@ -25,8 +23,8 @@ from penstock.tools.bench.options import (
     plans_of,
     sender_of,
 )
-from penstock.tools.bench.progress import BenchProgress
 from penstock.tools.own_service import OwnService, ServiceFailed
+from penstock.tools.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from penstock.client import Model
@@ -50,6 +48,7 @@ exit codes:
 """
 _INTERRUPTED = "penstock bench: interrupted"
 _STOP_TIMEOUT_S = 120.0
+_BAR_CHARS = 24
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -155,7 +154,7 @@ async def _run_all(
 ) -> "list[LoadRun]":
     from penstock.tools.bench.report import point_text
 
-    line = BenchProgress(is_shown=not args.no_progress)
+    line = ProgressLine(is_shown=not args.no_progress)
     runs: list[LoadRun] = []
     try:
         for number, plan in enumerate(plans, 1):
@@ -167,7 +166,7 @@ async def _run_all(
                 heading: str = heading,
                 plan: "LoadPlan" = plan,
             ) -> None:
-                line.show(heading, plan, now_s, progress)
+                line.show(bar_text(heading, plan, now_s, progress))
 
             runs.append(await fleet.run(plan, show))
     finally:
@@ -213,3 +212,21 @@ def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
         return None
     names = ("load", "start_s", "max_prompt_tokens", "max_output_tokens")
     return {"file": args.trace.name, **{name: getattr(args, name) for name in names}}
+
+
+def bar_text(heading: str, plan: "LoadPlan", now_s: float, progress: "WorkerProgress") -> str:
+    """The line of progress. `heading`: which of several runs it is."""
+    now_s = max(0.0, now_s)
+    share = min(1.0, now_s / plan.end_s)
+    bar = "#" * round(share * _BAR_CHARS)
+    num_open = progress.num_sent - progress.num_ended
+    if now_s < plan.warm_up_s:
+        phase = "warm-up"
+    elif now_s < plan.end_s:
+        phase = "measuring"
+    else:
+        phase = "draining"
+    return (
+        f"{heading}[{bar:.<{_BAR_CHARS}}] {now_s:.0f}/{plan.end_s:g} s {phase}:"
+        f" {progress.num_sent:,} sent, {num_open:,} open, {progress.num_failed:,} failed"
+    )

@@ -22,8 +22,9 @@ from penstock.tools.bench.fleet import LoadRun
 from penstock.tools.bench.lengths import lengths_text
 from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.sender import SenderConfig
-from penstock.tools.simulation.chart import Chart, Series, svg
-from penstock.tools.simulation.report import (
+from penstock.tools.charts import Chart, Series, svg
+from penstock.tools.pages import (
+    aligned,
     finite_or_none,
     html_table,
     number_text,
@@ -91,12 +92,7 @@ def figure_lines(figures: LoadFigures) -> list[str]:
 
 def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
     """Several runs as a table, one row each, and their errors."""
-    rows = [_SWEEP_HEADER, *(_sweep_row(one) for one in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_SWEEP_HEADER))]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    lines = aligned([_SWEEP_HEADER, *(_sweep_row(one) for one in figures)])
     for one in figures:
         lines += [
             f"error        {point_text(one)}: {error.num:,} x"

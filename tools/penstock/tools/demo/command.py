@@ -11,10 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers, until_signal
 from penstock.server.cli.connection import run_reporting, seconds
-from penstock.server.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from penstock.server.cli.interruption import until_signal
 from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
 from penstock.tools.demo.view import View, choose_view
 from penstock.tools.own_service import OwnService, ServiceFailed

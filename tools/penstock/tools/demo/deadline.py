@@ -8,7 +8,7 @@ import asyncio
 from collections import Counter
 
 from penstock.client import Client, PenstockError
-from penstock.server.cli.exit_codes import ExitCode
+from penstock.server.cli.command import ExitCode
 from penstock.server.cli.models import table_lines
 from penstock.tools.own_service import OwnService
 

@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass
 
 from penstock.client import Client, PenstockError, Tokens
-from penstock.server.cli.exit_codes import ExitCode
+from penstock.server.cli.command import ExitCode
 from penstock.server.cli.models import table_lines
 from penstock.tools.own_service import OwnService
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from penstock.client import Client, Tokens
-from penstock.server.cli.exit_codes import ExitCode
+from penstock.server.cli.command import ExitCode
 from penstock.server.cli.models import table_lines
 from penstock.tools.demo.run import DemoRequest, DemoRun
 from penstock.tools.demo.view import PaneView

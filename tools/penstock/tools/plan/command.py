@@ -9,16 +9,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.command import ExitCode, Parser, Subparsers
 from penstock.server.cli.connection import UsageError, positive_number, run_reporting
-from penstock.server.cli.exit_codes import ExitCode
+from penstock.tools.progress_line import ProgressLine
 from penstock.tools.simulation.options import (
+    add_report_options,
     add_routing_options,
     add_server_options,
     add_settings,
     add_trace_options,
+    check_report_options,
     config_of,
     cost_of,
+    finish_report,
     flag_of,
     read_settings,
     refuse_batches_for_others,
@@ -27,7 +30,6 @@ from penstock.tools.simulation.options import (
     trace_of,
     transform_of,
 )
-from penstock.tools.simulation.progress import ProgressLine
 
 if TYPE_CHECKING:
     from penstock.tools.plan.candidates import Candidate
@@ -68,15 +70,7 @@ def _add_options(parser: Parser) -> None:
     _add_candidate_options(parser)
     add_server_options(parser)
     add_routing_options(parser, has_replicas=False)
-    report = parser.add_argument_group("report")
-    report.add_argument("--report", type=Path, metavar="DIR", help="write JSON and HTML here")
-    report.add_argument(
-        "--png",
-        action=argparse.BooleanOptionalAction,
-        help="PNG plots in the report (default: where matplotlib is installed)",
-    )
-    report.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    report.add_argument("--no-progress", action="store_true", help="no progress on stderr")
+    add_report_options(parser, "JSON and HTML")
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -134,14 +128,10 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from penstock.server.observe.recording.trace import TraceError
     from penstock.tools.simulation.calibration import CalibrationError
-    from penstock.tools.simulation.png_plots import has_matplotlib
 
     if args.trace is None and args.synthetic is None:
         raise UsageError("--trace or --synthetic must be given")
-    if args.png and not has_matplotlib():
-        raise UsageError("--png: needs matplotlib: install penstock[plots]")
-    if args.png and args.report is None:
-        raise UsageError("--png: needs --report")
+    check_report_options(args)
     try:
         plan = _made(args)
     except (TraceError, CalibrationError) as error:
@@ -226,18 +216,12 @@ def _parsed(text: str, where: str) -> object:
 
 def _report(args: argparse.Namespace, plan: "Plan") -> None:
     from penstock.tools.plan.report import plan_json, plan_lines, write_plan_report
-    from penstock.tools.simulation.png_plots import PlotsUnavailable, has_matplotlib, write_png
 
     print(plan_json(plan) if args.json else "\n".join(plan_lines(plan)))
     if args.report is None:
         return
     charts = write_plan_report(plan, args.report)
-    if args.png or (args.png is None and has_matplotlib()):
-        try:
-            write_png(charts, args.report)
-        except PlotsUnavailable as error:
-            raise UsageError(str(error)) from error
-    print(f"penstock plan: report in {args.report}", file=sys.stderr)
+    finish_report(args, "plan", charts)
 
 
 class _Watcher:
@@ -250,7 +234,7 @@ class _Watcher:
     def progress(self, what: str, progress: "Progress") -> None:
         """See `PlanWatcher`."""
         self.line.heading = f"{what}: "
-        self.line.show(progress)
+        self.line.show(progress.text)
 
     def tried(self, what: str, verdict: "Verdict") -> None:
         """See `PlanWatcher`."""

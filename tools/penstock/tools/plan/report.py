@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from penstock.executor.config_json import to_json_value
-from penstock.tools.plan.plan import CandidatePlan, Plan
-from penstock.tools.plan.target import PlanTarget, Verdict
-from penstock.tools.simulation.chart import Chart, Series, svg
-from penstock.tools.simulation.report import (
+from penstock.tools.charts import Chart, Series, svg
+from penstock.tools.pages import (
+    aligned,
     finite_or_none,
     html_table,
     number_text,
@@ -24,6 +23,8 @@ from penstock.tools.simulation.report import (
     seconds_text,
     share_text,
 )
+from penstock.tools.plan.plan import CandidatePlan, Plan
+from penstock.tools.plan.target import PlanTarget, Verdict
 
 PLAN_FILE = "plan.json"
 PAGE_FILE = "plan.html"
@@ -72,7 +73,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"target       {target_text(plan.target)}",
         f"planned for  {window_text(plan)}",
         "",
-        *_aligned([_COLUMNS, *_rows(plan)]),
+        *aligned([_COLUMNS, *_rows(plan)]),
         "",
     ]
     lines.append(
@@ -313,11 +314,3 @@ def _level(name: str, start: float, end: float, value: float) -> Series:
 
 def _time(value_s: float) -> str:
     return "never" if value_s == math.inf else seconds_text(value_s)
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]

@@ -55,7 +55,7 @@ class Calibration:
 
 
 def calibrate(path: Path) -> Calibration:
-    """Fit the steps of a file. Raises CalibrationError, with a line number where there is one."""
+    """Fit the cost model to a file's steps. Raises CalibrationError, with the line if known."""
     counts, seconds = read_steps(path)
     try:
         return fit_cost(counts, seconds)
@@ -111,10 +111,10 @@ def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calib
 def _robust_fit(
     columns: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Prices float64 [4], and which steps they come from, bool [n].
+    """Coefficients float64 [4], and the steps fitted, bool [n].
 
-    Each round weighs steps by what the one before predicted for them; the first by what they took,
-    which makes light of pauses.
+    Each round weighs steps by the prediction of the previous round; the first by the measured
+    time, which reduces the weight of pauses.
     """
     expected = seconds
     is_kept = was_kept = np.ones(len(seconds), dtype=np.bool_)

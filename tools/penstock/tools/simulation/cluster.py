@@ -1,4 +1,4 @@
-"""Several simulated servers behind a router, and what came of a trace that was sent to them.
+"""Several simulated servers behind a router, and the result of a trace sent to them.
 
 Owns the common time: all replicas stand at a request's arrival when it is routed, so that a router
 sees neither what comes later nor what a step under way will end.
@@ -47,7 +47,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterRun:
-    """What a run left behind.
+    """The result of a run.
 
     `total`: all requests in order of arrival, as if by one server, without samples of memory.
     `replicas`: the run of each that was sent anything; `numbers`: which those are. `routes` int64
@@ -131,7 +131,7 @@ class _Cluster:
             replica.engine.close()
 
     def progress(self, wall_s: float) -> Progress:
-        num_running = sum(replica.engine.scheduler.num_running for replica in self._replicas)
+        num_running = sum(len(replica.engine.running) for replica in self._replicas)
         num_unfinished = sum(replica.num_unfinished for replica in self._replicas)
         return Progress(
             now_s=max(replica.now_s for replica in self._replicas),

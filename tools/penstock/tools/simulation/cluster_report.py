@@ -12,24 +12,26 @@ from typing import Any
 import numpy as np
 
 from penstock.executor.config_json import to_json_value
-from penstock.tools.simulation.chart import Chart, Series, svg
-from penstock.tools.simulation.cluster import ClusterRun
-from penstock.tools.simulation.report import (
-    PAGE_FILE,
-    REQUESTS_FILE,
-    SUMMARY_FILE,
+from penstock.tools.charts import Chart, Series, svg
+from penstock.tools.pages import (
     finite_or_none,
     html_table,
     number_text,
     page,
     preformatted,
     seconds_text,
-    settings_of,
     share_text,
+)
+from penstock.tools.simulation.cluster import ClusterRun
+from penstock.tools.simulation.report import (
+    PAGE_FILE,
+    REQUESTS_FILE,
+    SUMMARY_FILE,
+    charts_of,
+    settings_of,
     summary_lines,
     write_requests,
 )
-from penstock.tools.simulation.run_charts import charts_of
 from penstock.tools.simulation.simulate import SimulationRun
 from penstock.tools.simulation.summary import Summary, summarise
 
@@ -102,7 +104,7 @@ def cluster_settings(run: ClusterRun) -> dict[str, Any]:
 
 
 def cluster_json(run: ClusterRun, summary: ClusterSummary) -> str:
-    """Settings and figures as JSON; what was not measured is null."""
+    """Settings and figures as JSON; figures that were not measured are null."""
     document = {
         "settings": cluster_settings(run),
         "figures": finite_or_none(dataclasses.asdict(summary.total)),

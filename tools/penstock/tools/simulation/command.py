@@ -5,23 +5,25 @@ simulation package's.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.command import ExitCode, Parser, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting
-from penstock.server.cli.exit_codes import ExitCode
+from penstock.tools.progress_line import ProgressLine
 from penstock.tools.simulation.options import (
+    add_report_options,
     add_routing_options,
     add_server_options,
     add_settings,
     add_trace_options,
+    check_report_options,
     config_of,
     cost_of,
+    finish_report,
     flag_of,
     refuse_batches_for_others,
     refuse_routing_for_others,
@@ -29,14 +31,13 @@ from penstock.tools.simulation.options import (
     trace_of,
     transform_of,
 )
-from penstock.tools.simulation.progress import ProgressLine
 
 if TYPE_CHECKING:
     from penstock.server.observe.recording.trace import TraceRequest
-    from penstock.tools.simulation.chart import Chart
+    from penstock.tools.charts import Chart
     from penstock.tools.simulation.routing import RoutingConfig
     from penstock.tools.simulation.settings import SimulationConfig
-    from penstock.tools.simulation.simulate import SimulationRun
+    from penstock.tools.simulation.simulate import Progress, SimulationRun
     from penstock.tools.simulation.transform import TransformConfig
 
 _MAX_ALL_BLOCKS = 2**26
@@ -72,15 +73,7 @@ def _add_options(parser: Parser) -> None:
     add_server_options(parser)
     add_settings(parser.add_argument_group("targets of a good request"), Targets)
     add_routing_options(parser, has_replicas=True)
-    report = parser.add_argument_group("report")
-    report.add_argument("--report", type=Path, metavar="DIR", help="write JSON, CSV and HTML here")
-    report.add_argument(
-        "--png",
-        action=argparse.BooleanOptionalAction,
-        help="PNG plots in the report (default: where matplotlib is installed)",
-    )
-    report.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    report.add_argument("--no-progress", action="store_true", help="no progress line on stderr")
+    add_report_options(parser, "JSON, CSV and HTML")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,13 +107,9 @@ def _replay(
     transform: "TransformConfig",
 ) -> int:
     from penstock.tools.simulation.cluster import MAX_REPLICAS
-    from penstock.tools.simulation.png_plots import PlotsUnavailable, has_matplotlib, write_png
     from penstock.tools.simulation.transform import transformed
 
-    if args.png and not has_matplotlib():
-        raise UsageError("--png: needs matplotlib: install penstock[plots]")
-    if args.png and args.report is None:
-        raise UsageError("--png: needs --report")
+    check_report_options(args)
     routing = routing_of(args)
     refuse_routing_for_others(args, {routing.router})
     refuse_batches_for_others(args, {config.policy})
@@ -129,12 +118,16 @@ def _replay(
     if args.replicas * config.num_blocks > _MAX_ALL_BLOCKS:
         raise UsageError(f"--replicas x --num-blocks must be at most {_MAX_ALL_BLOCKS}")
     line = ProgressLine(is_shown=not args.no_progress)
+
+    def show(progress: "Progress") -> None:
+        line.show(progress.text)
+
     changed = transformed(trace, transform)
     try:
         if args.replicas == 1:
-            told = _one_server(changed, config, line)
+            told = _one_server(changed, config, show)
         else:
-            told = _many_servers(changed, config, args.replicas, routing, line)
+            told = _many_servers(changed, config, args.replicas, routing, show)
     finally:
         line.end()
     if args.json:
@@ -143,12 +136,7 @@ def _replay(
         print("\n".join(told.lines))
     if args.report is not None:
         charts = told.write(args.report)
-        if args.png or (args.png is None and has_matplotlib()):
-            try:
-                write_png(charts, args.report)
-            except PlotsUnavailable as error:
-                raise UsageError(str(error)) from error
-        print(f"penstock simulate: report in {args.report}", file=sys.stderr)
+        finish_report(args, "simulate", charts)
     return ExitCode.OK
 
 
@@ -162,13 +150,13 @@ class _Told:
 
 
 def _one_server(
-    trace: "Iterator[TraceRequest]", config: "SimulationConfig", line: "ProgressLine"
+    trace: "Iterator[TraceRequest]", config: "SimulationConfig", show: "Callable[[Progress], None]"
 ) -> _Told:
     from penstock.tools.simulation.report import summary_json, summary_lines, write_report
     from penstock.tools.simulation.simulate import simulate
     from penstock.tools.simulation.summary import summarise
 
-    run = simulate(trace, config, line.show)
+    run = simulate(trace, config, show)
     summary = summarise(run)
     return _Told(
         lines=[*summary_lines(summary), _effort(run, summary.num_steps)],
@@ -182,7 +170,7 @@ def _many_servers(
     config: "SimulationConfig",
     num_replicas: int,
     routing: "RoutingConfig",
-    line: "ProgressLine",
+    show: "Callable[[Progress], None]",
 ) -> _Told:
     from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
     from penstock.tools.simulation.cluster_report import (
@@ -193,7 +181,7 @@ def _many_servers(
     )
 
     cluster = ClusterConfig(replica=config, num_replicas=num_replicas, routing=routing)
-    run = simulate_cluster(trace, cluster, line.show)
+    run = simulate_cluster(trace, cluster, show)
     summary = summarise_cluster(run)
     return _Told(
         lines=[*cluster_lines(run, summary), _effort(run.total, summary.total.num_steps)],

@@ -1,4 +1,4 @@
-"""A flight recording as a trace to replay and as steps to fit prices to.
+"""A flight recording as a trace to replay and as steps to fit the cost model to.
 
 Owns the translation. What a recording does not hold is what prompts have in common: every replayed
 prompt is its own.
@@ -106,7 +106,7 @@ def _num_of(recording: Recording) -> int:
 
 
 def _mean_output(lives: list[Life]) -> int:
-    """Of those that were completed, at least 1; 0 when none was."""
+    """The mean output length of completed requests, at least 1; 0 if there are none."""
     lengths = [
         life.num_output_tokens
         for life in lives

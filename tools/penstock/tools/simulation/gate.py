@@ -21,7 +21,7 @@ class Gate(Protocol):
         ...
 
     def close(self) -> None:
-        """No more will come."""
+        """No more requests follow."""
         ...
 
     def let_in(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:

@@ -1,4 +1,4 @@
-"""What a balancer knows of the load of each replica, and when it knows it.
+"""The load of each replica as a balancer sees it, with its delay.
 
 Owns the account of requests that were sent and have not ended, delayed by the age of the signal.
 Does not choose, and does not look into a replica: everything here passes the balancer anyway.
@@ -11,7 +11,7 @@ from penstock.server.observe.recording.trace import TraceRequest
 
 
 class LoadSignal(enum.StrEnum):
-    """What is counted of the requests that a replica was sent and has not ended.
+    """The measure of a replica's open requests.
 
     REQUESTS: how many. TOKENS: the tokens of their prompts, which distinguishes a long prompt from
     a short one; how much a request will generate is not known.
@@ -37,7 +37,7 @@ class LoadAccount:
         self._num_noted = 0
 
     def sent(self, replica: int, request: TraceRequest) -> int:
-        """A request goes to a replica at its arrival; its weight, which `ended` takes."""
+        """Record a request sent to a replica; return its weight, to be passed to `ended`."""
         is_counted = self._signal is LoadSignal.REQUESTS
         weight = 1 if is_counted else request.num_prompt_tokens
         self._note(request.arrival_s, replica, weight)

@@ -1,4 +1,4 @@
-"""The prefix hit rate of a cache that knows the future: what eviction can be held against.
+"""The prefix hit rate of a cache that knows the future: the upper bound for eviction.
 
 Owns Belady's rule (1966): evict what is needed again last, and of what is needed at the same time
 the block farthest from the start of its prompt, which is worth nothing without those before it. It
@@ -20,7 +20,7 @@ _Block = tuple[str, int]
 
 class _Cache(Protocol):
     def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
-        """Ask for a block that is asked for again at `next_visit`; whether it was there.
+        """Use a block whose next use is at `next_visit`; return whether it was cached.
 
         `depth`: how many blocks of the prompt stand before it, the same at every visit.
         """
@@ -43,7 +43,7 @@ def optimal_hit_rate(
 def least_recent_hit_rate(
     trace: Iterable[TraceRequest], *, num_cache_tokens: int, block_size: int
 ) -> float:
-    """The same of a cache that evicts what was asked for longest ago and knows no future."""
+    """The prefix hit rate of a least-recently-used cache."""
     requests = list(trace)
     cache = _LeastRecentCache(_num_blocks(requests, num_cache_tokens))
     return _hit_rate(requests, cache, block_size)
@@ -73,7 +73,7 @@ def _hit_rate(requests: list[TraceRequest], cache: _Cache, block_size: int) -> f
 
 
 def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
-    """When each block is asked for, by number of request, last first."""
+    """Request numbers at which each block is used, last first."""
     visits: dict[_Block, list[int]] = {}
     for index in range(len(requests) - 1, -1, -1):
         request = requests[index]
@@ -83,7 +83,7 @@ def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
 
 
 class _ForesightedCache:
-    """At most `capacity` blocks, those that are needed soonest."""
+    """At most `capacity` blocks, those that are used next."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -112,7 +112,7 @@ class _ForesightedCache:
 
 
 class _LeastRecentCache:
-    """At most `capacity` blocks, those that were asked for last."""
+    """At most `capacity` blocks, the most recently used."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.server.cli.connection import UsageError
-from penstock.tools.simulation.flight_replay import calibrate_from_flight, flight_trace_of
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.observe.recording.trace import TraceRequest
     from penstock.server.settings.sources import Sources
     from penstock.server.settings.table import Declared
+    from penstock.tools.charts import Chart
+    from penstock.tools.simulation.calibration import Calibration
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
     from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
     from penstock.tools.simulation.transform import TransformConfig
@@ -48,7 +49,7 @@ def flag_of(name: str) -> str:
 
 def add_settings(group: Any, kind: type, names: Sequence[str] = ()) -> None:
     """Add the settings that a configuration declares, all or those of the groups `names`."""
-    from penstock.server.settings.flags import add_to
+    from penstock.server.settings.table import add_to
 
     add_to(group, [item for item in _table(kind) if item.setting.group in names or not names])
 
@@ -72,14 +73,14 @@ def read_settings(
 
 
 def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
-    """What the flags set of a configuration. Raises BadSetting."""
+    """The configuration values that the flags set. Raises BadSetting."""
     from penstock.server.settings.sources import gather
 
     return gather(_table(kind), vars(args), {})
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a trace and of what is done to it."""
+    """Add the flags of a trace and of its transformations."""
     from penstock.tools.simulation.transform import TransformConfig
 
     trace = parser.add_argument_group("trace")
@@ -172,7 +173,7 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
 def config_of(
     args: argparse.Namespace, cost: "CostModel", targets: "Targets | None" = None
 ) -> "SimulationConfig":
-    """One server. `targets`: where they are no flags. Raises UsageError, BadSetting."""
+    """One server. `targets`: used if there are no flags for them. Raises UsageError, BadSetting."""
     from penstock.scheduler.config import SchedulerConfig
     from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 
@@ -235,7 +236,7 @@ def _refuse_for_others(
 
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
-    """What is done to the trace. Raises UsageError, BadSetting."""
+    """The transformations of the trace. Raises UsageError, BadSetting."""
     from penstock.tools.simulation.synthetic import TenantShare
     from penstock.tools.simulation.trace_formats import check_unique
     from penstock.tools.simulation.transform import TransformConfig
@@ -303,3 +304,66 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{option}: must be a JSON object")
     return cast("dict[str, Any]", values)
+
+
+def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
+    """The requests of a recording, and on stderr what is not among them. Raises UsageError."""
+    from penstock.server.observe.flight.layout import FlightError
+    from penstock.tools.simulation.flight_trace import flight_trace
+
+    try:
+        trace = flight_trace(path)
+    except FlightError as error:
+        raise UsageError(f"{path}: {error}") from error
+    print(
+        f"{path}: a flight recording of {len(trace.requests):,} requests,"
+        f" {trace.num_left_out:,} left out; what prompts have in common is not in it",
+        file=sys.stderr,
+    )
+    return iter(trace.requests)
+
+
+def calibrate_from_flight(path: Path) -> "Calibration":
+    """Prices fitted to the steps of a recording. Raises UsageError."""
+    from penstock.tools.simulation.calibration import fit_cost
+    from penstock.tools.simulation.flight_trace import flight_steps
+
+    try:
+        return fit_cost(*flight_steps(path))
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def add_report_options(parser: argparse.ArgumentParser, files: str) -> None:
+    """Add the flags of a report of `files`."""
+    report = parser.add_argument_group("report")
+    report.add_argument("--report", type=Path, metavar="DIR", help=f"write {files} here")
+    report.add_argument(
+        "--png",
+        action=argparse.BooleanOptionalAction,
+        help="PNG plots in the report (default: where matplotlib is installed)",
+    )
+    report.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    report.add_argument("--no-progress", action="store_true", help="no progress on stderr")
+
+
+def check_report_options(args: argparse.Namespace) -> None:
+    """Raise UsageError for plots that cannot be made."""
+    from penstock.tools.charts import has_matplotlib
+
+    if args.png and not has_matplotlib():
+        raise UsageError("--png: needs matplotlib: install penstock[plots]")
+    if args.png and args.report is None:
+        raise UsageError("--png: needs --report")
+
+
+def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
+    """Write the plots into the folder of a written report, and print where. Raises UsageError."""
+    from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
+
+    if args.png or (args.png is None and has_matplotlib()):
+        try:
+            write_png(charts, args.report)
+        except PlotsUnavailable as error:
+            raise UsageError(str(error)) from error
+    print(f"penstock {command}: report in {args.report}", file=sys.stderr)

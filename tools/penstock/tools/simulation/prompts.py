@@ -1,6 +1,6 @@
 """Token ids and block hashes for requests of which only lengths and prefix ids are known.
 
-Owns the making up: equal prefix ids of one tenant give equal tokens and equal block hashes, all
+Owns the generation: equal prefix ids of one tenant give equal tokens and equal block hashes, all
 else differs. Does not know when a request runs.
 """
 

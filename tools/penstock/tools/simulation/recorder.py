@@ -55,7 +55,7 @@ class RunRecorder:
         self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
 
     def take_all(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
-        """Become what several engines did, as one; they are flushed and have these settings.
+        """Take the records of several engines as one; they are flushed and have these settings.
 
         `sources` int64 [n]: which recorder has request i of the whole. Samples of memory are left
         out: those of engines do not add up to a sample of one.
@@ -97,7 +97,7 @@ class RunRecorder:
             self.samples.add(events.at_s, engine, num_held_back)
 
     def note_prefill(self, keys: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
-        """A step computes so many tokens of the prompts of these requests, each named once."""
+        """Record the number of prompt tokens that a step computes for each request."""
         self.table.counts("num_prefill_tokens")[keys - 1] += counts
 
     def flush(self) -> None:
@@ -197,11 +197,10 @@ class MemorySamples:
 
     def add(self, at_s: float, engine: Engine, num_held_back: int) -> None:
         """Sample an engine now."""
-        scheduler = engine.scheduler
-        cache, arrays = scheduler.life.cache, scheduler.life.arrays
+        cache, arrays = engine.cache, engine.arrays
         self.at_s.append(at_s)
-        self.num_running.append(scheduler.num_running)
-        self.num_waiting.append(scheduler.num_waiting + num_held_back)
-        self.num_used_blocks.append(cache.pool.num_used)
+        self.num_running.append(len(engine.running))
+        self.num_waiting.append(len(engine.queue) + num_held_back)
+        self.num_used_blocks.append(cache.num_used)
         # Shared blocks are full: counted with every owner, they cancel out.
         self.num_unused_tokens.append(int(cache.capacity.sum()) - int(arrays.num_computed.sum()))

@@ -26,7 +26,7 @@ _NEVER_SET = threading.Event()
 
 
 class SimulationStuck(Exception):
-    """Requests are left that will never run: a fault of the scheduler."""
+    """Requests remain that can never run: a scheduler bug."""
 
 
 class Replica:
@@ -54,9 +54,8 @@ class Replica:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that run or wait here: what a router balances."""
-        scheduler = self.engine.scheduler
-        return len(self._gate) + scheduler.num_waiting + scheduler.num_running
+        """Requests that run or wait here: the load that a router balances."""
+        return len(self._gate) + len(self.engine.queue) + len(self.engine.running)
 
     def offer(self, request: TraceRequest) -> None:
         """A request arrives; `run_until` its arrival first."""

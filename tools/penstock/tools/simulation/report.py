@@ -8,13 +8,22 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.executor.config_json import to_json_value
-from penstock.tools.simulation.chart import Chart, svg
-from penstock.tools.simulation.run_charts import charts_of
+from penstock.tools.charts import Chart, Series, svg
+from penstock.tools.pages import (
+    finite_or_none,
+    number_text,
+    page,
+    preformatted,
+    seconds_text,
+    share_text,
+)
 from penstock.tools.simulation.simulate import SimulationRun
 from penstock.tools.simulation.summary import Durations, Summary
 
@@ -32,28 +41,6 @@ _INTS = (
     "num_slow_gaps",
     "num_preemptions",
 )
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 1340px; color: #222; }}
-pre {{ background: #f6f6f6; padding: 1em; overflow-x: auto; }}
-svg {{ margin: 0.5em; }}
-p {{ max-width: 60em; line-height: 1.4; }}
-table {{ border-collapse: collapse; font-size: 90%; }}
-td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }}
-.no {{ color: #b00020; font-weight: bold; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{sections}
-</body>
-</html>
-"""
 
 
 def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Chart, ...]:
@@ -76,25 +63,8 @@ def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Ch
     return charts
 
 
-def page(title: str, sections: list[str]) -> str:
-    """A self-contained page; `sections` are HTML."""
-    return _PAGE.format(title=escape(title), sections="\n".join(sections))
-
-
-def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Text cells as a <table>; a cell with NO is marked."""
-    heads = "".join(f"<th>{escape(name)}</th>" for name in header)
-    lines = [f"<tr>{heads}</tr>"]
-    for row in rows:
-        cells = "".join(
-            f"<td{' class=no' if cell == 'NO' else ''}>{escape(cell)}</td>" for cell in row
-        )
-        lines.append(f"<tr>{cells}</tr>")
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
-
-
 def summary_json(run: SimulationRun, summary: Summary) -> str:
-    """Settings and figures as JSON; what was not measured is null."""
+    """Settings and figures as JSON; figures that were not measured are null."""
     document = {
         "settings": settings_of(run),
         "figures": finite_or_none(dataclasses.asdict(summary)),
@@ -123,18 +93,6 @@ def settings_of(run: SimulationRun) -> dict[str, Any]:
         for name, value in scheduler.items()
     }
     return values
-
-
-def finite_or_none(value: Any) -> Any:
-    """A JSON value with null where a number is not finite, which JSON has no word for."""
-    if isinstance(value, dict):
-        items = cast("dict[str, Any]", value)
-        return {key: finite_or_none(item) for key, item in items.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_none(item) for item in cast("list[Any]", value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -177,23 +135,6 @@ def _durations_line(name: str, values: Durations) -> str:
     return f"{name:12} " + " ".join(f"{seconds_text(cell):>10}" for cell in cells)
 
 
-def seconds_text(value_s: float) -> str:
-    """A duration for people."""
-    if math.isnan(value_s):
-        return "-"
-    return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
-
-
-def share_text(value: float, num_decimals: int = 1) -> str:
-    """A share for people, in per cent."""
-    return "-" if math.isnan(value) else f"{value:.{num_decimals}%}"
-
-
-def number_text(value: float, num_decimals: int = 0) -> str:
-    """A figure for people."""
-    return "-" if math.isnan(value) else f"{value:,.{num_decimals}f}"
-
-
 def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | None = None) -> None:
     """One row per request; an empty cell where nothing is known.
 
@@ -215,6 +156,73 @@ def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | N
             writer.writerow((row, tenants[row], outcomes[row], *counts, *known, *place))
 
 
-def preformatted(text: str) -> str:
-    """Text as HTML that keeps its lines and columns."""
-    return f"<pre>{escape(text)}</pre>"
+def charts_of(run: SimulationRun) -> tuple[Chart, ...]:
+    """Latencies as cumulative shares; queue, memory and tenants over time."""
+    table, samples = run.recorder.table, run.recorder.samples
+    arrival_s = table.seconds("arrival_s")
+    gaps_s, gap_shares = run.recorder.gaps.cumulative()
+    at_s = np.array(samples.at_s, dtype=np.float64)
+    used = np.array(samples.num_used_blocks, dtype=np.float64)
+    return (
+        Chart(
+            name="ttft",
+            title="Time to first token and queue time",
+            x_label="milliseconds",
+            y_label="share of requests",
+            series=(
+                _cumulative(
+                    "TTFT", table.seconds("first_token_s") - arrival_s + run.config.front_s
+                ),
+                _cumulative("queue", table.seconds("admitted_s") - arrival_s),
+            ),
+            is_log_x=True,
+        ),
+        Chart(
+            name="itl",
+            title="Time between tokens",
+            x_label="milliseconds",
+            y_label="share of gaps",
+            series=(Series(name="ITL", x=gaps_s * 1e3, y=gap_shares),),
+            is_log_x=True,
+        ),
+        Chart(
+            name="load",
+            title="Requests",
+            x_label="virtual seconds",
+            y_label="requests",
+            series=(
+                Series(name="running", x=at_s, y=np.array(samples.num_running, np.float64)),
+                Series(name="waiting", x=at_s, y=np.array(samples.num_waiting, np.float64)),
+            ),
+        ),
+        Chart(
+            name="memory",
+            title="KV blocks in use",
+            x_label="virtual seconds",
+            y_label="share of blocks",
+            series=(Series(name="used", x=at_s, y=used / run.config.num_blocks),),
+        ),
+        _tenants(run),
+    )
+
+
+def _tenants(run: SimulationRun) -> Chart:
+    recorder = run.recorder
+    served = recorder.served_tokens() / recorder.timeline_bin_s
+    middles_s: NDArray[np.float64] = np.arange(len(served), dtype=np.float64)
+    middles_s = (middles_s + np.float64(0.5)) * np.float64(recorder.timeline_bin_s)
+    return Chart(
+        name="tenants",
+        title="Output tokens served",
+        x_label="virtual seconds",
+        y_label="tokens/s",
+        series=tuple(
+            Series(name=tenant or "everyone", x=middles_s, y=served[:, index])
+            for index, tenant in enumerate(recorder.table.tenants)
+        ),
+    )
+
+
+def _cumulative(name: str, values_s: NDArray[np.float64]) -> Series:
+    known = np.sort(values_s[~np.isnan(values_s)])
+    return Series(name=name, x=known * 1e3, y=np.arange(1, len(known) + 1) / max(1, len(known)))

@@ -1,4 +1,4 @@
-"""What is known of every request of a run, in columns.
+"""The data of every request of a run, in columns.
 
 Owns the columns and their growth; request number i has the engine key i + 1. Does not measure.
 """
@@ -136,7 +136,7 @@ def _in_order(rows: NDArray[np.int64], columns: list[NDArray[_Scalar]]) -> NDArr
 def _renumbered(
     columns: list[NDArray[np.int64]], names: list[list[str]], number_of: Callable[[str], int]
 ) -> list[NDArray[np.int64]]:
-    """Numbers of names that each table counts by itself, in one common count."""
+    """Map each table's own name numbers to common numbers."""
     return [
         np.array([number_of(name) for name in its_names], dtype=np.int64)[column]
         for column, its_names in zip(columns, names, strict=True)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to.
+"""Chooses the replica of each request.
 
 Owns the rules. A router knows the request, the loads it is given and what it did itself; it does
 not know replicas. Equal choices go to the replica that was chosen longest ago, so that a run is the
@@ -6,6 +6,7 @@ same every time and an idle cluster is used evenly.
 """
 
 import enum
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,37 @@ from typing import Protocol
 from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadSignal
-from penstock.tools.simulation.prefix_index import PrefixIndex
+
+
+class PrefixIndex:
+    """Prefix ids by tenant, at most `max_entries` of them: one per `prefix_block_tokens` tokens."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: OrderedDict[tuple[str, int], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def num_matched_tokens(self, request: TraceRequest) -> int:
+        """Tokens of the longest prefix of the prompt that is in the index."""
+        num_blocks = 0
+        for prefix_id in request.prefix_ids:
+            if (request.tenant, prefix_id) not in self._entries:
+                break
+            num_blocks += 1
+        return min(num_blocks * request.prefix_block_tokens, request.num_prompt_tokens)
+
+    def add(self, request: TraceRequest) -> None:
+        """The prompt was sent there. Without prefix ids nothing is known of it."""
+        # Ends first: a beginning is worth nothing less than what follows it, and is kept longer.
+        for prefix_id in reversed(request.prefix_ids):
+            key = (request.tenant, prefix_id)
+            self._entries[key] = None
+            self._entries.move_to_end(key)
+        while len(self._entries) > self._max_entries:
+            self._entries.popitem(last=False)
+
 
 DEFAULT_SLACK = {LoadSignal.REQUESTS: 8, LoadSignal.TOKENS: 16_384}
 
@@ -87,7 +118,7 @@ class RoutingConfig:
 
 
 class Router(Protocol):
-    """Chooses a replica, and takes it that the request goes there."""
+    """Chooses a replica and records that the request was sent there."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
         """The replica for a request that arrives; `loads`: of each, as far as is known."""
@@ -95,7 +126,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """In turn, whatever the requests and the replicas are like."""
+    """Each replica in turn, independent of requests and load."""
 
     def __init__(self, num_replicas: int) -> None:
         self._turns = _Turns(num_replicas)
@@ -198,7 +229,7 @@ def build_router(config: RoutingConfig, num_replicas: int, num_cache_tokens: int
 
 
 class _Turns:
-    """Who was chosen when: of several, the one that has waited longest goes."""
+    """Breaks ties: chooses the replica that was chosen longest ago."""
 
     def __init__(self, num_replicas: int) -> None:
         self._chosen_at = list(range(-num_replicas, 0))

@@ -23,7 +23,7 @@ _VOCAB_SIZE = 32_000
 
 
 class Policy(enum.StrEnum):
-    """How requests get in.
+    """How requests are admitted.
 
     FCFS: in-flight batching, first come first served. FAIR: in-flight batching in the scheduler's
     fair order. STATIC: a full batch, run to its end, then the next. DYNAMIC: the same, but a batch

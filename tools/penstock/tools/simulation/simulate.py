@@ -1,4 +1,4 @@
-"""A whole run: a trace through one simulated server, and what came of it.
+"""A whole run: a trace through one simulated server, and its result.
 
 Owns the order of arrivals against virtual time and the progress lines.
 """
@@ -30,10 +30,21 @@ class Progress:
     num_running: int
     num_waiting: int
 
+    @property
+    def text(self) -> str:
+        """It as a line."""
+        minutes, rest_s = divmod(int(self.now_s), 60)
+        speed = self.now_s / self.wall_s if self.wall_s else 0.0
+        return (
+            f"{minutes // 60}:{minutes % 60:02}:{rest_s:02} simulated, {speed:,.0f}x;"
+            f" {self.num_ended:,} of {self.num_arrived:,} ended,"
+            f" {self.num_running:,} running, {self.num_waiting:,} waiting"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulationRun:
-    """What a run left behind. `wall_s`, `cpu_s`: how long it took for real, and of one core."""
+    """The result of a run. `wall_s`, `cpu_s`: its wall-clock time, and CPU time of one core."""
 
     config: SimulationConfig
     recorder: RunRecorder
@@ -81,7 +92,7 @@ def simulate(
 
 @contextlib.contextmanager
 def few_collections() -> Generator[None, None, None]:
-    """Let Python's collector of cycles run seldom.
+    """Run Python's cyclic garbage collector less often.
 
     A step makes a dozen short-lived objects and no cycles: the collector would look for some
     hundred times a second, and at all that the process holds already.
@@ -97,7 +108,7 @@ def few_collections() -> Generator[None, None, None]:
 
 
 def _progress(replica: Replica, recorder: RunRecorder, wall_s: float) -> Progress:
-    num_running = replica.engine.scheduler.num_running
+    num_running = len(replica.engine.running)
     return Progress(
         now_s=replica.now_s,
         wall_s=wall_s,

@@ -1,4 +1,4 @@
-"""What a run was worth: goodput, latencies, memory, fairness.
+"""Figures of a run: goodput, latencies, memory, fairness.
 
 Owns the definitions. Times are virtual, so the same trace and settings give the same summary.
 """
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.tools.simulation.fairness import served_ratio, tenant_service
 from penstock.tools.simulation.histogram import DurationHistogram
-from penstock.tools.simulation.recorder import MemorySamples
+from penstock.tools.simulation.recorder import MemorySamples, RunRecorder
 from penstock.tools.simulation.request_table import RequestTable
 from penstock.tools.simulation.settings import Targets
 from penstock.tools.simulation.simulate import SimulationRun
@@ -168,7 +167,7 @@ def has_outcome(table: RequestTable, names: tuple[str, ...]) -> NDArray[np.bool_
 
 
 def durations(values_s: NDArray[np.float64]) -> Durations:
-    """The distribution of what is not NaN."""
+    """The distribution of the values that are not NaN."""
     known = values_s[~np.isnan(values_s)]
     if not len(known):
         return Durations(
@@ -183,7 +182,7 @@ def durations(values_s: NDArray[np.float64]) -> Durations:
 def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
-    """Mean and greatest share of blocks in use, and the share of places wasted in them."""
+    """Mean and maximum share of blocks in use, and the unused share of their token slots."""
     if len(samples.at_s) < 2:
         return math.nan, math.nan, math.nan
     at_s = np.array(samples.at_s)
@@ -254,3 +253,60 @@ def _p99_of_all(values_s: NDArray[np.float64]) -> float:
 
 def _share(part: float, whole: float) -> float:
     return float(part) / float(whole) if whole else math.nan
+
+
+PROMPT_TOKEN_WEIGHT = 1.0
+OUTPUT_TOKEN_WEIGHT = 2.0
+
+
+def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
+    """Weighted tokens per bin and tenant, float64 [bins, tenants].
+
+    A prompt counts at the first token, without what was found in the cache.
+    """
+    served: NDArray[np.float64] = np.asarray(recorder.served_tokens(), dtype=np.float64)
+    served *= OUTPUT_TOKEN_WEIGHT
+    table = recorder.table
+    first_token_s = table.seconds("first_token_s")
+    has_token = ~np.isnan(first_token_s)
+    bins = (first_token_s[has_token] / recorder.timeline_bin_s).astype(np.int64)
+    num_computed = table.counts("num_prompt_tokens") - table.counts("num_cached_tokens")
+    np.add.at(
+        served,
+        (bins, table.counts("tenant")[has_token]),
+        PROMPT_TOKEN_WEIGHT * num_computed[has_token],
+    )
+    return served
+
+
+def served_ratio(
+    table: RequestTable, service: NDArray[np.float64], timeline_bin_s: float
+) -> float | None:
+    """Greatest over smallest service of a tenant while all of them had requests waiting.
+
+    `service` float64 [bins, tenants]. 1 is even; infinite: a tenant got nothing. None with fewer
+    than two tenants, or when they never waited at the same time for a whole bin.
+    """
+    num_bins, num_tenants = service.shape
+    if num_tenants < 2 or not num_bins:
+        return None
+    edges_s: NDArray[np.float64] = np.arange(num_bins + 1, dtype=np.float64)
+    edges_s *= timeline_bin_s
+    waiting = np.stack([_num_waiting(table, t, edges_s) for t in range(num_tenants)], axis=1)
+    is_contended = (np.minimum(waiting[:-1], waiting[1:]) > 0).all(axis=1)
+    if not is_contended.any():
+        return None
+    totals = service[is_contended].sum(axis=0)
+    lowest = float(totals.min())
+    return float(totals.max()) / lowest if lowest else float("inf")
+
+
+def _num_waiting(table: RequestTable, tenant: int, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Requests of a tenant that have arrived but were never admitted, int64 [len(at_s)]."""
+    is_its = table.counts("tenant") == tenant
+    admitted_s = table.seconds("admitted_s")[is_its]
+    # Who was refused or expired stops waiting when that happened.
+    left_s = np.where(np.isnan(admitted_s), table.seconds("end_s")[is_its], admitted_s)
+    arrived = np.searchsorted(table.seconds("arrival_s")[is_its], at_s, side="right")
+    left = np.searchsorted(np.sort(left_s), at_s, side="right")
+    return arrived - left

@@ -41,7 +41,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of a trial. `cpu_s`: of one core, for real."""
+    """The result of a trial. `cpu_s`: CPU time of one core."""
 
     trial: Trial
     summary: Summary
@@ -72,7 +72,7 @@ class Sweep:
         self._on_progress = on_progress
 
     def run(self, trials: Sequence[Trial]) -> list[TrialResult]:
-        """The results, in the order of the trials. What a run raises comes through."""
+        """The results, in the order of the trials. Exceptions of a run are raised here."""
         start_s = time.monotonic()
         results: dict[int, TrialResult] = {}
         for index, result in self._results(trials):
@@ -145,14 +145,14 @@ _trace: Sequence[TraceRequest] = ()
 
 
 def _begin(trace: Sequence[TraceRequest]) -> None:
-    """The trace goes to a process once, not with every trial."""
+    """Send the trace to a process once, not with every trial."""
     global _trace
     _trace = trace
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A process of a pool whose owner was killed would run on, and then wait for ever."""
+    """End the process when its parent ends: a pool process would otherwise never exit."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

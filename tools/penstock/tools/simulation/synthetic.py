@@ -25,7 +25,7 @@ _LEAST_SHARE = 1e-9
 
 
 class Arrivals(enum.StrEnum):
-    """How arrivals lie in time.
+    """The arrival process.
 
     POISSON: independent. GAMMA: gaps of a gamma distribution whose coefficient of variation is
     `burstiness` (1 is Poisson). MMPP: a Poisson process whose rate switches between a calm state
@@ -40,7 +40,7 @@ class Arrivals(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantShare:
-    """A tenant and its part of the requests, relative to the parts of the others."""
+    """A tenant and its relative share of the requests."""
 
     name: str
     share: float = 1.0

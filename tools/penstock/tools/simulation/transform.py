@@ -1,4 +1,4 @@
-"""What is done to a trace before it is replayed: windows, load, caps, tenants, deadlines.
+"""Changes of a trace before its replay: windows, load, caps, tenants, deadlines.
 
 Owns the order of these changes: window, cap, tenant and deadline, then load. Streams.
 """

@@ -85,7 +85,7 @@ class WatchedExecutor(SimulatedExecutor):
         )
 
     def _cost_s(self, batch: Batch) -> float:
-        """See `SimulatedExecutor`; a plain answer came before it and has added up already."""
+        """See `SimulatedExecutor`; the sum is already computed."""
         num_decodes = batch.num_decodes
         num_prefill = 0
         if batch.num_rows > num_decodes:

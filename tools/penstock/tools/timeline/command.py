@@ -12,9 +12,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from penstock.server.cli.command import Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting
-from penstock.server.cli.exit_codes import ExitCode
 from penstock.server.cli.report import printable
 
 if TYPE_CHECKING:

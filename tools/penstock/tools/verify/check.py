@@ -11,7 +11,7 @@ CHECK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One promise of a service. `run` returns one line on what was observed, or raises.
+    """One property of a service. `run` returns one line on what was observed, or raises.
 
     `feature`: the field of ModelFeatures without which it is skipped; None: every model has it.
     """

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.cli.command import Parser, Subparsers
+from penstock.server.cli.command import Parser, Subparsers, until_signal
 from penstock.server.cli.connection import (
     UsageError,
     add_address_option,
@@ -30,7 +30,6 @@ from penstock.server.cli.connection_options import (
     client_options,
     refuse_connection_options,
 )
-from penstock.server.cli.interruption import until_signal
 from penstock.tools.own_service import OwnService, ServiceFailed
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-class _Crowd:
+class _QueueFill:
     """Low-priority requests that fill the queue: some run, the others wait."""
 
     def __init__(self, subject: Subject, num: int) -> None:
@@ -173,14 +173,14 @@ class _Crowd:
 
 async def _priority(subject: Subject) -> str:
     num = _fitting(subject, 2 * subject.concurrency)
-    crowd = _Crowd(subject, num)
+    crowd = _QueueFill(subject, num)
     try:
         return await _overtake(subject, crowd)
     finally:
         await crowd.leave()
 
 
-async def _overtake(subject: Subject, crowd: _Crowd) -> str:
+async def _overtake(subject: Subject, crowd: _QueueFill) -> str:
     try:
         await crowd.settled()
     except TimeoutError as error:

@@ -16,7 +16,7 @@ class Outcome(enum.Enum):
 
 
 class CheckFailed(Exception):
-    """The service breaks a promise; the message has what was observed."""
+    """The service violates the property; the message has the observation."""
 
 
 class CheckSkipped(Exception):

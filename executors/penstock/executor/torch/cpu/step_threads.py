@@ -1,4 +1,4 @@
-"""How many threads compute a layer: one where meeting the others takes longer than they take over.
+"""The number of threads of a layer: one if synchronising costs more than the others save.
 
 Owns the estimate. A result does not depend on the number of threads.
 """

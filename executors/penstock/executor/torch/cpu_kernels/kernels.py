@@ -95,8 +95,8 @@ class Kernels(Protocol):
         ...
 
     def barrier_us(self) -> float:
-        """Microseconds in which the threads meet between two operators, measured now, in some tens
-        of them: one or two on dedicated cores, many where other processes compute too."""
+        """Microseconds of a barrier between two operators, measured now over some tens of them: one
+        or two on dedicated cores, many where other processes compute too."""
         ...
 
     @property

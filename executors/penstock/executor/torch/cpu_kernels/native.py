@@ -97,7 +97,7 @@ def is_supported(instructions: str) -> bool:
 
 
 def source_digest() -> str | None:
-    """Of the sources that the library was compiled from."""
+    """Digest of the sources that the library was compiled from."""
     library = load_library()
     if library is None:
         return None
@@ -280,7 +280,7 @@ class NativeLayer:
 
     @property
     def address(self) -> int:
-        """Of the C structure."""
+        """Address of the C structure."""
         return self._address
 
     @property
@@ -376,7 +376,7 @@ def _is_bf16(dtype: torch.dtype) -> bool:
 
 
 def _row_stride(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Of a matrix of this shape with dense rows."""
+    """Elements between rows of a dense matrix of this shape."""
     stride, element = tensor.stride()
     if tensor.shape != shape or tensor.dtype is not dtype or element != 1:
         raise ValueError(

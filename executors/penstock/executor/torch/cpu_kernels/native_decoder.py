@@ -67,7 +67,7 @@ class DecoderLayer:
     key_norm: Tensor | None
 
     def to_c(self, hidden: int, dtype: torch.dtype) -> _CLayer:
-        """Raises ValueError where parts do not fit together: C trusts them."""
+        """Raises ValueError where parts do not fit together: C does not check them."""
         for norm in (self.input_norm, self.output_norm):
             if norm.shape != (hidden,) or norm.dtype is not dtype or norm.stride(0) != 1:
                 raise ValueError("a norm's weight does not fit the hidden size")

@@ -79,12 +79,12 @@ class PackedMatrix:
 
     @property
     def address(self) -> int:
-        """Of the C structure."""
+        """Address of the C structure."""
         return ctypes.addressof(self._struct)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what is kept."""
+        """Memory of the packed matrix, bytes."""
         kept = self.packed, self.scales, self._offsets, self.bias
         return sum(tensor.nbytes for tensor in kept)
 

@@ -49,7 +49,7 @@ class StepRows:
 
     @property
     def address(self) -> int:
-        """Of the C structure."""
+        """Address of the C structure."""
         return self._address
 
     def set(

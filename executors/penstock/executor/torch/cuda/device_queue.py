@@ -15,7 +15,7 @@ class Mark(Protocol):
     """A point in the queue."""
 
     def wait(self) -> None:
-        """Return when everything before is done. Raises what the device reports."""
+        """Wait until all work queued before is done. Raises what the device reports."""
         ...
 
 

@@ -129,7 +129,7 @@ class DeviceSampler:
         return ""
 
     def follow(self, batch: Batch, rules: SlotRules) -> None:
-        """Stage what was admitted since the last batch; after `rules.follow`."""
+        """Stage requests admitted since the last batch; after `rules.follow`."""
         admitted = [request for request in batch.admitted if request.slot >= 0]
         if not admitted:
             return

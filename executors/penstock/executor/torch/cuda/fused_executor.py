@@ -116,7 +116,12 @@ class FusedExecutor:
         """Queue one step. Raises ExecutorDied when not even the health probe runs any more."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
-        self._follow(batch)
+        try:
+            self._follow(batch)
+        except Exception as error:
+            # Short of memory it can be done again, with what the allocator held.
+            self._recover(error)
+            self._follow(batch)
         if batch.num_rows == 0:
             self._launched.append(StepResult(slots=batch.sampled_slots, tokens=batch.sampled_slots))
             return

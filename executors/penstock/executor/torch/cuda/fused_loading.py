@@ -7,6 +7,8 @@ still serve the model.
 
 import logging
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,7 +34,7 @@ from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import DecoderTree, NotFused, read_module_tree
-from penstock.executor.torch.num_blocks import num_device_blocks
+from penstock.executor.torch.num_blocks import num_device_blocks, size_setting
 from penstock.executor.torch.quantised_weights import quantise_layers
 from penstock.executor.torch.resources import weight_bytes
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
@@ -87,22 +89,39 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             if not math.isfinite(loss):
                 raise ModelLoadError("quantization or kv_cache_dtype: logits are not finite")
             _log.info("in 8 bits its logits are within %.1e of its modules'", loss)
-        sampler = DeviceSampler(
-            max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
-        )
+        with _fitting("max_num_seqs", config):
+            sampler = DeviceSampler(
+                max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
+            )
+        with _fitting("max_num_batched_tokens", config):
+            step_bytes = _step_bytes(config, model, parts, queue)
         num_blocks = num_device_blocks(
             config,
             bytes_each=block_bytes(model.shapes, config.block_size, parts.page_dtype),
             max_seq_len=max_seq_len,
-            step_bytes=_step_bytes(config, model, parts, queue),
+            step_bytes=step_bytes,
             free_bytes=queue.free_bytes(),
         )
-        built, _ = _build(config, model, parts, queue, num_blocks + NUM_PROBE_BLOCKS, max_seq_len)
+        info = serving_info(
+            config, model, num_blocks=num_blocks, pipeline_depth=config.pipeline_depth or 2
+        )
+        with _fitting(size_setting(config), config):
+            num_pages = num_blocks + NUM_PROBE_BLOCKS
+            built, _ = _build(config, model, parts, queue, num_pages, max_seq_len)
+            executor = FusedExecutor(info, queue, model, built, sampler)
     _log.info("the fused path serves this model: its logits are within %.1e of its modules'", error)
-    info = serving_info(
-        config, model, num_blocks=num_blocks, pipeline_depth=config.pipeline_depth or 2
-    )
-    return FusedExecutor(info, queue, model, built, sampler)
+    return executor
+
+
+@contextmanager
+def _fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
+    """A lack of memory becomes a ValueError naming the setting to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{setting} asks for more memory than {config.device} has next to the weights: {error}"
+        ) from error
 
 
 def num_slots(config: ExecutorConfig) -> int:
@@ -194,7 +213,7 @@ def _try(
 def _step_bytes(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> int:
-    """Memory of the widest step besides weights and pages."""
+    """Memory of the widest step, and of captured logits, besides weights and pages."""
     budget = config.max_num_batched_tokens
     if budget is None:
         budget = device_defaults(config.device).max_num_batched_tokens
@@ -216,4 +235,4 @@ def _step_bytes(
         run(num_tokens)
     taken = queue.peak_bytes(lambda: run(budget))
     queue.release_memory()
-    return taken
+    return taken + config.max_num_seqs * model.vocab_size * model.dtype.itemsize

@@ -173,5 +173,5 @@ def _padded(width: int) -> int:
 
 
 def _or(given: Tensor | None, other: Tensor) -> Tensor:
-    """A kernel needs a pointer even where it reads nothing."""
+    """A valid pointer for an optional tensor that the kernel does not read."""
     return other if given is None else given

@@ -7,7 +7,8 @@ Sequence numbers count from 0; row n is at index n % size, so each ring has its 
 One process writes while others read: a row is valid if it was not overwritten meanwhile, which the
 reader detects by the counts in the header, read before and after.
 
-Times are seconds on the machine's monotonic clock. It contains no prompt, output or token id.
+Times are seconds on the machine's monotonic clock; the facts have a pair of readings that
+converts them to Unix time. It contains no prompt, output or token id.
 
 The header, little-endian:
 
@@ -25,36 +26,23 @@ The header, little-endian:
 """
 
 import enum
+import json
 import struct
+import time
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import numpy as np
+
+from penstock.executor.config_json import from_json_value, parse_json, to_json_value
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
 
 MAGIC = b"penstock-flight\n"
 LAYOUT_VERSION = 1
 NO_REASON = 0
 """Value of `waits_for` if no request waited. Other values are those of `WaitReason`."""
-
-
-class EventKind(enum.IntEnum):
-    """Kind of an event of one request.
-
-    CHUNK is written when its step is launched, so that the requests of a step that never returned
-    are known; all others when the step's result is in. PREFIX_FOUND: tokens found in the executor's
-    own cache, which replaces the number predicted by ADMITTED.
-    """
-
-    QUEUED = 1
-    ADMITTED = 2
-    CHUNK = 3
-    FIRST_TOKEN = 4
-    PREEMPTED = 5
-    FINISHED = 6
-    FAILED = 7
-    PREFIX_FOUND = 8
-
-
 STEP = np.dtype(
     [
         ("step", "<u8"),
@@ -92,7 +80,6 @@ STEP = np.dtype(
     ]
 )
 """One step whose result is in."""
-
 EVENT = np.dtype(
     [
         ("at_s", "<f8"),
@@ -107,7 +94,6 @@ EVENT = np.dtype(
     ]
 )
 """One event of one request."""
-
 REQUEST = np.dtype(
     [
         ("key", "<i8"),
@@ -124,7 +110,6 @@ REQUEST = np.dtype(
     ]
 )
 """One submitted output. Names are truncated to the field's size."""
-
 TOTALS = (
     "num_steps",
     "num_events",
@@ -140,20 +125,7 @@ TOTALS = (
 """Counts since the engine's start, in the header, `<u8` each; the first three are also the numbers
 of rows written to the rings. Prompt tokens and cached prompt tokens are counted at the first token
 of a request."""
-
 _CODES = {"u": {1: "B", 2: "H", 4: "I", 8: "Q"}, "i": {4: "i", 8: "q"}, "f": {4: "f", 8: "d"}}
-
-
-def row_struct(row: "np.dtype[np.void]") -> struct.Struct:
-    """A packer for one row: ten times faster than assigning to a structured array's row."""
-    codes: list[str] = []
-    for name in row.names or ():
-        field = row[name]
-        is_text = field.kind == "S" or field.shape
-        codes.append(f"{field.itemsize}s" if is_text else _CODES[field.kind][field.itemsize])
-    return struct.Struct("<" + "".join(codes))
-
-
 HEADER_BYTES = 4096
 FACTS_OFFSET = 256
 MAX_FACTS_BYTES = HEADER_BYTES - FACTS_OFFSET
@@ -171,6 +143,35 @@ RINGS: "tuple[np.dtype[Any], ...]" = (STEP, EVENT, REQUEST)
 EVENTS_PER_STEP, REQUESTS_PER_STEP = 8, 4
 _MIN_ROWS, _MAX_ROWS = 64, 1 << 24
 _PAGE_BYTES = 4096
+_MAX_MODEL_CHARS = 200
+
+
+class EventKind(enum.IntEnum):
+    """Kind of an event of one request.
+
+    CHUNK is written when its step is launched, so that the requests of a step that never returned
+    are known; all others when the step's result is in. PREFIX_FOUND: tokens found in the executor's
+    own cache, which replaces the number predicted by ADMITTED.
+    """
+
+    QUEUED = 1
+    ADMITTED = 2
+    CHUNK = 3
+    FIRST_TOKEN = 4
+    PREEMPTED = 5
+    FINISHED = 6
+    FAILED = 7
+    PREFIX_FOUND = 8
+
+
+def row_struct(row: "np.dtype[np.void]") -> struct.Struct:
+    """A packer for one row: ten times faster than assigning to a structured array's row."""
+    codes: list[str] = []
+    for name in row.names or ():
+        field = row[name]
+        is_text = field.kind == "S" or field.shape
+        codes.append(f"{field.itemsize}s" if is_text else _CODES[field.kind][field.itemsize])
+    return struct.Struct("<" + "".join(codes))
 
 
 class FlightError(ValueError):
@@ -225,3 +226,65 @@ class Geometry:
     def num_bytes(self) -> int:
         """Size of header and rings."""
         return self.offset(len(RINGS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightFacts:
+    """The engine of a recording. `block_size` in tokens.
+
+    `epoch` increases with every start of an engine. `clock_s` and `unix_s` are the same time on the
+    monotonic clock and in seconds since 1970. `is_self_paced`: the executor batches by itself, so
+    a step is one iteration that collects what has arrived, without a predicted time.
+    """
+
+    model: str
+    executor: str
+    epoch: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    pipeline_depth: int
+    is_self_paced: bool
+    clock_s: float
+    unix_s: float
+    version: str
+
+    def unix_time_s(self, at_s: float) -> float:
+        """A time of the recording in seconds since 1970."""
+        return self.unix_s + (at_s - self.clock_s)
+
+
+def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig) -> FlightFacts:
+    """The facts of an engine that starts now."""
+    return FlightFacts(
+        model=model[:_MAX_MODEL_CHARS],
+        executor=info.name,
+        epoch=epoch,
+        max_num_seqs=info.max_num_seqs,
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        pipeline_depth=info.pipeline_depth,
+        is_self_paced=info.is_self_paced,
+        clock_s=time.monotonic(),
+        unix_s=time.time(),
+        version=_version(),
+    )
+
+
+def encode_facts(facts: FlightFacts) -> bytes:
+    """The JSON in the header."""
+    return json.dumps(to_json_value(facts)).encode("ascii")
+
+
+def decode_facts(data: bytes) -> FlightFacts:
+    """The inverse of `encode_facts`. Raises ValueError for anything else."""
+    return from_json_value(FlightFacts, parse_json(data.decode("ascii")), "facts")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("penstock")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.server.observe.flight.facts import FlightFacts, encode_facts
 from penstock.server.observe.flight.layout import (
     COPIED_OFFSET,
     FACTS_OFFSET,
@@ -32,7 +31,9 @@ from penstock.server.observe.flight.layout import (
     TOTALS,
     TOTALS_OFFSET,
     FlightError,
+    FlightFacts,
     Geometry,
+    encode_facts,
     row_struct,
 )
 

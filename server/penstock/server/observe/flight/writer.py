@@ -21,12 +21,11 @@ from penstock.scheduler.events import (
     Queued,
     StepEvents,
 )
-from penstock.scheduler.flight import Chunk
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
-from penstock.scheduler.step_note import StepNote
-from penstock.server.observe.flight.facts import FlightFacts
-from penstock.server.observe.flight.layout import NO_REASON, TOTALS, EventKind
+from penstock.server.observe.flight.layout import NO_REASON, TOTALS, EventKind, FlightFacts
 from penstock.server.observe.flight.memory import (
     EVENT_RING,
     REQUEST_RING,

@@ -1,7 +1,7 @@
 """Logging of a process: one line per event on stderr, rate-limited, without content.
 
-Owns the setup and the levels. `lines` formats a line, `failures` formats exceptions, `limits` drops
-and rate-limits lines. Prompt and completion text must never be logged.
+Owns the setup and the levels. `lines` formats a line and the exception in it, `limits` drops and
+rate-limits lines. Prompt and completion text must never be logged.
 """
 
 import contextlib

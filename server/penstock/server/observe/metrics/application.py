@@ -1,12 +1,16 @@
 """The WSGI application of the metrics port: metrics, status page, its JSON, health; access rules.
 
-Owns the routes. Does not know sockets or threads. It is read-only.
+Owns the routes, the keys of `/status.json`, which are those of `Snapshot`, and the age limit of its
+cached response: for any number of viewers, the service is queried twice a second. Does not know
+sockets or threads. It is read-only.
 """
 
+import asyncio
 import gzip
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -16,44 +20,25 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
+import msgspec
+
 from penstock.server.observe.metrics.exposition import Exposition
-from penstock.server.observe.operations.operations import OperationsError
+from penstock.server.observe.operations.snapshot import (
+    Operations,
+    OperationsError,
+    RequestView,
+    Snapshot,
+)
 from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
 from penstock.server.security.rights import Right
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+
 _log = logging.getLogger(__name__)
-
-
-class MetricsAccess:
-    """Checks Authorization headers. Thread-safe."""
-
-    def __init__(self, authenticator: Authenticator) -> None:
-        self._authenticator = authenticator
-
-    def fault(self, authorization: str | None) -> HTTPStatus | None:
-        """The error status for a caller with this header; None: permitted."""
-        shown = [] if authorization is None else [authorization]
-        try:
-            # This port does not request client certificates.
-            caller = self._authenticator.identify(shown, tuple)
-        except Unknown as error:
-            _log.info("refused at the metrics port: %s", error)
-            return HTTPStatus.UNAUTHORIZED
-        except NotListed as error:
-            _log.info("refused at the metrics port: %s", error)
-            return HTTPStatus.FORBIDDEN
-        if Right.METRICS not in caller.rights:
-            _log.info("tenant %s may not read metrics", caller.tenant)
-            return HTTPStatus.FORBIDDEN
-        return None
-
-
 Status = Callable[[], bytes]
 """Returns the JSON of the status page. Raises OperationsError or TimeoutError if unavailable."""
-
 _TEXT: Final = "text/plain; charset=utf-8"
 _PAGE: Final[Mapping[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -80,6 +65,34 @@ _OPEN_PATHS: Final = frozenset({METRICS_PATH, HEALTH_PATH})
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::[0-9]*)?")
 MAX_STATUS_CALLS: Final = 4
 """Less than the number of slots, so that a slow engine does not block the page."""
+MAX_REQUESTS: Final = 500
+"""Most listed requests: the oldest. The total is listed too."""
+MAX_AGE_S: Final = 0.5
+TIMEOUT_S: Final = 5.0
+
+
+class MetricsAccess:
+    """Checks Authorization headers. Thread-safe."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    def fault(self, authorization: str | None) -> HTTPStatus | None:
+        """The error status for a caller with this header; None: permitted."""
+        shown = [] if authorization is None else [authorization]
+        try:
+            # This port does not request client certificates.
+            caller = self._authenticator.identify(shown, tuple)
+        except Unknown as error:
+            _log.info("refused at the metrics port: %s", error)
+            return HTTPStatus.UNAUTHORIZED
+        except NotListed as error:
+            _log.info("refused at the metrics port: %s", error)
+            return HTTPStatus.FORBIDDEN
+        if Right.METRICS not in caller.rights:
+            _log.info("tenant %s may not read metrics", caller.tenant)
+            return HTTPStatus.FORBIDDEN
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +240,61 @@ def _is_loopback(host: str) -> bool:
     except ValueError:
         return False
     return address.is_loopback and (address.version == 6) == (match["v6"] is not None)
+
+
+def status_json(
+    snapshot: Snapshot, requests: tuple[RequestView, ...], requests_problem: str = ""
+) -> bytes:
+    """UTF-8; non-finite numbers are null. `requests_problem`: why live requests are unknown."""
+    status = {
+        **msgspec.to_builtins(snapshot),
+        "requests": requests[:MAX_REQUESTS],
+        "num_requests": len(requests),
+        "requests_problem": requests_problem,
+    }
+    # Inside a page, `</script>` would end a script element, so it is escaped.
+    return msgspec.json.encode(status).replace(b"<", b"\\u003c")
+
+
+class LiveStatus:
+    """Callable from any thread except that of `loop`."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._operations = operations
+        self._loop = loop
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._status = b""
+        self._as_of_s = float("-inf")
+
+    def __call__(self) -> bytes:
+        """The status, MAX_AGE_S old at most. Raises TimeoutError, or RuntimeError at the end."""
+        with self._lock:
+            if self._clock() - self._as_of_s > MAX_AGE_S:
+                asked = self._ask()
+                try:
+                    future = asyncio.run_coroutine_threadsafe(asked, self._loop)
+                except RuntimeError:
+                    asked.close()
+                    raise
+                try:
+                    self._status = future.result(TIMEOUT_S)
+                except TimeoutError:
+                    future.cancel()
+                    raise
+                self._as_of_s = self._clock()
+            return self._status
+
+    async def _ask(self) -> bytes:
+        requests: tuple[RequestView, ...] = ()
+        problem = ""
+        try:
+            requests = await self._operations.live_requests()
+        except OperationsError as error:
+            problem = str(error)
+        return status_json(self._operations.snapshot(), requests, problem)

@@ -17,16 +17,15 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.server.link.board import LoadState
-from penstock.server.link.ports import EngineHello
-from penstock.server.observe.heartbeat import Heartbeat
+from penstock.server.link.frames import EngineHello
+from penstock.server.observe.frames import Heartbeat
+from penstock.server.observe.listeners import NO_TOTALS, ServiceListener
 from penstock.server.observe.metrics import catalogue, labels
 from penstock.server.observe.metrics.catalogue import MetricSpec
-from penstock.server.observe.metrics.front_metrics import FrontMetrics
-from penstock.server.observe.metrics.request_metrics import RequestMetrics
+from penstock.server.observe.metrics.front_metrics import FrontMetrics, RequestMetrics
 from penstock.server.observe.metrics.step_metrics import StepMetrics
 from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
 
 Processes = Callable[[], Mapping[str, int]]
 """Returns current process ids by names such as `engine`, `front` or `supervisor`."""

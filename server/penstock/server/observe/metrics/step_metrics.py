@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.events import WaitReason
 from penstock.server.link.board import LoadState
-from penstock.server.link.ports import EngineHello
+from penstock.server.link.frames import EngineHello
 from penstock.server.observe.metrics import catalogue
 from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.tables import MetricTables
@@ -86,7 +86,7 @@ class StepMetrics:
         self._observe(rows)
 
     def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
-        """Set the recording's own counts, which miss no step and replace the counts of rows."""
+        """Set the recording's own counts, which cover every step and replace counts of rows."""
         self._enter(epoch)
         if epoch != self._epoch:
             return

@@ -76,7 +76,7 @@ class GaugeTable:
         self._values.clear()
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """As of a counter."""
+        """See `CounterTable.family`."""
         names = (*constant_names, *self._spec.labels)
         family = GaugeMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -127,7 +127,7 @@ class HistogramTable:
         series.total += float(np.dot(array, times))
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """As of a counter."""
+        """See `CounterTable.family`."""
         names = (*constant_names, *self._spec.labels)
         family = HistogramMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, series in self._series.items():

@@ -12,15 +12,14 @@ from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, LogLevel
-from penstock.server.link.operator_frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
 from penstock.server.observe.logs import LOG_LEVELS
-from penstock.server.observe.operations.operations import OperationsError
-from penstock.server.observe.operations.snapshot import RequestView, Snapshot
+from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 from penstock.server.observe.operations.snapshots import SnapshotMaker
 
 MAX_PROFILE_S = 60.0

@@ -1,10 +1,26 @@
-"""A snapshot of the service for operators.
+"""What operators see of a service: the snapshot, the live requests, and the interface to both.
 
-Owns the values, which mirror `penstock.v1.ServerStats` without protobuf. Durations are seconds;
-None: unknown.
+Owns the values, which mirror `penstock.v1.ServerStats` without protobuf, and the merging of the
+engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue position),
+a front has requests (phase, history, backlog); a request that only one of them has is shown with
+that one's fields. Durations are seconds; None: unknown.
 """
 
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.state import RequestState
+from penstock.server.observe.frames import FrontView
+from penstock.server.observe.request_record import SegmentKind
+from penstock.server.tenants import own_request_id
+
+_PENDING, _PROCESSING = RequestState.PENDING.name, RequestState.PROCESSING.name
+_PENDING_PHASES = frozenset({SegmentKind.PREPARE.value, SegmentKind.QUEUE.value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +136,166 @@ class RequestView:
     time_to_deadline_s: float | None
     trace_id: str
     history: tuple[PhaseChange, ...] = ()
+
+
+def merge(
+    engine: Iterable[LiveView],
+    fronts: Iterable[FrontView],
+    *,
+    model: str,
+    now_s: float,
+    to_unix_s: Callable[[float], float],
+) -> tuple[RequestView, ...]:
+    """All live requests by arrival; the `n` outputs of one are one request.
+
+    `engine` is empty when the engine is gone. `now_s` is on the clock of the views;
+    `to_unix_s` converts from it to seconds since 1970.
+    """
+    outputs = {view.key: view for view in engine}
+    views: list[RequestView] = []
+    for front in fronts:
+        own = [outputs.pop(key) for key in front.keys if key in outputs]
+        views.append(_view_of(front, own, model, now_s, to_unix_s))
+    for own in _by_request(outputs.values()):
+        views.append(_view_of(_front_of(own), own, model, now_s, to_unix_s))
+    return tuple(sorted(views, key=arrival_order))
+
+
+def arrival_order(view: RequestView) -> tuple[float, str, str]:
+    """Sort key of live requests."""
+    return view.arrival_s, view.tenant, view.request_id
+
+
+def _view_of(
+    front: FrontView,
+    outputs: Sequence[LiveView],
+    model: str,
+    now_s: float,
+    to_unix_s: Callable[[float], float],
+) -> RequestView:
+    if outputs:
+        state = _state_of(outputs)
+    else:
+        state = _PENDING if front.phase in _PENDING_PHASES else _PROCESSING
+    waits_for, position = _wait_of(outputs) if state == _PENDING else ("", None)
+    return RequestView(
+        request_id=front.request_id,
+        model=model,
+        tenant=front.tenant,
+        state=state,
+        phase=front.phase,
+        waits_for=waits_for,
+        queue_position=position,
+        priority=front.priority,
+        arrival_s=to_unix_s(front.arrival_s),
+        age_s=max(0.0, now_s - front.arrival_s),
+        num_prompt_tokens=front.num_prompt_tokens,
+        num_cached_tokens=front.num_cached_tokens,
+        # The engine is ahead of the front by the events in transit.
+        num_output_tokens=max(
+            front.num_output_tokens, sum(view.num_output_tokens for view in outputs)
+        ),
+        num_computed_tokens=sum(view.num_computed_tokens for view in outputs),
+        num_blocks=sum(view.num_blocks for view in outputs),
+        num_preemptions=max(front.num_preemptions, sum(view.num_preemptions for view in outputs)),
+        num_backlog_tokens=front.num_backlog_tokens,
+        time_to_deadline_s=_time_to_deadline_s(outputs, now_s),
+        trace_id=front.trace_id,
+        history=tuple(
+            PhaseChange(phase=phase, since_s=to_unix_s(since_s)) for phase, since_s in front.history
+        ),
+    )
+
+
+def _front_of(outputs: Sequence[LiveView]) -> FrontView:
+    """A front's view of a request whose front has not answered or is gone."""
+    first = outputs[0]
+    if _state_of(outputs) == _PENDING:
+        phase = SegmentKind.QUEUE
+    else:
+        has_token = any(view.num_output_tokens for view in outputs)
+        phase = SegmentKind.DECODE if has_token else SegmentKind.PREFILL
+    return FrontView(
+        front_id=0,
+        keys=tuple(view.key for view in outputs),
+        request_id=own_request_id(first.tenant, first.request_id),
+        tenant=first.tenant,
+        priority=first.priority,
+        trace_id=first.trace_id.hex(),
+        arrival_s=first.arrival_s,
+        phase=phase.value,
+        history=(),
+        num_prompt_tokens=first.num_prompt_tokens,
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        num_preemptions=0,
+        num_backlog_tokens=0,
+    )
+
+
+def _by_request(outputs: Iterable[LiveView]) -> Iterable[list[LiveView]]:
+    groups: defaultdict[tuple[str, str], list[LiveView]] = defaultdict(list)
+    for view in outputs:
+        groups[view.tenant, view.request_id].append(view)
+    return groups.values()
+
+
+def _state_of(outputs: Sequence[LiveView]) -> str:
+    """PROCESSING as soon as one output is: then the request owns blocks."""
+    is_running = any(view.state is RequestState.PROCESSING for view in outputs)
+    return _PROCESSING if is_running else _PENDING
+
+
+def _wait_of(outputs: Sequence[LiveView]) -> tuple[str, int | None]:
+    """Wait reason and queue position of the request's foremost output, if known."""
+    if not outputs:
+        return "", None
+    first = min(
+        outputs,
+        key=lambda view: math.inf if view.queue_position is None else view.queue_position,
+    )
+    return "" if first.waits_for is None else first.waits_for.name, first.queue_position
+
+
+def _time_to_deadline_s(outputs: Sequence[LiveView], now_s: float) -> float | None:
+    deadline_s = min((view.deadline_s for view in outputs), default=math.inf)
+    return deadline_s - now_s if math.isfinite(deadline_s) else None
+
+
+class OperationsError(Exception):
+    """The operation is not possible now; the message is for the operator."""
+
+
+class Operations(Protocol):
+    """Called on the observer's event loop."""
+
+    def snapshot(self) -> Snapshot:
+        """The current state of the service; sends no query to other processes."""
+        ...
+
+    async def live_requests(self) -> tuple[RequestView, ...]:
+        """All live requests, by arrival. Queries engine and fronts; raises OperationsError."""
+        ...
+
+    async def drain(self, timeout_s: float | None) -> int:
+        """Begin to drain; returns the number of live requests."""
+        ...
+
+    async def flight_record(self) -> bytes:
+        """A copy of the flight recorder's memory in the file format. Raises OperationsError."""
+        ...
+
+    async def dump_flight_record(self, why: str) -> Path:
+        """Write it to a file in the flight folder. Raises OperationsError."""
+        ...
+
+    async def set_log_level(self, level: str) -> None:
+        """Set the log level of every process."""
+        ...
+
+    def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
+        """Sample `engine`, `front N` or `observer`; yields the profile as a speedscope file.
+
+        Raises OperationsError.
+        """
+        ...

@@ -15,18 +15,17 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.error_reason import REFUSALS
-from penstock.server.link.ports import EngineHello
-from penstock.server.observe.heartbeat import Heartbeat, OutcomeCount
-from penstock.server.observe.operations.engine_steps import EngineSteps
+from penstock.server.link.frames import EngineHello
+from penstock.server.observe.frames import Heartbeat, OutcomeCount
+from penstock.server.observe.listeners import NO_TOTALS, ServiceListener
+from penstock.server.observe.operations.engine_steps import DurationWindow, EngineSteps
 from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
     ModelSnapshot,
     Snapshot,
 )
-from penstock.server.observe.operations.window import DurationWindow
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
-from penstock.server.observe.service_listeners import NO_TOTALS, ServiceListener
 
 MAX_LIVES = 256
 """Number of ended fronts with separate counts; the counts of older ones are summed."""

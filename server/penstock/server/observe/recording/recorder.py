@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch
+from penstock.scheduler.cost_model import StepMeasure
 from penstock.scheduler.events import Failed, Finished, StepEvents
-from penstock.scheduler.flight import Chunk
+from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from penstock.scheduler.step_measure import StepMeasure
-from penstock.scheduler.step_note import StepNote
 from penstock.server.observe.recording.request_log import RequestLog
 from penstock.server.observe.recording.trace import recorded_line
 
@@ -152,7 +152,7 @@ class Recorder:
 
     @property
     def is_recording(self) -> bool:
-        """False once it was closed, or something went wrong."""
+        """False after it was closed or failed."""
         return self._is_recording
 
     def start(self) -> None:
@@ -173,7 +173,7 @@ class Recorder:
         self._put(_Turn(keys=events.keys, ends=events.ends, measure=self._measure(note)))
 
     def close(self) -> None:
-        """Write what is left and close the files; with a time limit, in case the disk hangs."""
+        """Write the rest and close the files; with a time limit, in case the disk hangs."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)

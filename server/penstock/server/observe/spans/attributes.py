@@ -67,7 +67,7 @@ _OPTION_KEYS = (
 
 
 def start_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """What the conventions want a sampler to see."""
+    """The attributes that the conventions pass to a sampler."""
     options = record.options
     attributes: dict[str, AttributeValue] = {
         keys.RPC_SYSTEM: "grpc",
@@ -194,7 +194,7 @@ def _add_story(attributes: dict[str, AttributeValue], record: RequestRecord) -> 
 
 
 def _name(text: str) -> str:
-    """The name of a reason. Anything else is text, and text may be anything."""
+    """The name of a reason; free text is left out, as it may have content."""
     return text if _NAME.fullmatch(text) else UNKNOWN_NAME
 
 
@@ -210,7 +210,7 @@ _WAIT_PARTS = (
 
 
 def segment_attributes(record: RequestRecord, index: int) -> dict[str, AttributeValue]:
-    """Of the segment `record.segments[index]`."""
+    """The attributes of the segment `record.segments[index]`."""
     segment = record.segments[index]
     match segment.kind:
         case SegmentKind.QUEUE:

@@ -1,17 +1,21 @@
-"""Where traces are put together: provider, sampler, exporters, the thread that writes.
+"""Assembles tracing: provider, sampler, exporters, the thread that writes.
 
-Owns the composition and its end. The provider is not made the process's, and
-the SDK's `_OTelSDKConfigurator` is not used, because it would make one for the whole process,
-metrics and logs with it, and flush it for 30 seconds on exit. Exporters are found by their entry
-points `opentelemetry_traces_exporter`, so that installed ones work too; they read their other
-variables (endpoint, headers, certificates, compression) themselves.
+Owns the composition and its end. The provider is not made the process's, and the SDK's
+`_OTelSDKConfigurator` is not used, because it would make one for the whole process, metrics and
+logs with it, and flush it for 30 seconds on exit. Exporters are found by their entry points
+`opentelemetry_traces_exporter`, so that installed ones work too; they read their other variables
+(endpoint, headers, certificates, compression) themselves.
+
+The observer's event loop hands records to a thread over a bounded queue and never waits: what finds
+the queue full is dropped and counted.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
@@ -20,8 +24,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from penstock.server.observe.config import TracingConfig
+from penstock.server.observe.listeners import ServiceListener
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.service_listeners import ServiceListener
 from penstock.server.observe.spans.sampler import KeepSampler, sampler_from
 from penstock.server.observe.spans.span_processor import BoundedSpanProcessor, SpanCounts
 from penstock.server.observe.spans.span_writer import PlannedIds, SpanWriter, UnixClock
@@ -30,7 +34,6 @@ from penstock.server.observe.spans.variables import (
     max_batch_spans,
     max_queue_spans,
 )
-from penstock.server.observe.spans.worker import TraceWorker
 
 _LOGGERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
@@ -43,8 +46,108 @@ _HEADER_LOGGER = "opentelemetry.util.re"
 _HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 
 
+MAX_QUEUED_RECORDS = 4096
+_COMPLAINT_PAUSE_S = 60.0
+_LAST_TRACE_S = 0.2
+
+_logger = logging.getLogger(__name__)
+SERVICE_NAME = "penstock"
+DEFAULT_TIMEOUT_S = 2.0
+"""Of one export with all its retries, unless a variable overrides it. The SDK's 10 seconds would
+hold up the end of the process and keep stale spans alive."""
+_TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+_log = logging.getLogger(__name__)
+_LAST_WORDS_S = 0.2
+"""Of the time to close: what exporters get to end an export that hangs."""
+
+
+class TraceWorker:
+    """Runs `write` for each record, in order, on a separate thread."""
+
+    def __init__(
+        self,
+        write: Callable[[RequestRecord], bool],
+        counts: SpanCounts,
+        max_queued: int = MAX_QUEUED_RECORDS,
+    ) -> None:
+        self._write = write
+        self._counts = counts
+        self._max_queued = max_queued
+        self._queue: deque[RequestRecord] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._has_given_up = False
+        self._quiet_until_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="trace-worker", daemon=True)
+
+    def start(self) -> None:
+        """Start; records queued before are written now."""
+        self._thread.start()
+
+    def put(self, records: Sequence[RequestRecord]) -> None:
+        """Queue them, as far as they fit."""
+        if not records:
+            return
+        with self._changed:
+            room = 0 if self._is_closing else self._max_queued - len(self._queue)
+            self._queue.extend(records[:room])
+            if room > 0:
+                self._changed.notify()
+            num_dropped = max(0, len(records) - room)
+            is_closing = self._is_closing
+        if num_dropped:
+            reason = "closing" if is_closing else "queue_full"
+            self._counts.add(f"traces_dropped_{reason}", num_dropped)
+
+    def finish(self, limit_s: float) -> bool:
+        """Accept no more, write those queued; False if that took longer than `limit_s`."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Drop the queued records."""
+        with self._changed:
+            self._has_given_up = True
+            num_left = len(self._queue)
+            self._queue.clear()
+        self._counts.add("traces_dropped_closing", num_left)
+        # The one in hand is counted too.
+        self._thread.join(_LAST_TRACE_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_closing:
+                    self._changed.wait()
+                if not self._queue or self._has_given_up:
+                    return
+                record = self._queue.popleft()
+            self._write_one(record)
+
+    def _write_one(self, record: RequestRecord) -> None:
+        try:
+            is_kept = self._write(record)
+        except Exception as error:  # one request's trace must not cost those of all others
+            self._counts.add("traces_dropped_unwritable", 1)
+            self._complain(error)
+        else:
+            self._counts.add("traces_kept" if is_kept else "traces_sampled_out", 1)
+
+    def _complain(self, error: Exception) -> None:
+        """Log at intervals, without the error's text, which may quote the record."""
+        now_s = time.monotonic()
+        if now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + _COMPLAINT_PAUSE_S
+            _logger.error("a trace could not be written: %s", type(error).__name__)
+
+
 class OncePerMinute(logging.Filter):
-    """Lets each message of the code through once a minute, whatever its arguments."""
+    """Passes each message template at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +178,7 @@ class WithoutHeaders(logging.Filter):
 
 
 def quieten_exporters(environment: Mapping[str, str]) -> None:
-    """Before any exporter is made. `environment`: where they find their headers."""
+    """Call before any exporter is made. `environment`: where they find their headers."""
     headers = logging.getLogger(_HEADER_LOGGER)
     for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
         headers.removeFilter(known)
@@ -85,9 +188,6 @@ def quieten_exporters(environment: Mapping[str, str]) -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(known, OncePerMinute) for known in logger.filters):
             logger.addFilter(OncePerMinute())
-
-
-SERVICE_NAME = "penstock"
 
 
 class SteadyResource(Resource):
@@ -123,17 +223,8 @@ def package_version() -> str:
         return "0"
 
 
-DEFAULT_TIMEOUT_S = 2.0
-"""Of one export with all its retries, unless a variable overrides it. The SDK's 10 seconds would
-hold up the end of the process and keep stale spans alive."""
-
-_TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
-_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-
-
 def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
-    """All exporters asked for; `otlp` if none is named, no exporter for `none`."""
+    """All configured exporters; `otlp` if none is named, no exporter for `none`."""
     names = environment.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     if names.lower() == "none":
         return ()
@@ -165,14 +256,8 @@ def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
     return exporter
 
 
-_log = logging.getLogger(__name__)
-
-_LAST_WORDS_S = 0.2
-"""Of the time to close: what exporters get to end an export that hangs."""
-
-
 class Tracing(ServiceListener):
-    """Makes traces of records. Calls but `close` return at once."""
+    """Makes traces of records. Calls other than `close` return at once."""
 
     def __init__(
         self,
@@ -191,7 +276,7 @@ class Tracing(ServiceListener):
         self._worker.put(records)
 
     def counters(self) -> dict[str, int]:
-        """What became of traces and spans since the start: the names of `counts.NAMES`."""
+        """Counts of traces and spans by outcome since the start: the names of `counts.NAMES`."""
         return self._counts.counts()
 
     def close(self, limit_s: float) -> None:

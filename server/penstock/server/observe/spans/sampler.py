@@ -1,4 +1,4 @@
-"""Which traces are kept: those that must be, and what the SDK's sampler keeps of the others.
+"""Chooses the traces that are kept: required ones, and the SDK sampler's choice of the others.
 
 Whether one must be kept is decided at its request's end, when all is known. Owns the sampler that
 wraps the SDK's, and how `OTEL_TRACES_SAMPLER` chooses that one.
@@ -83,7 +83,7 @@ class KeepSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> Result:
-        """As the SDK wants it."""
+        """The SDK's interface."""
         parent = get_current_span(parent_context).get_span_context()
         if parent.is_valid and not parent.is_remote:
             return Result(_decision(parent), attributes, parent.trace_state)
@@ -99,12 +99,12 @@ class KeepSampler(Sampler):
         return Result(result.decision, attributes, result.trace_state)
 
     def get_description(self) -> str:
-        """Names itself and what it wraps."""
+        """Its name and that of the wrapped sampler."""
         return f"PenstockKeepSampler{{{self._inner.get_description()}}}"
 
 
 def sampler_from(environment: Mapping[str, str]) -> Sampler:
-    """The sampler that `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` ask for.
+    """The sampler that `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` name.
 
     Found as the SDK's own configurator finds them, by their entry points
     `opentelemetry_traces_sampler`, so that installed ones work too. As with the SDK, a bad value is

@@ -1,4 +1,4 @@
-"""The SDK's batch processor of spans, made so that it drops nothing unseen, and the counts.
+"""The SDK's batch processor of spans, with a count of every dropped span.
 
 The processor's queue drops its oldest spans when it is full and reports nothing. So a thread that
 ends a span waits here until it has room: what does not fit is then dropped, and counted, where
@@ -38,7 +38,7 @@ class SpanCounts:
             self._counts[name] += num
 
     def counts(self) -> dict[str, int]:
-        """All of them, as of one moment."""
+        """All counts at one moment."""
         with self._lock:
             return dict(self._counts)
 
@@ -66,7 +66,7 @@ class QueueSlots:
             return True
 
     def leave(self, num: int) -> bool:
-        """Give back `num` places: they are under way. False: they were abandoned before."""
+        """`num` spans left the queue for the exporter. False: they were abandoned before."""
         with self._changed:
             self._num_in -= num
             self._num_under_way += num
@@ -74,13 +74,13 @@ class QueueSlots:
             return not self._is_abandoned
 
     def arrive(self, num: int) -> bool:
-        """Their way is over, well or not. False: they were abandoned before."""
+        """Their export ended, with or without success. False: they were abandoned before."""
         with self._changed:
             self._num_under_way -= num
             return not self._is_abandoned
 
     def abandon(self) -> int:
-        """How many there are; what becomes of them from now on does not count."""
+        """Return how many there are; their outcome is not counted from now on."""
         with self._changed:
             self._is_abandoned = True
             return self._num_in + self._num_under_way
@@ -103,7 +103,7 @@ class WatchedExporter(SpanExporter):
         self._is_shut = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Hand on. The spans have left the processor's queue."""
+        """Pass the spans on; they have left the processor's queue."""
         if not self._slots.leave(len(spans)):
             return SpanExportResult.FAILURE
         result = SpanExportResult.FAILURE
@@ -123,7 +123,7 @@ class WatchedExporter(SpanExporter):
             self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is kept here."""
+        """A no-op: nothing is buffered here."""
         return self._inner.force_flush(timeout_millis)
 
 
@@ -149,7 +149,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
         )
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue it, as soon as there is room."""
+        """Queue it once the queue has room."""
         context = span.context
         if context is None or not context.trace_flags.sampled:
             return
@@ -159,9 +159,9 @@ class BoundedSpanProcessor(BatchSpanProcessor):
             self._counts.add("spans_dropped_closing", 1)
 
     def give_up(self) -> None:
-        """Spans that find no room from now on are dropped."""
+        """From now on drop spans that do not fit into the queue."""
         self._slots.close()
 
     def abandon(self) -> None:
-        """Count what has not arrived as lost, and export nothing more."""
+        """Count spans not yet exported as lost, and export nothing more."""
         self._counts.add("spans_dropped_closing", self._slots.abandon())

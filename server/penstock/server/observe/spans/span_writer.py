@@ -60,14 +60,14 @@ _MAX_STATE_MEMBERS = 32
 
 
 class PlannedIds(IdGenerator):
-    """Hands out the ids of the next span. For the one thread that makes the provider's spans."""
+    """Supplies the ids of the next span. For the one thread that makes the provider's spans."""
 
     def __init__(self) -> None:
         self._trace_id = 0
         self._span_id = 0
 
     def plan(self, trace_id: int, span_id: int) -> None:
-        """The next span is `span_id`, and of `trace_id` if it has no parent."""
+        """Set the next span's id, and its trace's if it has no parent."""
         self._trace_id = trace_id
         self._span_id = span_id
 
@@ -110,7 +110,7 @@ class UnixClock:
         return self._offset_ns
 
     def _measure(self) -> int:
-        """Of a few readings the one that was interrupted least."""
+        """The least interrupted of a few readings."""
         readings: list[tuple[int, int]] = []
         for _ in range(_NUM_READINGS):
             before_ns = self._monotonic_ns()
@@ -121,7 +121,7 @@ class UnixClock:
 
 
 def to_unix_ns(at_s: float, offset_ns: int) -> int:
-    """A moment of the monotonic clock, in nanoseconds since 1970."""
+    """A time of the monotonic clock, in nanoseconds since 1970."""
     return round(at_s * 1e9) + offset_ns
 
 
@@ -198,7 +198,7 @@ def _kept_indices(num_segments: int) -> Iterable[int]:
 
 
 def _child_id(root_id: int, index: int) -> int:
-    """As random as the root's id, and other than it and its siblings'. 0 is no id."""
+    """A child's span id, derived from the root's and different from its siblings'; never 0."""
     return (root_id + (index + 1) * _ID_STEP) & _ID_MASK or (root_id - _ID_STEP) & _ID_MASK
 
 
@@ -220,7 +220,7 @@ def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
 
 
 def _remote_parent(trace: TraceParent) -> Context:
-    """The caller's span as the context of ours. Without one, a context of nothing at all."""
+    """The caller's span as the context of ours. Without one, an empty context."""
     if not trace.parent_span_id:
         return Context()
     flags = TraceFlags.SAMPLED if trace.is_parent_sampled else TraceFlags.DEFAULT

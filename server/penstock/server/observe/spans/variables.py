@@ -27,7 +27,7 @@ _COUNTS = (
 
 
 def check_numbers(environment: Mapping[str, str]) -> None:
-    """Raises ValueError naming the first variable that is no number of its kind."""
+    """Raise ValueError naming the first variable that is not a valid number."""
     for name in _SECONDS:
         if (text := _text(environment, name)) and not _is_time(text):
             raise ValueError(f"{name} must be seconds above 0, not {text!r}")
@@ -57,7 +57,7 @@ def max_batch_spans(environment: Mapping[str, str]) -> int:
 
 
 def forget_blank_numbers(environment: MutableMapping[str, str]) -> None:
-    """Unset those that are blank, as the specification reads them; the SDK stumbles over them."""
+    """Unset those that are blank, as the specification reads them; the SDK fails on them."""
     for name in (*_SECONDS, *_ABOVE_ZERO, *_COUNTS):
         if name in environment and not environment[name].strip():
             del environment[name]

@@ -1,20 +1,21 @@
 """Constraint: the format an output must have.
 
-Owns the checks that need no compiler: size, the syntax that the contract defines, and which options
-exclude a constraint. Whether it compiles is checked by the executor.
+Owns the checks that need no compiler: the syntax that the contract defines, which options exclude a
+constraint, and bounds on the cost of compiling it: size, nesting, repetitions. Every scan is linear
+in the text, which comes from clients; unclear syntax counts as the costlier reading. The executor
+checks whether a constraint is valid, except for what matches no text at all: code points out of
+range, and references to themselves.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn, cast
+from urllib.parse import unquote
 
 from penstock.scheduler.executor import Feature
-from penstock.scheduler.request_options import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint, ConstraintKind
 from penstock.server.front.limits import Limits
-from penstock.server.rpc.mapping_in.form_size import (
-    fault_of_grammar,
-    fault_of_pattern,
-    fault_of_schema,
-)
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1 import options_pb2 as pb
 from penstock.v1.generation_service_pb2 import GenerateRequest
@@ -25,6 +26,62 @@ _GRAMMAR = "constraint.grammar.ebnf"
 _CHOICES = "constraint.choice.choices"
 
 _ROOT_RULE = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
+MAX_DEPTH: Final = 64
+"""Of brackets, objects and lists: a recursive compiler may crash its process at a depth that fits
+the bytes.
+"""
+MAX_REPETITIONS: Final = 10_000
+"""A repetition is compiled to that many copies; nested ones to their product."""
+MAX_ELEMENTS: Final = 8192
+"""Of expressions and grammars, and objects of a schema. Reading one takes up to two microseconds of
+the event loop.
+"""
+MAX_TOTAL: Final = 100_000
+"""Characters of a constraint with its repetitions written out: several may be in sequence."""
+_TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} deep"
+_TOO_LONG: Final = f"has more than {MAX_ELEMENTS} elements"
+_TOO_MANY: Final = f"repeats an element more than {MAX_REPETITIONS} times"
+_TOO_MUCH: Final = f"has more than {MAX_TOTAL} characters once its repetitions are written out"
+# Possessive throughout: no character is read twice.
+_BRACES = r"\{\s*+(?P<low>[0-9]*+)\s*+(?:(?P<comma>,)\s*+(?P<high>[0-9]*+)\s*+)?+\}"
+# An escaped bracket opens nothing, and a character class hides its content.
+_PATTERN_TOKEN: Final = re.compile(
+    r"(?P<back_reference>\\[1-9]|\\k[<{']|\(\?P=)"
+    r"|(?P<look_around>\(\?<?[=!])"
+    r"|(?P<open>\()|(?P<close>\))"
+    rf"|(?P<braces>{_BRACES})"
+    r"|(?P<mark>[*+?|])"
+    r"|(?P<atom>\\[uUx]\{[0-9A-Fa-f]*+\}|\\.|\[\^?(?:\\.|[^\]\\])*+\]?)"
+    r"|(?P<plain>[^\\()\[{*+?|]++|.)",
+    re.DOTALL,
+)
+# Strings and classes end with their line at the latest, so that a stray quote cannot hide a
+# bracket.
+_GRAMMAR_TOKEN: Final = re.compile(
+    r"(?P<nothing>#[^\n]*+|\s++)"
+    r"|(?P<open>\()|(?P<close>\))"
+    rf"|(?P<braces>{_BRACES})"
+    r"|(?P<mark>[*+?|])"
+    r'|(?P<text>"(?:\\.|[^"\\\n])*+"?)'
+    r"|(?P<atom>\[(?:\\.|[^\]\\\n])*+\]?|[^\s()\[{*+?|\"#]++|.)",
+    re.DOTALL,
+)
+_FAR_CHARACTER: Final = re.compile(
+    r"\\(?:[uUx]\{(?P<braced>[0-9A-Fa-f]*+)\}|U(?P<long>[0-9A-Fa-f]{8})|.)", re.DOTALL
+)
+_LAST_CODE_POINT: Final = 0x10FFFF
+_TOO_FAR: Final = "names a character beyond U+10FFFF"
+_REF_LOOP: Final = "has a $ref that leads to itself"
+_MOST_DIGITS: Final = 9
+_SIZES: Final = (
+    ("minItems", "maxItems"),
+    ("minContains", "maxContains"),
+    ("minLength", "maxLength"),
+    ("minProperties", "maxProperties"),
+)
+"""The keys of a JSON schema that compile to repetitions. The upper bounds too: up to a thousand
+items are a thousand optional copies.
+"""
 
 
 def read_constraint(
@@ -112,6 +169,8 @@ def _read_choice(
             violations.add(f"{_CHOICES}[{index}]", "is a duplicate" if choice else "is empty")
         known.add(choice)
         is_right = _is_free_of_nul(f"{_CHOICES}[{index}]", choice, violations) and is_right
+        if violations.is_full:
+            break
     return Constraint(kind=ConstraintKind.CHOICE, texts=choices) if is_right else None
 
 
@@ -147,3 +206,230 @@ def _is_bytes_right(
     if num_bytes > max_bytes:
         violations.add(path, f"has {num_bytes} bytes of UTF-8, at most {max_bytes} are allowed")
     return num_bytes <= max_bytes
+
+
+def fault_of_pattern(pattern: str) -> str:
+    """Why an expression cannot be compiled; empty if it can."""
+    return _fault_of_pattern(pattern, _Counter())
+
+
+def fault_of_grammar(grammar: str) -> str:
+    """Why a grammar in EBNF cannot be compiled; empty if it can."""
+    if _is_too_far(grammar):
+        return _TOO_FAR
+    counter = _Counter()
+    for token in _GRAMMAR_TOKEN.finditer(grammar):
+        if fault := counter.fault_after(token):
+            return fault
+    return ""
+
+
+def fault_of_schema(schema: str) -> str:
+    """Why a text is no JSON schema that can be compiled; empty if it is one."""
+    try:
+        value: Any = json.loads(schema, parse_constant=_refuse_constant)
+    except RecursionError:
+        return _TOO_DEEP
+    except ValueError:  # its message would quote the schema
+        return "must be a JSON document"
+    if not isinstance(value, dict | bool):
+        return "must be a JSON object, true or false"
+    counter = _Counter()
+    references: list[dict[str, Any]] = []
+    level = _containers(cast("list[object]", [value]))
+    for _ in range(MAX_DEPTH):
+        for container in level:
+            if not isinstance(container, dict):
+                continue
+            if fault := counter.count() or _fault_of_keys(container, counter):
+                return fault
+            if "$ref" in container:
+                references.append(container)
+        level = _containers(
+            inner
+            for container in level
+            for inner in (container.values() if isinstance(container, dict) else container)
+        )
+    if level:
+        return _TOO_DEEP
+    return _REF_LOOP if _has_loop(cast("object", value), references) else ""
+
+
+class _Counter:
+    """Counts while a constraint is read from left to right.
+
+    For each open bracket: the highest repetition inside it, and the characters it expands to.
+    `_last` holds the same for the element that a repetition would apply to.
+    """
+
+    __slots__ = ("_brackets", "_last", "_most", "_num_elements", "_total")
+
+    def __init__(self) -> None:
+        self._brackets: list[tuple[int, int]] = []
+        self._most: int = 1
+        self._num_elements: int = 0
+        self._total: int = 0
+        self._last: tuple[int, int] = (1, 1)
+
+    def new_text(self) -> None:
+        """The next text has its own brackets; the count of characters continues."""
+        while self._brackets:
+            self._close()
+        self._last = (1, 1)
+
+    def fault_after(self, token: re.Match[str]) -> str:
+        """Which bound is exceeded now; empty for none."""
+        if fault := self.count():
+            return fault
+        match token.lastgroup:
+            case "open":
+                if len(self._brackets) == MAX_DEPTH:
+                    return _TOO_DEEP
+                self._brackets.append((self._most, self._total))
+                self._most, self._total = 1, 0
+            case "close":
+                self._close()
+            case "braces":
+                return self.repeat(_times(token))
+            case "atom":
+                self._add(1)
+            case "plain":
+                self._add(len(token[0]))
+            case "text":
+                self._add(len(token[0]))
+                self._last = (1, len(token[0]))
+            case _:
+                pass
+        return self._fault()
+
+    def count(self) -> str:
+        """One more element, or object of a schema; returns the exceeded bound, empty for none."""
+        self._num_elements += 1
+        return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
+
+    def repeat(self, times: int) -> str:
+        """Repeat the last element; returns the exceeded bound, empty for none."""
+        most, total = self._last
+        self._last = (most * times, total * times)
+        self._most = max(self._most, most * times)
+        self._total += total * (times - 1)
+        return self._fault()
+
+    def add_repeated(self, times: int) -> str:
+        """Add a repeated element; returns the exceeded bound, empty for none."""
+        self._add(1)
+        return self.repeat(times)
+
+    def _add(self, num_chars: int) -> None:
+        self._total += num_chars
+        self._last = (1, 1)
+
+    def _close(self) -> None:
+        """Without an open bracket it is an ordinary character."""
+        if not self._brackets:
+            self._add(1)
+            return
+        # An empty one is copied like any other.
+        inner = (self._most, max(1, self._total))
+        most, total = self._brackets.pop()
+        self._most, self._total, self._last = max(most, inner[0]), total + inner[1], inner
+
+    def _fault(self) -> str:
+        if self._most > MAX_REPETITIONS:
+            return _TOO_MANY
+        return _TOO_MUCH if self._total > MAX_TOTAL else ""
+
+
+def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
+    if _is_too_far(pattern):
+        return _TOO_FAR
+    counter.new_text()
+    for token in _PATTERN_TOKEN.finditer(pattern):
+        kind = token.lastgroup
+        if kind in ("back_reference", "look_around"):
+            return f"has a {kind.replace('_', '-')} at character {token.start()}"
+        if fault := counter.fault_after(token):
+            return fault
+    return ""
+
+
+def _times(token: re.Match[str]) -> int:
+    """The upper bound of a repetition; without one, the lower: the rest compiles to a loop."""
+    digits = (token["high"] or token["low"] or "").lstrip("0")
+    times = MAX_TOTAL + 1 if len(digits) > _MOST_DIGITS else int(digits or "0")
+    return max(1, times)
+
+
+def _fault_of_keys(schema: dict[str, Any], counter: _Counter) -> str:
+    """For one object at any place: a property may have the name of a keyword, and vice versa."""
+    for pattern in _patterns(schema):
+        if fault := _fault_of_pattern(pattern, counter):
+            return f"has an expression that {fault}"
+    for pair in _SIZES:
+        times = 0.0
+        for key in pair:
+            size = schema.get(key)
+            if isinstance(size, int | float) and not isinstance(size, bool):
+                if size > MAX_REPETITIONS:
+                    return f"has a {key} above {MAX_REPETITIONS}"
+                times = max(times, size)
+        if fault := counter.add_repeated(int(times)) if times >= 1 else "":
+            return fault
+    return ""
+
+
+def _patterns(schema: dict[str, Any]) -> Iterator[str]:
+    pattern, properties = schema.get("pattern"), schema.get("patternProperties")
+    if isinstance(pattern, str):
+        yield pattern
+    if isinstance(properties, dict):
+        yield from properties
+
+
+def _is_too_far(text: str) -> bool:
+    """No text contains such a character: a compiler may build an empty class from it."""
+    for found in _FAR_CHARACTER.finditer(text):
+        digits = (found["braced"] or found["long"] or "").lstrip("0")
+        if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:
+            return True
+    return False
+
+
+def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
+    """Whether a chain of `$ref` returns to itself: such a schema matches nothing."""
+    known: set[int] = set()
+    for start in references:
+        walked: set[int] = set()
+        at: dict[str, Any] | None = start
+        while at is not None and id(at) not in known:
+            known.add(id(at))
+            walked.add(id(at))
+            at = _target(root, at.get("$ref"))
+        if id(at) in walked:
+            return True
+    return False
+
+
+def _target(root: object, reference: object) -> dict[str, Any] | None:
+    """The schema that a JSON pointer in the document refers to; None for other references."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    at = root
+    for step in reference[1:].split("/")[1:]:
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(at, dict):
+            at = cast("dict[str, object]", at).get(key)
+        elif isinstance(at, list) and key.isdecimal() and len(key) <= _MOST_DIGITS:
+            items = cast("list[object]", at)
+            at = items[int(key)] if int(key) < len(items) else None
+        else:
+            return None
+    return cast("dict[str, Any]", at) if isinstance(at, dict) else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _containers(values: Iterable[object]) -> list[dict[str, Any] | list[Any]]:
+    return [value for value in values if isinstance(value, dict | list)]

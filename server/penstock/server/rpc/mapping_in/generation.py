@@ -1,7 +1,7 @@
 """GenerateRequest to `Generation`: every bound is checked, and all violations are reported
 together.
 
-Owns the walk over the option groups. `chat_message.py` lists the fields that are always refused; a
+Owns the walk over the option groups. `prompt.py` lists the fields that are always refused; a
 test compares both with the descriptor, so that no field is missed.
 """
 
@@ -11,15 +11,18 @@ from typing import Final
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.generation import Generation, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
-from penstock.server.rpc.mapping_in.adapter import read_adapter
-from penstock.server.rpc.mapping_in.cache import (
+from penstock.server.rpc.mapping_in.constraint import read_constraint
+from penstock.server.rpc.mapping_in.options import (
     check_leaves_blocks,
+    read_adapter,
+    read_output,
+    read_resumption,
     read_retention,
     read_salt,
+    read_sampling,
     read_session,
+    read_stopping,
 )
-from penstock.server.rpc.mapping_in.constraint import read_constraint
-from penstock.server.rpc.mapping_in.output import read_output
 from penstock.server.rpc.mapping_in.prompt import (
     CHAT_PATH,
     TEXT_PATH,
@@ -28,9 +31,6 @@ from penstock.server.rpc.mapping_in.prompt import (
     read_text,
     read_token_ids,
 )
-from penstock.server.rpc.mapping_in.resume import read_resumption
-from penstock.server.rpc.mapping_in.sampling import read_sampling
-from penstock.server.rpc.mapping_in.stopping import read_stopping
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.tenants import MAX_PRIORITY, NO_CEILINGS, NO_TENANT, PriorityCeilings
 from penstock.v1.generation_service_pb2 import GenerateRequest

@@ -1,30 +1,52 @@
-"""The prompt of a request, of each kind."""
+"""The prompt of a request, of each kind.
 
-from collections.abc import Sequence
-from typing import Final
+Owns the reading of token ids, chat messages (parts, tool calls, tools), template arguments and
+google.protobuf.Struct. Whether the template supports them is checked where it is rendered.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 import numpy as np
+from google.protobuf.struct_pb2 import Struct, Value
 from numpy.typing import NDArray
 
 from penstock.server.front.generation import ChatInput, TextInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.submission import refuse_prompt
-from penstock.server.rpc.mapping_in.chat_message import (
-    read_message,
-    read_template_data,
+from penstock.server.rpc.mapping_in.violations import MAX_KEPT, Violations
+from penstock.server.rpc.parsing import MAX_PARTS
+from penstock.server.text.chat_template import (
+    NO_DATA,
+    ChatMessage,
+    JsonValue,
+    TemplateData,
+    ToolCall,
 )
-from penstock.server.rpc.mapping_in.token_ids import token_array
-from penstock.server.rpc.mapping_in.violations import Violations
-from penstock.server.rpc.outline import MAX_PARTS
-from penstock.server.text.chat_template import NO_DATA, ChatMessage
 from penstock.server.text.token_bound import num_utf8_bytes
-from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt
+from penstock.v1 import prompt_pb2 as pb
+from penstock.v1.prompt_pb2 import ChatPrompt, TextPrompt, TokenPrompt
 
 _NO_IDS: Final = np.array([], dtype=np.int32)
 TEXT_PATH = "text_prompt.text"
 TOKENS_PATH = "token_prompt.ids"
 CHAT_PATH = "chat_prompt.messages"
 WINDOW_PATH = "chat_prompt.window_tokens"
+REFUSED_FIELDS: Final[Mapping[str, str]] = {"chat_prompt.messages.parts.image": "images"}
+"""Path in GenerateRequest -> feature, as reported in ErrorInfo.metadata."""
+_MAX_NAME_CHARS: Final = 64
+_MAX_CALL_ID_CHARS: Final = 128
+_MAX_TOOLS: Final = 128
+_MAX_VALUES: Final = 8192
+"""Of tools, tool calls and template arguments. Reading one takes the event loop up to 1.8 us."""
+_MAX_EXACT: Final = 2**53
+_FEW: Final = 64
+_MORE: Final = 0x80
+_BITS: Final = 7
+_BYTES_AT_ONCE: Final = 1 << 15
+"""So many, and the numbers that they are, stay in the cache of a core."""
 
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
@@ -60,15 +82,14 @@ def check_token_ids(
     ids: NDArray[np.int64], path: str, limits: Limits, violations: Violations
 ) -> None:
     """Record every id that is not in the vocabulary."""
-    for index in np.flatnonzero(ids >= limits.vocab_size).tolist():
+    for index in np.flatnonzero(ids >= limits.vocab_size)[:MAX_KEPT].tolist():
         violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}")
-        if violations.is_full:
-            return
 
 
 def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
     """A chat prompt; the rendered text is bounded when the template is applied."""
     messages: list[ChatMessage] = []
+    data = NO_DATA
     if not prompt.messages:
         violations.add(CHAT_PATH, "must not be empty")
     is_readable = violations.count(
@@ -79,9 +100,10 @@ def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> Cha
         MAX_PARTS,
     )
     if is_readable:
+        values = _Values()
         for index, message in enumerate(prompt.messages):
-            messages.append(read_message(message, f"{CHAT_PATH}[{index}]", violations))
-    data = read_template_data(prompt, messages, violations) if is_readable else NO_DATA
+            messages.append(_read_message(message, f"{CHAT_PATH}[{index}]", violations, values))
+        data = _read_template_data(prompt, messages, violations, values)
     num_bytes = sum(num_utf8_bytes(message.text) for message in messages) + data.num_bytes
     _check_bytes(CHAT_PATH, num_bytes, limits, violations)
     return ChatInput(
@@ -102,3 +124,159 @@ def _check_bytes(path: str, num_bytes: int, limits: Limits, violations: Violatio
     max_bytes = limits.config.max_prompt_bytes
     if num_bytes > max_bytes:
         violations.add(path, f"has {num_bytes} bytes of UTF-8, at most {max_bytes} are allowed")
+
+
+def _read_message(
+    message: pb.ChatMessage, path: str, violations: Violations, values: "_Values"
+) -> ChatMessage:
+    """One message; its text parts are joined."""
+    violations.text_length(f"{path}.role", message.role, 1, _MAX_NAME_CHARS)
+    if message.HasField("name"):
+        violations.text_length(f"{path}.name", message.name, 1, _MAX_NAME_CHARS)
+    if message.HasField("tool_call_id"):
+        violations.text_length(f"{path}.tool_call_id", message.tool_call_id, 1, _MAX_CALL_ID_CHARS)
+    texts: list[str] = []
+    for index, part in enumerate(message.parts):
+        match part.WhichOneof("content"):
+            case "text":
+                texts.append(part.text)
+            case "image":
+                violations.require_feature(
+                    "images", f"{path}.parts[{index}].image", is_supported=False
+                )
+            case _:
+                violations.add(f"{path}.parts[{index}]", "one of text and image is required")
+    calls: list[ToolCall] = []
+    if violations.count(f"{path}.tool_calls", len(message.tool_calls), _MAX_TOOLS):
+        calls = [
+            _tool_call(call, f"{path}.tool_calls[{index}]", violations, values)
+            for index, call in enumerate(message.tool_calls)
+        ]
+    return ChatMessage(
+        role=message.role,
+        content="".join(texts),
+        name=message.name,
+        tool_calls=tuple(calls),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _read_template_data(
+    prompt: pb.ChatPrompt,
+    messages: Sequence[ChatMessage],
+    violations: Violations,
+    values: "_Values",
+) -> TemplateData:
+    """Tools and template arguments, and their size together with the tool calls of `messages`."""
+    tools: tuple[Mapping[str, JsonValue], ...] = ()
+    path = "chat_prompt.tools"
+    if violations.count(path, len(prompt.tools), _MAX_TOOLS):
+        tools = tuple(
+            values.read(tool, f"{path}[{index}]", violations)
+            for index, tool in enumerate(prompt.tools)
+        )
+    path = "chat_prompt.template_arguments"
+    arguments = values.read(prompt.template_arguments, path, violations)
+    calls = [
+        (call.id, call.name, call.arguments) for message in messages for call in message.tool_calls
+    ]
+    data = [each for each in (tools, arguments, calls) if each]
+    num_bytes = sum(num_utf8_bytes(json.dumps(each, ensure_ascii=False)) for each in data)
+    return TemplateData(tools=tools, arguments=arguments, num_bytes=num_bytes)
+
+
+def _tool_call(call: pb.ToolCall, path: str, violations: Violations, values: "_Values") -> ToolCall:
+    violations.text_length(f"{path}.id", call.id, 0, _MAX_CALL_ID_CHARS)
+    violations.text_length(f"{path}.name", call.name, 1, _MAX_NAME_CHARS)
+    arguments = values.read(call.arguments, f"{path}.arguments", violations)
+    return ToolCall(id=call.id, name=call.name, arguments=arguments)
+
+
+class _Values:
+    """Reads the data of one chat prompt, and counts its values."""
+
+    def __init__(self) -> None:
+        self._num = 0
+
+    def read(self, struct: Struct, path: str, violations: Violations) -> Mapping[str, JsonValue]:
+        """Plain values; no deeper than protobuf allows. Records values that JSON does not have, and
+        too many of them.
+        """
+        if self._num > _MAX_VALUES:
+            return {}
+        try:
+            return {name: self._plain(value) for name, value in struct.fields.items()}
+        except ValueError:
+            violations.add(path, "contains a number that is not finite, or an unset value")
+        except OverflowError:
+            violations.add(
+                path,
+                f"has, together with the other data of the chat template, more than {_MAX_VALUES}"
+                " values",
+            )
+        return {}
+
+    def _plain(self, value: Value) -> JsonValue:
+        self._num += 1
+        if self._num > _MAX_VALUES:
+            raise OverflowError
+        match value.WhichOneof("kind"):
+            case "null_value":
+                return None
+            case "bool_value":
+                return value.bool_value
+            case "string_value":
+                return value.string_value
+            case "number_value":
+                return _number(value.number_value)
+            case "list_value":
+                return [self._plain(inner) for inner in value.list_value.values]
+            case "struct_value":
+                fields = value.struct_value.fields
+                return {name: self._plain(inner) for name, inner in fields.items()}
+            case _:
+                raise ValueError("no value")
+
+
+def _number(value: float) -> int | float:
+    """A whole number becomes an integer, as in JSON: templates print it."""
+    if not math.isfinite(value):
+        raise ValueError("not finite")
+    return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+
+
+def token_array(ids: Sequence[int]) -> NDArray[np.int64]:
+    """`ids`, of a `repeated uint32`, int64 [n]."""
+    if len(ids) < _FEW:
+        return np.array(ids[:], dtype=np.int64)
+    packed = TokenPrompt()
+    # Copied as one block of memory; `extend` would create an object for every number.
+    cast("Any", packed.ids).MergeFrom(ids)
+    data = np.frombuffer(packed.SerializeToString(), dtype=np.uint8)
+    # The only field of that message: its tag, the length of its content, and the numbers.
+    length_ends = 1 + int(np.argmax(data[1:] < _MORE))
+    data = data[length_ends + 1 :]
+    found: list[NDArray[np.int64]] = []
+    while len(data):
+        stop = _BYTES_AT_ONCE
+        while stop < len(data) and data[stop - 1] >= _MORE:
+            stop += 1
+        found.append(_varints(data[:stop]))
+        data = data[stop:]
+    return np.concatenate(found)
+
+
+def _varints(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The numbers in `data`, each of one byte or more, the least significant seven bits first."""
+    ends = np.flatnonzero(data < _MORE)
+    starts = np.empty_like(ends)
+    starts[:1] = 0
+    starts[1:] = ends[:-1] + 1
+    longest = int((ends - starts).max(initial=0))
+    values = data[ends].astype(np.int64)
+    # All numbers at once, from the last byte of each to its first.
+    for place in range(1, longest + 1):
+        before = ends - place
+        lower = data.take(before, mode="clip") & (_MORE - 1)
+        values = np.where(before >= starts, (values << _BITS) | lower, values)
+    return values

@@ -4,6 +4,7 @@ Owns the checks of single values. Comparisons are written so that NaN fails them
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -15,7 +16,7 @@ from penstock.server.front.errors import (
     refuse_feature,
 )
 
-_MAX_KEPT = 1000
+MAX_KEPT: Final = 1000
 """A hostile message can hold a million wrong numbers."""
 _MAX_DURATION_S = 315_576_000_000
 """The most that google.protobuf.Duration allows."""
@@ -41,7 +42,7 @@ class Violations:
     @property
     def is_full(self) -> bool:
         """True when further violations would not be kept."""
-        return len(self._violations) >= _MAX_KEPT
+        return len(self._violations) >= MAX_KEPT
 
     def add(self, path: str, description: str) -> None:
         """The value at `path` is invalid: `description` has the permitted values."""

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe.flight import dump as dumps
-from penstock.server.observe.flight.dump import (
+from penstock.server.observe.flight import reader
+from penstock.server.observe.flight.layout import FlightError
+from penstock.server.observe.flight.memory import create_memory
+from penstock.server.observe.flight.reader import (
     MAX_NUM_ALL_FILES,
     MAX_NUM_FILES,
+    FlightReader,
     default_folder,
     dump,
     own_default_folder,
 )
-from penstock.server.observe.flight.layout import FlightError
-from penstock.server.observe.flight.memory import create_memory
-from penstock.server.observe.flight.reader import FlightReader
 from support.flights import Flown, play
 
 
@@ -114,7 +114,7 @@ def test_the_default_folder_must_be_ours(
     default_folder().mkdir()
     euid = os.geteuid()
     own = default_folder()
-    monkeypatch.setattr(dumps, "default_folder", lambda: own)
+    monkeypatch.setattr(reader, "default_folder", lambda: own)
     monkeypatch.setattr(os, "geteuid", lambda: euid + 1)
     with pytest.raises(PermissionError, match="not a folder of this user"):
         dump(memory, None, "crash")

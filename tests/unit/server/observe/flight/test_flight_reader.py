@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.observe.flight.dump import dump
-from penstock.server.observe.flight.facts import encode_facts
 from penstock.server.observe.flight.layout import (
     FACTS_OFFSET,
     FIRST_OFFSET,
@@ -22,9 +20,10 @@ from penstock.server.observe.flight.layout import (
     STEP,
     TOTALS_OFFSET,
     FlightError,
+    encode_facts,
 )
 from penstock.server.observe.flight.memory import EVENT_RING, STEP_RING, RingMemory, create_memory
-from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.flight.reader import FlightReader, dump
 from penstock.server.observe.flight.writer import FlightWriter
 from support.flights import Flown, make_facts, play
 
@@ -171,7 +170,7 @@ def test_a_copy_tells_only_what_was_whole_in_it(fd: int) -> None:
 _WRITER = """
 import sys
 from penstock.server.observe.flight.memory import STEP_RING, RingMemory
-from penstock.server.observe.flight.facts import decode_facts
+from penstock.server.observe.flight.layout import decode_facts
 memory = RingMemory(int(sys.argv[1]), decode_facts(sys.stdin.buffer.read()))
 for step in range(1, 2**31):
     memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
@@ -204,7 +203,7 @@ def test_a_writer_in_another_process_is_read_while_it_runs_and_after_it_was_kill
                 copies.append(reader.copy(1.0))
     finally:
         writer.send_signal(signal.SIGKILL)
-        writer.wait(30)
+        writer.wait(60)
     assert num_seen
 
     for data in copies:

@@ -14,19 +14,19 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
-from penstock.server.observe.engine_listeners import EngineListeners
-from penstock.server.observe.flight.facts import facts_of
 from penstock.server.observe.flight.layout import (
     EVENT,
     REQUEST,
     STEP,
     EventKind,
     FlightError,
+    facts_of,
     row_struct,
 )
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.flight.writer import FlightWriter
+from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.tenants import engine_request_id
 from support.core import FakeClock, make_spec

@@ -10,7 +10,7 @@ import pytest
 from penstock.scheduler.executor import ExecutorDied
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.link.wire import LinkError
-from penstock.server.observe.logs.failures import MAX_FAILURES, MAX_FRAMES, failures_of
+from penstock.server.observe.logs.lines import MAX_FAILURES, MAX_FRAMES, failures_of
 from penstock.server.text.errors import TextError
 
 CANARY = "canary"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.observe.metrics.aliases import DIALECTS
-from penstock.server.observe.metrics.exposition import Exposition
+from penstock.server.observe.metrics.exposition import DIALECTS, Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from support.metric_tellings import beat, outcome, read, record, steps
 

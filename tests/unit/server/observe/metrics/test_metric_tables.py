@@ -48,7 +48,7 @@ def test_what_is_not_finite_is_no_value() -> None:
     assert figures(table)["sum"] == 0.25
 
 
-@given(st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 1000)), max_size=50))
+@given(st.lists(st.tuples(st.integers(0, 4096), st.integers(0, 50)), max_size=20))
 def test_arrays_count_as_their_values_one_by_one(drawn: list[tuple[int, int]]) -> None:
     at_once, singly = HistogramTable(HISTOGRAM), HistogramTable(HISTOGRAM)
     values = [numerator / 1024 for numerator, _ in drawn]

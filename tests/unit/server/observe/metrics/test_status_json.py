@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe.metrics.live_status import (
+from penstock.server.observe.metrics.application import (
     MAX_AGE_S,
     MAX_REQUESTS,
     LiveStatus,
     status_json,
 )
-from penstock.server.observe.operations.operations import OperationsError
-from penstock.server.observe.operations.snapshot import PhaseChange, RequestView, Snapshot
+from penstock.server.observe.operations.snapshot import (
+    OperationsError,
+    PhaseChange,
+    RequestView,
+    Snapshot,
+)
 from support.metric_tellings import request_view, snapshot
 
 

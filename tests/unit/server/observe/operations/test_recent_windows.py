@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock.server.observe.operations.window import DurationWindow, SumWindow
+from penstock.server.observe.operations.engine_steps import DurationWindow, SumWindow
 
 
 def test_percentiles_are_within_one_percent_of_the_true_ones() -> None:

@@ -8,8 +8,7 @@ from penstock.scheduler.events import WaitReason
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
 from penstock.server.observe.frames import FrontView
-from penstock.server.observe.operations.merging import merge
-from penstock.server.observe.operations.snapshot import PhaseChange, RequestView
+from penstock.server.observe.operations.snapshot import PhaseChange, RequestView, merge
 from penstock.server.tenants import engine_request_id
 from support.operations_house import front_view, live_view
 

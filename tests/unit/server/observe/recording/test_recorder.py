@@ -21,9 +21,9 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
-from penstock.scheduler.step_note import StepNote
 from penstock.server.observe.recording.recorder import Recorder, RecordFile, open_pair
 from penstock.tools.simulation.calibration import calibrate
 from penstock.tools.simulation.settings import Policy, SimulationConfig

@@ -12,7 +12,12 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import RequestRecord
-from penstock.server.observe.spans.export import OncePerMinute, make_exporters, start_tracing
+from penstock.server.observe.spans.export import (
+    OncePerMinute,
+    TraceWorker,
+    make_exporters,
+    start_tracing,
+)
 from penstock.server.observe.spans.span_processor import (
     NAMES,
     QueueSlots,
@@ -26,10 +31,9 @@ from penstock.server.observe.spans.variables import (
     max_batch_spans,
     max_queue_spans,
 )
-from penstock.server.observe.spans.worker import TraceWorker
 from support.request_records import request_record
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Stage:

@@ -23,7 +23,7 @@ import dev.penstock.v1.RequestState;
 
 /** The scenarios about how a request lives and ends, and what it survives. */
 final class Lives {
-  private static final long ENDED_WITHIN_NS = Duration.ofSeconds(5).toNanos();
+  private static final long ENDED_WITHIN_NS = Duration.ofSeconds(20).toNanos();
 
   private Lives() {}
 
@@ -73,7 +73,7 @@ final class Lives {
   }
 
   static void deadline(Talk talk) {
-    CallSettings soon = CallSettings.NONE.withDeadline(Duration.ofMillis(300));
+    CallSettings soon = CallSettings.NONE.withDeadline(Duration.ofSeconds(1));
     long beganNs = System.nanoTime();
     try (PenstockClient client = talk.client();
          Heard heard = new Heard(client.generate(greedy(LONG_TOKENS).build(), soon))) {

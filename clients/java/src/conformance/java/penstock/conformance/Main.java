@@ -19,7 +19,7 @@ import java.util.concurrent.TimeoutException;
  * tests/conformance/README.md of the project is its contract.
  */
 public final class Main {
-  private static final int SCENARIO_S = 20;
+  private static final int SCENARIO_S = 60;
   private static final Map<String, Scenario> SCENARIOS =
       Map.ofEntries(Map.entry("stream_in_order", Answers::streamInOrder),
           Map.entry("once_equals_stream", Answers::onceEqualsStream),

@@ -17,8 +17,8 @@ record Talk(String address, Driver driver, ExecutorService threads) {
   static final String PROMPT = "The old lighthouse keeper climbed the stairs";
   static final int LONG_TOKENS = 10_000;
 
-  /** The deadline of calls that are not about deadlines; a scenario has 20 s. */
-  static final CallSettings CALL = CallSettings.NONE.withDeadline(Duration.ofSeconds(18));
+  /** The deadline of calls that are not about deadlines; a scenario has 60 s. */
+  static final CallSettings CALL = CallSettings.NONE.withDeadline(Duration.ofSeconds(50));
 
   /** The process that started this one. */
   interface Driver {

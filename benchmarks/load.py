@@ -1,0 +1,162 @@
+"""The load of the benchmarks: requests that come when a list says so or when another has ended, and
+what their clients saw.
+
+Owns the sending and the times as a client has them. `send` of a loop is any way to do one request
+and say what was seen; `sending` is the usual one, over Penstock's client. Does not know what is
+made of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from penstock.client import Client, Event, Finished, PenstockError, TokenPrompt, Tokens
+
+PATIENCE_S = 60.0
+TENANT_KEY = "x-tenant"
+
+
+class Due(Protocol):
+    """What a loop must know of a request: when it comes, seconds after the start."""
+
+    @property
+    def at_s(self) -> float: ...
+
+
+_Ask = TypeVar("_Ask", bound=Due)
+_Seen = TypeVar("_Seen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request. `read_s`: how long its reader takes over each token before it reads on."""
+
+    ids: tuple[int, ...] = (5, 6, 7, 8)
+    num_tokens: int
+    at_s: float = 0.0
+    name: str = ""
+    tenant: str = ""
+    read_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """An answer. `messages`: seconds from sending and number of tokens of each; `end`: "OK", or the
+    error's reason; `code`: its status. `queue_s`, `served_ttft_s`: what the server says;
+    `is_told_when`: a refusal says when to come back. `ended_s`: on the clock of
+    `time.perf_counter`.
+    """
+
+    name: str = ""
+    messages: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    total_s: float = 0.0
+    ended_s: float = 0.0
+    end: str = "OK"
+    code: str = "OK"
+    queue_s: float = 0.0
+    served_ttft_s: float = 0.0
+    is_told_when: bool = False
+
+    @property
+    def ttft_s(self) -> float | None:
+        """None without a token."""
+        return self.messages[0][0] if self.messages else None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(num for _, num in self.messages)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Before each token but the first; of those of one message, one was waited for."""
+        gaps = [0.0] * (self.messages[0][1] - 1) if self.messages else []
+        for (before_s, _), (at_s, num) in itertools.pairwise(self.messages):
+            gaps += [at_s - before_s, *[0.0] * (num - 1)]
+        return gaps
+
+
+def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
+    """Poisson arrivals, seconds after the start."""
+    random = np.random.default_rng(seed)
+    gaps_s = random.exponential(1.0 / rate_per_s, int(2 * rate_per_s * duration_s) + 64)
+    times: list[float] = np.cumsum(gaps_s)[np.cumsum(gaps_s) < duration_s].tolist()
+    return times
+
+
+async def open_loop(
+    asks: Sequence[_Ask], send: Callable[[_Ask], Awaitable[_Seen]], limit_s: float = PATIENCE_S
+) -> list[_Seen]:
+    """Each at its time, whatever has been answered by then, in the order of `asks`. All must have
+    ended `limit_s` after the last was sent: raises TimeoutError."""
+    start_s = time.perf_counter() + 0.05
+    last_s = max((ask.at_s for ask in asks), default=0.0)
+
+    async def one(ask: _Ask) -> _Seen:
+        await asyncio.sleep(start_s + ask.at_s - time.perf_counter())
+        return await send(ask)
+
+    async with asyncio.timeout(last_s + limit_s):
+        return list(await asyncio.gather(*map(one, asks)))
+
+
+async def closed_loop(
+    send: Callable[[int], Awaitable[None]], concurrency: int, duration_s: float
+) -> None:
+    """So many callers, each with its next request after its last one; `send` is given its number,
+    of which the rest by `concurrency` is the caller's."""
+    end_s = time.monotonic() + duration_s
+
+    async def caller(number: int) -> None:
+        while time.monotonic() < end_s:
+            await send(number)
+            number += concurrency
+
+    await asyncio.gather(*map(caller, range(concurrency)))
+
+
+def sending(client: Client, **options: Any) -> Callable[[Ask], Awaitable[Seen]]:
+    """Sends over `client`; `options` of every generation."""
+    given = {"ignore_eos": True, "temperature": 0.0, **options}
+
+    async def send(ask: Ask) -> Seen:
+        named: dict[str, Any] = {"request_id": ask.name} if ask.name else {}
+        events = client.generate(
+            TokenPrompt(ids=ask.ids),
+            max_tokens=ask.num_tokens,
+            metadata=((TENANT_KEY, ask.tenant),) if ask.tenant else (),
+            **named,
+            **given,
+        )
+        return await read(events, ask)
+
+    return send
+
+
+async def read(events: AsyncGenerator[Event], ask: Ask) -> Seen:
+    """What comes of a request that is sent now."""
+    sent_s = time.perf_counter()
+    seen = Seen(name=ask.name)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Tokens) and event.num_tokens:
+                    seen.messages.append((time.perf_counter() - sent_s, event.num_tokens))
+                    if ask.read_s:
+                        await asyncio.sleep(ask.read_s * event.num_tokens)
+                elif isinstance(event, Finished):
+                    seen.queue_s = event.timings.queue_s
+                    seen.served_ttft_s = event.timings.ttft_s or 0.0
+    except PenstockError as error:
+        seen.end, seen.code = error.reason or error.code.name, error.code.name
+        seen.is_told_when = error.retry_after_s is not None
+    seen.ended_s = time.perf_counter()
+    seen.total_s = seen.ended_s - sent_s
+    return seen

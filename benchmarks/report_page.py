@@ -1,0 +1,92 @@
+"""A benchmark's result as one page that needs nothing beside itself.
+
+Owns the order of the page: settings, checks, then tables and charts. Which charts, says the
+benchmark.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from penstock.tools.charts import Chart, Series, svg
+from penstock.tools.pages import html_table, page
+from report import CHECK_HEADER, Check, cell
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A part as people read it. `note`: what must be known to read it right."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    note: str = ""
+
+    @property
+    def html(self) -> str:
+        """As a section of a page."""
+        cells = [[cell(value) for value in row] for row in self.rows]
+        note = f"<p>{self.note}</p>" if self.note else ""
+        return f"<h2>{self.title}</h2>{note}{html_table(self.header, cells)}"
+
+
+def table_of(
+    title: str,
+    note: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
+) -> Table:
+    """A table whose columns are made from each of `rows`."""
+    cells = [[column(row) for column in columns.values()] for row in rows]
+    return Table(title=title, header=tuple(columns), rows=cells, note=note)
+
+
+def write_page(
+    path: Path,
+    title: str,
+    tables: Sequence[Table],
+    charts: Sequence[Chart],
+    checks: Sequence[Check],
+    settings: str = "",
+) -> None:
+    """Write it; charts stand after the first table. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    goals = Table(title="Goals", header=CHECK_HEADER, rows=[check.row for check in checks])
+    first, *others = [table.html for table in tables]
+    sections = [f"<p>{escape(settings)}</p>", goals.html, first, *map(svg, charts), *others]
+    path.write_text(page(title, sections), encoding="utf-8")
+    print(f"\nwritten: {path}")
+
+
+def lines(
+    rows: Iterable[_Row],
+    names: Sequence[str],
+    name: Callable[[_Row], str],
+    x: Callable[[_Row], float],
+    y: Callable[[_Row], float],
+) -> tuple[Series, ...]:
+    """A line for each of `names` that has rows; of rows with the same x, the median."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        found.setdefault(name(row), {}).setdefault(x(row), []).append(y(row))
+    return tuple(
+        Series(
+            name=each,
+            x=np.array(sorted(found[each]), dtype=np.float64),
+            y=np.array(
+                [statistics.median(found[each][at]) for at in sorted(found[each])],
+                dtype=np.float64,
+            ),
+        )
+        for each in names
+        if each in found
+    )

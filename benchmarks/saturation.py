@@ -1,0 +1,134 @@
+"""Requests per second that one front serves at most, untraced and with a trace of every request.
+
+128 short requests in flight (four prompt tokens, four generated) on the simulated executor, whose
+steps take no time; the load client is C++. All sides are up throughout and take turns: the front
+without a collector, the same with one that takes all traces, and with `--before DIR` the front of
+another checkout. Reported are medians over the rounds, and ratios within a round.
+
+    python benchmarks/saturation.py [--before DIR] [--full] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import native_build
+from report import arguments, at_least, conclude, print_table, progress
+from services import (
+    MEASURED,
+    RunFailed,
+    capacity,
+    line_of,
+    process,
+    request,
+    run_client,
+    service,
+    simulated,
+)
+
+UNTRACED, TRACED, BEFORE = "untraced", "traced", "before"
+NUM_TOKENS = 4
+IN_FLIGHT = 128
+MIN_TRACED, MIN_OVER_BEFORE = 0.97, 1.3
+_ROOTS = ("protos", "scheduler", "executors", "server", "clients", "tools", "gateways")
+_COLLECTOR = str(Path(__file__).with_name("tracing_peers.py"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One side, once. `front_us`: processor time of the front for each request; `foreign_cores`:
+    what others and the rest of the service took meanwhile."""
+
+    side: str
+    per_s: float
+    front_us: float
+    foreign_cores: float
+
+
+@contextlib.contextmanager
+def fronts(before: Path | None) -> Generator[dict[str, tuple[int, int]]]:
+    """Port and front's pid of each side."""
+    options = (*simulated(0.0), *capacity(512, 64), *MEASURED)
+    with contextlib.ExitStack() as stack:
+        collector = line_of(stack.enter_context(process(sys.executable, _COLLECTOR, "collector")))
+        endpoint = f"http://127.0.0.1:{int(collector)}"
+        sides = {
+            UNTRACED: stack.enter_context(service(*options)),
+            TRACED: stack.enter_context(service(*options, "--otlp-endpoint", endpoint)),
+        }
+        if before is not None:
+            path = os.pathsep.join(str(before / root) for root in _ROOTS)
+            # The command line has not always been a part of its own.
+            module = "penstock.tools" if (before / "tools").exists() else "penstock.server.cli"
+            environment = {**os.environ, "PYTHONPATH": path}
+            sides[BEFORE] = stack.enter_context(
+                service(*options, environment=environment, module=module)
+            )
+        yield {name: (side.port, side.pids("front")[0]) for name, side in sides.items()}
+
+
+def turn(side: str, port: int, front: int, seed: int, window_s: float) -> Turn:
+    """One closed loop. Raises RunFailed."""
+    load: dict[str, object] = {"streams": 0, "connections": 4, "concurrency": IN_FLIGHT}
+    times: dict[str, object] = {"warm": 1.0, "window": window_s, "drain": 10.0, "seed": seed}
+    where: dict[str, object] = {"port": port, "pids": front, "request": request(NUM_TOKENS)}
+    found = run_client("arrive", {**load, **times, **where})
+    span_s = (found["end_ns"] - found["start_ns"]) * 1e-9
+    other_s = found["machine_s"] - found["cpu_s"][0] - found["client_s"]
+    measured = Turn(
+        side=side,
+        per_s=found["num_finished"] / span_s,
+        front_us=found["cpu_s"][0] * 1e6 / max(1, found["num_finished"]),
+        foreign_cores=max(0.0, other_s / span_s),
+    )
+    progress(f"{side:<9} {measured.per_s:7,.0f} requests/s  {measured.front_us:6.0f} us")
+    return measured
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = arguments(__doc__)
+    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout to compare")
+    options = parser.parse_args()
+    num_rounds, window_s = (7, 8.0) if options.full else (3, 4.0)
+    turns: dict[str, list[Turn]] = {}
+    try:
+        native_build.load_client()
+        with fronts(options.before) as sides:
+            for number in range(num_rounds + 1):
+                for name, (port, front) in sides.items():
+                    found = turn(name, port, front, number, window_s)
+                    if number:  # the first one warms up
+                        turns.setdefault(name, []).append(found)
+    except (native_build.CannotBuild, RunFailed) as error:
+        raise SystemExit(f"saturation.py: {error}") from None
+    figures = ("per_s", "front_us", "foreign_cores")
+    rows = [
+        (name, *(statistics.median(getattr(one, figure) for one in its) for figure in figures))
+        for name, its in turns.items()
+    ]
+    header = ("side", "requests/s", "front us a request", "other cores")
+    print_table(f"One front, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each", header, rows)
+
+    def ratio(one: str, other: str) -> float:
+        pairs = zip(turns[one], turns[other], strict=True)
+        return statistics.median(mine.per_s / base.per_s for mine, base in pairs)
+
+    checks = [
+        at_least("traced over untraced, requests/s", ratio(TRACED, UNTRACED), MIN_TRACED, "x")
+    ]
+    if BEFORE in turns:
+        name = "untraced over before, requests/s"
+        checks.append(at_least(name, ratio(UNTRACED, BEFORE), MIN_OVER_BEFORE, "x"))
+    results = {name: [asdict(one) for one in its] for name, its in turns.items()}
+    conclude(options, results, checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Admission control: which requests may join the queue.
+
+Owns the refusals at submission, in order: a request id in use, a size that can never fit, a time
+that has passed, more outputs than may ever run or wait at once, a tenant over a quota or over its
+part of the queue, a full queue, and a deadline that cannot be met. At a full queue a request may
+displace others (displacement.py). A replayed request is refused only for the first three. Changes
+nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.quotas import QuotaAccounts, QuotaBreach, QuotaKind
+from penstock.scheduler.request import FailureReason, Request, RequestSpec
+from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.transitions import LiveRequests
+from penstock.scheduler.waiting_queue import WaitingQueue
+
+
+class AdmissionControl:
+    """Checks requests before they wait; outputs of one request are admitted or refused as one."""
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        config: SchedulerConfig,
+        *,
+        cache: KVCache,
+        queue: WaitingQueue,
+        tenants: Tenants,
+        quotas: QuotaAccounts,
+        predictor: DeadlinePredictor,
+        requests: LiveRequests,
+    ) -> None:
+        self._info = info
+        self._config = config
+        self._cache = cache
+        self._queue = queue
+        self._tenants = tenants
+        self._quotas = quotas
+        self._predictor = predictor
+        self._requests = requests
+
+    def check(self, requests: Sequence[Request], now: float) -> QueueEstimate:
+        """The outcome for the outputs of one request, leader first; with a rejection, their
+        refusal.
+        """
+        leader = requests[0]
+        reason = self._validate([request.spec for request in requests])
+        if reason is not None:
+            return QueueEstimate(num_ahead=0, rejection=Rejection(reason=reason))
+        if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
+            return QueueEstimate(num_ahead=0, rejection=self._predictor.dropped(leader, now))
+        # A replay was admitted before: it is not refused because all others return with it.
+        if leader.spec.num_replays:
+            return self._predictor.estimate(leader, now)
+        rejection = self._check_limits(requests, now)
+        displaced = None if rejection is not None else self._displaced(requests)
+        if displaced is None:
+            full = rejection or self._predictor.crowded(leader, FailureReason.QUEUE_FULL, now)
+            return QueueEstimate(num_ahead=0, rejection=full)
+        estimate = self._predictor.estimate(leader, now)
+        for follower in requests[1:]:
+            follower.is_trial, follower.is_new = leader.is_trial, leader.is_new
+        return replace(estimate, displaced=displaced)
+
+    def _validate(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
+        """An error of the request itself."""
+        keys = {spec.key for spec in specs}
+        is_known = self._requests.has_id(specs[0].request_id)
+        if is_known or len(keys) < len(specs) or any(key in self._requests for key in keys):
+            return FailureReason.REQUEST_ID_IN_USE
+        for spec in specs:
+            reason = self._fits(spec)
+            if reason is not None:
+                return reason
+        return None
+
+    def _fits(self, spec: RequestSpec) -> FailureReason | None:
+        """Why this output could not run even on an idle engine."""
+        if spec.max_total_tokens > self._info.max_seq_len:
+            return FailureReason.PROMPT_TOO_LONG
+        num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
+        if self._cache.blocks_for(num_kept) > self._cache.num_blocks:
+            return FailureReason.EXCEEDS_KV_CACHE
+        return None
+
+    def _check_limits(self, requests: Sequence[Request], now: float) -> Rejection | None:
+        """A limit of the queue or of the tenant that is exceeded."""
+        return self._too_many(requests) or self._over_quota(requests, now)
+
+    def _too_many(self, requests: Sequence[Request]) -> Rejection | None:
+        """Why so many outputs of one request could not wait or run even on an idle engine."""
+        num_outputs, breach = len(requests), None
+        most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live
+        if most is not None and num_outputs > most:
+            breach = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most, retry_after_s=math.inf)
+        if breach is None and num_outputs <= self._config.max_num_waiting:
+            return None
+        return Rejection(
+            reason=FailureReason.TOO_MANY_OUTPUTS, retry_after_s=math.inf, breach=breach
+        )
+
+    def _over_quota(self, requests: Sequence[Request], now: float) -> Rejection | None:
+        """The quota of the tenant that is exceeded, its part of the queue included."""
+        leader = requests[0]
+        tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
+        breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
+        if breach is not None:
+            return Rejection(
+                reason=FailureReason.TENANT_OVER_QUOTA,
+                retry_after_s=breach.retry_after_s,
+                breach=breach,
+            )
+        most = self._config.max_num_waiting_per_tenant
+        num_waiting = self._tenants.num_waiting_of(tenant)
+        if most is None or not num_waiting or num_waiting + len(requests) <= most:
+            return None
+        rejection = self._predictor.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
+        breach = QuotaBreach(
+            kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=rejection.retry_after_s
+        )
+        return replace(rejection, breach=breach)
+
+    def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
+        """Waiting requests that an arriving one displaces; None when there is no room for it.
+
+        Prompts that exceed the bound of tokens on their own are admitted while nothing else waits:
+        there would never be room for them.
+        """
+        config, queue = self._config, self._queue
+        num_over = len(queue) + len(requests) - config.max_num_waiting
+        num_tokens = sum(len(request.tokens) for request in requests)
+        num_tokens_over = queue.num_tokens + num_tokens - config.max_num_waiting_tokens
+        if not len(queue) or (num_over <= 0 and num_tokens_over <= 0):
+            return ()
+        if config.order is not SchedulingOrder.FAIR:
+            return None
+        units = queue.displaced_by(requests, num_over, num_tokens_over)
+        if units is None:
+            return None
+        # The leader of each last: no follower takes its place in between.
+        return tuple(request for unit in units for request in reversed(unit))

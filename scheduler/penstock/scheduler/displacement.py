@@ -1,0 +1,154 @@
+"""Which waiting requests are displaced when the queue is full.
+
+Owns each tenant's part of the queue and the order in which its requests are displaced. Does not end
+them. A tenant's part is its dominant share (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011)
+of the two bounds of the queue, requests and prompt tokens, divided by its weight.
+
+An arriving request displaces requests of the tenant with the largest part, as long as that part is
+then still at least what the arriving tenant's becomes, or as long as it alone exceeds its tenant's
+fair part and the arriving tenant's requests are no more than theirs: one request of many outputs
+does not block others. Fair is the weighted share of all tenants that wait or arrive of the bound
+that is short, one place at least. Where no other tenant is displaced, it displaces requests of the
+same tenant of a lower class. Of one tenant the lowest class is displaced first, and in it the
+request that was submitted last. So a flood costs only its own tenant places, and a tenant is
+rejected only when it has as large a part as any.
+
+A request of which an output was admitted keeps its place. At most `MAX_DISPLACED` requests are
+displaced by one: each was admitted to the queue once, so the work for an arrival is bounded.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.request import Request
+from penstock.scheduler.tenants import Tenants
+
+MAX_DISPLACED = 32
+
+
+class Displacement:
+    """The parts of all tenants with waiting requests."""
+
+    def __init__(self, config: SchedulerConfig, tenants: Tenants) -> None:
+        self._limits = (config.max_num_waiting, config.max_num_waiting_tokens)
+        self._tenants = tenants
+        # Waiting requests and prompt tokens, by tenant: float64 [2, capacity].
+        self._held: NDArray[np.float64] = np.zeros((2, len(tenants.service)))
+        # The outputs of each request of which none was admitted, by tenant, class and leader's key.
+        self._fresh: dict[int, dict[int, dict[int, tuple[Request, ...]]]] = {}
+        self._leader_of: dict[int, int] = {}
+
+    def join(self, request: Request) -> None:
+        """An output waits, for the first time or again."""
+        while request.tenant >= self._held.shape[1]:
+            self._held = np.concatenate((self._held, np.zeros_like(self._held)), axis=1)
+        self._held[:, request.tenant] += (1.0, len(request.tokens))
+
+    def note_submitted(self, outputs: Sequence[Request]) -> None:
+        """These outputs of one request, leader first, all wait: together they may be displaced."""
+        leader = outputs[0]
+        by_class = self._fresh.setdefault(leader.tenant, {})
+        by_class.setdefault(leader.spec.priority, {})[leader.spec.key] = tuple(outputs)
+        self._leader_of.update((output.spec.key, leader.spec.key) for output in outputs)
+
+    def leave(self, request: Request) -> None:
+        """An output waits no longer: those of the same request keep their places now."""
+        self._held[:, request.tenant] -= (1.0, len(request.tokens))
+        leader_key = self._leader_of.get(request.spec.key)
+        if leader_key is None:
+            return
+        by_class = self._fresh[request.tenant]
+        line = by_class[request.spec.priority]
+        for output in line.pop(leader_key):
+            del self._leader_of[output.spec.key]
+        if not line:
+            del by_class[request.spec.priority]
+            if not by_class:
+                del self._fresh[request.tenant]
+
+    def displaced_by(
+        self, outputs: Sequence[Request], num_requests: int, num_tokens: int
+    ) -> list[tuple[Request, ...]] | None:
+        """The requests whose outputs leave `num_requests` places, and as many tokens, to `outputs`.
+
+        None when `outputs`, an arriving request, has to be rejected.
+        """
+        spec = outputs[0].spec
+        own = self._tenants.index_of(spec.tenant)
+        held = self._held.copy()
+        weight = self._tenants.weight[: held.shape[1]]
+        limits = np.array(self._limits, dtype=np.float64)[:, np.newaxis]
+        wanted = np.array((len(outputs), sum(len(output.tokens) for output in outputs)), np.float64)
+        if own is not None:
+            wanted += held[:, own]
+            held[:, own] = 0.0
+        own_weight = self._tenants.weight_of(spec.tenant)
+        own_part = float((wanted / limits[:, 0]).max()) / own_weight
+        # Requests and tokens for each unit of weight.
+        fair = limits[:, 0] / (own_weight + float(weight[held[0] > 0.0].sum()))
+        is_modest = not _exceeds(wanted, fair * own_weight).any()
+        chosen: list[tuple[Request, ...]] = []
+        keys: set[int] = set()
+        while num_requests > 0 or num_tokens > 0:
+            parts = (held / limits).max(axis=0) / weight
+            # A tenant whose requests all keep their places has none to displace.
+            parts[
+                [index for index in np.flatnonzero(parts).tolist() if self._is_kept(index, keys)]
+            ] = 0.0
+            largest = int(parts.argmax())
+            unit = next(self._in_turn(largest, keys), None)
+            size = np.zeros(2) if unit is None else _size(unit)
+            left = held[:, largest] - size
+            is_short = (num_requests > 0, num_tokens > 0)
+            if unit is not None and (
+                (left / limits[:, 0]).max() / weight[largest] >= own_part
+                or (is_modest and (_exceeds(size, fair * weight[largest]) & is_short).any())
+            ):
+                held[:, largest] = left
+            else:
+                unit = None if own is None else next(self._in_turn(own, keys), None)
+                if unit is None or unit[0].spec.priority >= spec.priority:
+                    return None
+            if len(chosen) == MAX_DISPLACED:
+                return None
+            chosen.append(unit)
+            keys.add(unit[0].spec.key)
+            num_requests -= len(unit)
+            num_tokens -= sum(len(output.tokens) for output in unit)
+        return chosen
+
+    def _is_kept(self, tenant: int, chosen: set[int]) -> bool:
+        return next(self._in_turn(tenant, chosen), None) is None
+
+    def _in_turn(self, tenant: int, chosen: set[int]) -> Iterator[tuple[Request, ...]]:
+        """The requests of a tenant that may be displaced, in that order."""
+        by_class = self._fresh.get(tenant, {})
+        for priority in sorted(by_class):
+            for key, unit in reversed(by_class[priority].items()):
+                if key not in chosen:
+                    yield unit
+
+    def faults(self, waiting: Sequence[Request]) -> list[str]:
+        """Inconsistencies of the account, given every waiting request."""
+        held = np.zeros_like(self._held)
+        for request in waiting:
+            held[:, request.tenant] += (1.0, len(request.tokens))
+        found: list[str] = []
+        if not np.array_equal(held, self._held):
+            found.append("the tenants' parts of the queue are miscounted")
+        keys = {request.spec.key for request in waiting}
+        if not self._leader_of.keys() <= keys:
+            found.append("a request that does not wait may give way")
+        return found
+
+
+def _size(unit: Sequence[Request]) -> NDArray[np.float64]:
+    return np.array((len(unit), sum(len(output.tokens) for output in unit)), np.float64)
+
+
+def _exceeds(size: NDArray[np.float64], fair: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of requests and prompt tokens exceed the fair part, which is one request at least."""
+    return size > np.maximum(fair, (1.0, 0.0))

@@ -1,0 +1,103 @@
+"""The share of slots and blocks that each tenant holds, and which tenants are far below others.
+
+Owns the measure: dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the
+two resources of a running request, a slot and blocks. A snapshot of one moment: past service is in
+tenants.py. Does not decide anything.
+
+A tenant is *light* while what it holds, with what it asks for, times `yield_ratio` is at most what
+another tenant holds, each divided by its weight. So two tenants are never light relative to each
+other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
+from preempting each other in turn: with the usual 2, being light brings a tenant to half of what
+the largest holds, and the order of the queue (fair_order.py) brings it the rest. Where no tenant
+holds more than all others together it is half of that: in a crowd there are always tenants that
+hold much less than the largest one, and every preemption costs compute that is lost.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.kv_cache import KVCache
+from penstock.scheduler.request import Request
+from penstock.scheduler.running import RunningSet
+from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.scheduler.tenants import Tenants
+
+_CROWD = 2.0
+"""Times `yield_ratio`, where no tenant holds more than all others together."""
+
+
+class FairShare:
+    """Dominant shares of the tenants with running requests, at present.
+
+    `dominant` float64 [capacity of the tenants' table]: the greater of a tenant's shares of slots
+    and of blocks (held or reserved; a shared block counts with each holder), over its weight.
+    """
+
+    def __init__(
+        self,
+        arrays: SlotArrays,
+        cache: KVCache,
+        running: RunningSet,
+        tenants: Tenants,
+        yield_ratio: float,
+    ) -> None:
+        columns = slice(0, running.high_water)
+        index, count = arrays.tenant[columns], len(tenants.service)
+        held = arrays.num_blocks[columns] + cache.reserved[columns]
+        self._num_slots = np.bincount(index, weights=arrays.key[columns] != 0, minlength=count)
+        self._num_blocks = np.bincount(index, weights=held, minlength=count)
+        self._all_slots, self._all_blocks = arrays.num_slots, cache.num_blocks
+        self._weight = tenants.weight
+        slots, blocks = self._num_slots / self._all_slots, self._num_blocks / self._all_blocks
+        self.dominant: NDArray[np.float64] = np.maximum(slots, blocks) / self._weight
+        self._greatest = float(self.dominant.max(initial=0.0))
+        others = float(self.dominant.sum()) - self._greatest
+        is_flood = self._greatest >= others
+        self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
+
+    def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
+        """Whether a tenant is light, with so many slots and blocks more."""
+        return self._limit(tenant, num_slots, num_blocks) <= self._greatest
+
+    def is_light_anew(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
+        """Whether an unknown tenant of that weight, without requests, is light."""
+        slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
+        return self._ratio * max(slots, blocks) / weight <= self._greatest
+
+    def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """`is_light` of each entry of `tenants` [m], at present."""
+        light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
+        return light
+
+    def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
+        """Whether one tenant holds so much that another would be light relative to it.
+
+        Not if it has a single running request.
+        """
+        if tenant == to or self._num_slots[tenant] < 2:
+            return False
+        return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
+
+    def give_back(self, request: Request, num_blocks: int) -> None:
+        """A running request is about to release its slot and that many blocks."""
+        tenant = request.tenant
+        self._num_slots[tenant] -= 1
+        self._num_blocks[tenant] -= num_blocks
+        self._measure(tenant)
+
+    def take(self, tenant: int, num_blocks: int) -> None:
+        """A request of a tenant got a slot and that many blocks."""
+        self._num_slots[tenant] += 1
+        self._num_blocks[tenant] += num_blocks
+        self._measure(tenant)
+
+    def _measure(self, tenant: int) -> None:
+        slots = float(self._num_slots[tenant]) / self._all_slots
+        blocks = float(self._num_blocks[tenant]) / self._all_blocks
+        self.dominant[tenant] = max(slots, blocks) / float(self._weight[tenant])
+        self._greatest = float(self.dominant.max())
+
+    def _limit(self, tenant: int, num_slots: int, num_blocks: int) -> float:
+        slots = (float(self._num_slots[tenant]) + num_slots) / self._all_slots
+        blocks = (float(self._num_blocks[tenant]) + num_blocks) / self._all_blocks
+        return self._ratio * max(slots, blocks) / float(self._weight[tenant])

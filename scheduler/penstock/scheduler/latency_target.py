@@ -1,0 +1,361 @@
+"""Step limits that keep the time between tokens of running requests within a target.
+
+Owns two limits that follow the fitted cost model: the prefill budget of each step (`PrefillLimit`)
+and how many requests may run at once (`BatchLimit`). Pure: measures nothing, sees no clock, and
+only limits admissions; it never takes anything from running requests.
+
+Decodes go first in every step and prefill takes what time is left, in chunks: stall-free batching
+(Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI
+2024), with the fixed token budget of that paper replaced by one computed from the step's own
+decodes and context.
+
+Why neither limit can oscillate: both are feed-forward. A limit is a function of the cost model and
+of the step's content, not of the last error, so there is no integrator to overshoot. The loop that
+remains is through the fit: the cost model is learned from the admitted steps, and a machine that is
+not linear (kernels that pad rows to tiles) could teach it one cost below a limit and another above.
+So the budget falls at once and is never above what the cost model allows; it rises only past a dead
+band, by a share at a time; and a rise that is reversed under the same load doubles the wait for the
+next one as high. Under a steady load its moves become rare until it is constant. The batch limit is
+slower, since running requests stay: it keeps within a sixteenth of what the cost model allows,
+above or below, and holds the context near its peak, for requests that started together grow long
+together, and a limit that followed them would admit too many while they are short.
+"""
+
+import math
+from dataclasses import dataclass
+
+from penstock.scheduler.cost_model import StepPrices
+
+_BAND = 17 / 16
+_MAX_RISE_SHARE = 1 / 4
+_PATIENCE_STEPS = 64
+_MIN_WAIT_STEPS = 64
+_MAX_WAIT_STEPS = 65_536
+_MAX_MARGIN = 0.5
+_MARGIN_SMOOTHING = 1 / 32
+_CONTEXT_SMOOTHING = 1 / 32
+_CONTEXT_FADING = 1 / 1024
+_HEAVIER = 5 / 4
+_MAX_LIMIT_MOVE_SHARE = 1 / 16
+_DEFAULT_PERIOD_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBudget:
+    """The prefill of one step. `predicted_step_s`: the whole step, if all of it is used.
+
+    `is_over_target`: the decodes alone leave less time than the least prefill takes; the excess,
+    `predicted_step_s` less the target, is at most the cost of `min_prefill_tokens`, above that of
+    the decodes alone.
+    """
+
+    num_prefill_tokens: int
+    predicted_step_s: float
+    is_over_target: bool
+
+
+class PrefillLimit:
+    """The prefill budget of each step for a target inter-token time.
+
+    The aim leaves room for the error of the cost model, so that not half of the steps miss the
+    target: aim = target / (1 + m), m the smoothed margin (give `StepFit.error_p90`; at most 0.5). A
+    prefill token costs its coefficient and, as the end of its chunk, that of one context token:
+
+        ideal = (aim - cost of decodes and context) / (prefill_token_s + context_token_s)
+
+    in whole multiples of `quantum_tokens`, within `min_prefill_tokens` .. `max_prefill_tokens`. The
+    budget falls to the ideal at once; it rises towards 16/17 of the ideal, by a quarter of itself
+    (and at least one quantum) a step. A rise that is reversed within 64 steps with no more decodes
+    or context than before is a probe that failed: the next rise as high under such a load waits 64
+    steps, and twice as long each time it fails again. Without decodes no request waits for tokens
+    and the step gets the maximum. It starts at the fixed `max_prefill_tokens`. When the cost model
+    loses its trust the budget is constant for 64 steps, within which a fit follows a machine that
+    changed, and then rises to the fixed limit in the same way.
+
+    `target_itl_s`: seconds. `min_prefill_tokens`: what a step may always prefill, so that prompts
+    never stall: a block's worth. ValueError names the invalid parameter.
+    """
+
+    __slots__ = (
+        "_held",
+        "_margin",
+        "_max",
+        "_min",
+        "_num_distrusted",
+        "_probes",
+        "_quantum",
+        "_target_s",
+    )
+
+    def __init__(
+        self,
+        target_itl_s: float,
+        *,
+        max_prefill_tokens: int,
+        min_prefill_tokens: int = 16,
+        quantum_tokens: int = 16,
+    ) -> None:
+        _check_target(target_itl_s)
+        if min_prefill_tokens < 1:
+            raise ValueError(f"min_prefill_tokens must be at least 1, not {min_prefill_tokens}")
+        if max_prefill_tokens < min_prefill_tokens:
+            raise ValueError(
+                f"max_prefill_tokens ({max_prefill_tokens}) must be at least "
+                f"min_prefill_tokens ({min_prefill_tokens})"
+            )
+        if quantum_tokens < 1:
+            raise ValueError(f"quantum_tokens must be at least 1, not {quantum_tokens}")
+        self._target_s = target_itl_s
+        self._min = min_prefill_tokens
+        self._max = max_prefill_tokens
+        self._quantum = quantum_tokens
+        self._held = max_prefill_tokens
+        self._margin = 0.0
+        self._num_distrusted = 0
+        self._probes = _Probes()
+
+    @property
+    def held_tokens(self) -> int:
+        """The budget of the last step that had decodes."""
+        return self._held
+
+    def budget(
+        self,
+        prices: StepPrices,
+        *,
+        is_trusted: bool,
+        num_decodes: int,
+        num_context_tokens: int,
+        margin: float = 0.0,
+    ) -> StepBudget:
+        """The prefill budget of a step with these decodes; call it once per step.
+
+        `num_context_tokens`: of the decodes, and the start positions of the current prefills.
+        """
+        self._margin += _MARGIN_SMOOTHING * (min(max(margin, 0.0), _MAX_MARGIN) - self._margin)
+        base_s = prices.step_time_s(
+            num_prefill_tokens=0, num_decodes=num_decodes, num_context_tokens=num_context_tokens
+        )
+        token_s = prices.prefill_token_s + prices.context_token_s
+        num_tokens = self._max
+        if num_decodes:
+            self._probes.begin_step(num_decodes, num_context_tokens)
+            num_tokens = self._held = self._moved(self._ideal(base_s, token_s, is_trusted))
+        predicted_s = base_s + num_tokens * token_s
+        return StepBudget(
+            num_prefill_tokens=num_tokens,
+            predicted_step_s=predicted_s,
+            is_over_target=bool(num_decodes) and predicted_s > self._target_s,
+        )
+
+    def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
+        """The limit that the cost model allows; infinite for none."""
+        if not is_trusted:
+            self._num_distrusted += 1
+            # This is neither a rise nor a fall.
+            return self._held if self._num_distrusted <= _PATIENCE_STEPS else math.inf
+        self._num_distrusted = 0
+        left_s = self._target_s / (1.0 + self._margin) - base_s
+        if left_s <= 0.0:
+            return 0.0
+        return left_s / token_s if token_s else math.inf
+
+    def _moved(self, ideal: float) -> int:
+        held = self._held
+        lowest = self._whole(ideal)
+        if lowest < held:
+            self._probes.note_fall()
+            return lowest
+        highest = self._whole(ideal / _BAND)
+        risen = min(highest, held + max(int(held * _MAX_RISE_SHARE), self._quantum))
+        if risen <= held or not self._probes.may_rise(risen):
+            return held
+        self._probes.note_rise(risen)
+        return risen
+
+    def _whole(self, ideal: float) -> int:
+        """Quanta, within the limits."""
+        if ideal >= self._max:
+            return self._max
+        num_tokens = int(ideal)
+        return max(num_tokens - num_tokens % self._quantum, self._min)
+
+
+class _Probes:
+    """Increases of a limit, and how long to wait after one that was reversed.
+
+    A fall is justified by more load; a fall under no more load than at the last rise shows that the
+    rise changed the cost model.
+    """
+
+    __slots__ = (
+        "_failed_level",
+        "_level",
+        "_load",
+        "_num_steps",
+        "_probe_load",
+        "_rose_at",
+        "_wait",
+        "_wait_until",
+    )
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._load = self._probe_load = (0, 0)
+        self._level = 0
+        self._failed_level = 0
+        self._rose_at = -1
+        self._wait = 0
+        self._wait_until = 0
+
+    def begin_step(self, num_decodes: int, num_context_tokens: int) -> None:
+        """Another step, and its content besides the prefill."""
+        self._num_steps += 1
+        self._load = (num_decodes, num_context_tokens)
+        if 0 <= self._rose_at < self._num_steps - _PATIENCE_STEPS:
+            # It lasted.
+            self._rose_at = -1
+            if self._level >= self._failed_level:
+                self._wait = 0
+
+    def may_rise(self, level: int) -> bool:
+        """Whether a rise is allowed; under a lighter load than the failed one it always is."""
+        return (
+            level < self._failed_level or self._num_steps >= self._wait_until or self._is_lighter()
+        )
+
+    def note_rise(self, level: int) -> None:
+        """The limit rises to `level` in this step."""
+        self._rose_at = self._num_steps
+        self._level = level
+        self._probe_load = self._load
+
+    def note_fall(self) -> None:
+        """The limit falls in this step."""
+        if self._rose_at < 0:
+            return
+        # It did not last, whatever made it fall.
+        self._rose_at = -1
+        if self._is_heavier():
+            return
+        self._failed_level = self._level
+        self._wait = min(max(2 * self._wait, _MIN_WAIT_STEPS), _MAX_WAIT_STEPS)
+        self._wait_until = self._num_steps + self._wait
+
+    def _is_lighter(self) -> bool:
+        return any(
+            now * _BAND < then for now, then in zip(self._load, self._probe_load, strict=True)
+        )
+
+    def _is_heavier(self) -> bool:
+        """By more than a load varies from step to step while it stays the same."""
+        return any(
+            now > then * _HEAVIER for now, then in zip(self._load, self._probe_load, strict=True)
+        )
+
+
+class BatchLimit:
+    """How many requests may run at once so that a step of decodes alone meets the target.
+
+    With c the mean context of a running request, held near its peak, and r the least prefill of a
+    step, for which room is kept:
+
+        ideal = (aim - step_s - r prefill_token_s) / (decode_slot_s + c context_token_s)
+
+    Every `period_steps` the limit moves towards the ideal by at most a sixteenth of itself (at
+    least 1), and not at all within a sixteenth of it (rising: within at least 1). It limits
+    admission: running requests stay, so after a fall the batch shrinks as they end. Without trust
+    in the cost model it moves back to `max_num_seqs` in the same way, where it starts. ValueError
+    names the invalid parameter.
+    """
+
+    __slots__ = (
+        "_context_tokens",
+        "_limit",
+        "_max",
+        "_min",
+        "_num_steps",
+        "_period",
+        "_reserve_tokens",
+        "_target_s",
+    )
+
+    def __init__(
+        self,
+        target_itl_s: float,
+        *,
+        max_num_seqs: int,
+        min_num_seqs: int = 1,
+        min_prefill_tokens: int = 16,
+        period_steps: int = _DEFAULT_PERIOD_STEPS,
+    ) -> None:
+        _check_target(target_itl_s)
+        if not 1 <= min_num_seqs <= max_num_seqs:
+            raise ValueError(
+                f"min_num_seqs must be in 1 .. max_num_seqs ({max_num_seqs}), not {min_num_seqs}"
+            )
+        if min_prefill_tokens < 0:
+            raise ValueError(f"min_prefill_tokens must not be negative, not {min_prefill_tokens}")
+        if period_steps < 1:
+            raise ValueError(f"period_steps must be at least 1, not {period_steps}")
+        self._target_s = target_itl_s
+        self._max = max_num_seqs
+        self._min = min_num_seqs
+        self._reserve_tokens = min_prefill_tokens
+        self._period = period_steps
+        self._limit = max_num_seqs
+        self._context_tokens = -1.0
+        self._num_steps = 0
+
+    @property
+    def num_seqs(self) -> int:
+        """Admit while fewer than this many run."""
+        return self._limit
+
+    def observe(
+        self,
+        prices: StepPrices,
+        *,
+        is_trusted: bool,
+        num_decodes: int,
+        num_context_tokens: int,
+        margin: float = 0.0,
+    ) -> int:
+        """Move with a step of these decodes, with this sum of contexts; returns the new limit.
+
+        `margin`: as in `PrefillLimit`.
+        """
+        if num_decodes:
+            mean = num_context_tokens / num_decodes
+            if self._context_tokens < 0.0:
+                self._context_tokens = mean
+            rate = _CONTEXT_SMOOTHING if mean > self._context_tokens else _CONTEXT_FADING
+            self._context_tokens += rate * (mean - self._context_tokens)
+        self._num_steps += 1
+        if self._num_steps % self._period == 0:
+            self._move(self._ideal(prices, margin) if is_trusted else self._max)
+        return self._limit
+
+    def _ideal(self, prices: StepPrices, margin: float) -> int:
+        if self._context_tokens < 0.0:
+            return self._limit
+        aim_s = self._target_s / (1.0 + min(max(margin, 0.0), _MAX_MARGIN))
+        left_s = aim_s - prices.step_s - self._reserve_tokens * prices.prefill_token_s
+        each_s = prices.decode_slot_s + self._context_tokens * prices.context_token_s
+        if left_s >= self._max * each_s:
+            return self._max
+        return max(int(left_s / each_s), self._min) if left_s > 0.0 else self._min
+
+    def _move(self, ideal: int) -> None:
+        distance = ideal - self._limit
+        band = int(self._limit * _MAX_LIMIT_MOVE_SHARE)
+        step = max(band, 1)
+        is_near = -band <= distance <= step
+        if is_near and ideal not in (self._min, self._max):
+            return
+        self._limit += min(max(distance, -step), step)
+
+
+def _check_target(target_itl_s: float) -> None:
+    if not (math.isfinite(target_itl_s) and target_itl_s > 0.0):
+        raise ValueError(f"target_itl_s must be finite and above zero, not {target_itl_s}")

@@ -1,0 +1,158 @@
+"""A launched step, until its result is collected, and the rows that it samples.
+
+Owns what `update` must know about a batch that the arrays no longer show: which rows sample, at
+which positions, and which prefill chunks they finish. `Rows` are copies from `SlotArrays` that are
+constant while a request runs, so those of a decode batch are gathered when membership changes and
+reused every step.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.request import Request
+from penstock.scheduler.slot_arrays import NO_TOKEN, SlotArrays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """m slots that sample. `slots` int32 [m] and `index` intp [m] are the same numbers.
+
+    `offsets` intp [m]: start of a slot's tokens in the flat token array. `stop_ids`: as many int32
+    [m] arrays as the request with most stop ids has. `max_total`, `min_total` int32 [m]; `has_min`:
+    whether any row bars stop ids at first. `keys` int64 [m]; `tenants` int32 [m].
+    """
+
+    slots: NDArray[np.int32]
+    index: NDArray[np.intp]
+    offsets: NDArray[np.intp]
+    stop_ids: tuple[NDArray[np.int32], ...]
+    max_total: NDArray[np.int32]
+    min_total: NDArray[np.int32]
+    has_min: bool
+    keys: NDArray[np.int64]
+    tenants: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, keep: NDArray[np.intp]) -> "Rows":
+        """Some of the rows, in the order of `keep`."""
+        return Rows(
+            self.slots[keep],
+            self.index[keep],
+            self.offsets[keep],
+            tuple(column[keep] for column in self.stop_ids),
+            self.max_total[keep],
+            self.min_total[keep],
+            self.has_min,
+            self.keys[keep],
+            self.tenants[keep],
+        )
+
+    def ended(
+        self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which rows end when `tokens` [m] made them `num_tokens` [m] long, and which by a stop.
+
+        Two bool [m]: ended, ended by a stop id.
+        """
+        is_stop: NDArray[np.bool_] = np.zeros(len(tokens), dtype=np.bool_)
+        for column in self.stop_ids:
+            is_stop |= tokens == column
+        if self.has_min:
+            is_stop &= num_tokens > self.min_total
+        return is_stop | (num_tokens >= self.max_total), is_stop
+
+
+def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: int) -> Rows:
+    """Rows for the slots of `index`; `num_stop_columns` bounds the stop ids any of them has."""
+    columns = arrays.stop_ids[:num_stop_columns, index]
+    max_total = arrays.max_total[index]
+    min_total = arrays.min_total[index]
+    return Rows(
+        slots=index.astype(np.int32),
+        index=index,
+        offsets=index * arrays.max_seq_len,
+        stop_ids=tuple(column for column in columns if np.count_nonzero(column != NO_TOKEN)),
+        max_total=max_total,
+        min_total=min_total,
+        has_min=bool(np.count_nonzero(min_total > arrays.num_prompt[index])),
+        keys=arrays.key[index],
+        tenants=arrays.tenant[index],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """A prefill row: `count` tokens of `request` from position `start` on.
+
+    `completes` when no known token is left: the row samples the next one.
+    """
+
+    request: Request
+    slot: int
+    start: int
+    count: int
+    completes: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """One batch in flight.
+
+    `rows`: the m slots that sample; `positions` int32 [m]: position of the token each samples.
+    `ones` int32 [high_water] as in DecodeRoster when the rows are exactly a decode roster's, else
+    None. `dropped`: slots released since the launch.
+    """
+
+    batch: Batch
+    rows: Rows
+    positions: NDArray[np.int32]
+    ones: NDArray[np.int32] | None
+    chunks: tuple[Chunk, ...]
+    dropped: set[int] = field(default_factory=set[int])
+
+
+class LaunchedSteps:
+    """Launched steps that were not collected, oldest first."""
+
+    def __init__(self) -> None:
+        self._steps: deque[LaunchedStep] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def oldest(self) -> LaunchedStep:
+        """The step whose result is due next; there must be one."""
+        return self._steps[0]
+
+    @property
+    def newest(self) -> LaunchedStep:
+        """The step that was planned last; there must be one."""
+        return self._steps[-1]
+
+    def append(self, step: LaunchedStep) -> None:
+        """A step is launched."""
+        self._steps.append(step)
+
+    def pop_oldest(self) -> LaunchedStep:
+        """The result of the oldest step is in."""
+        return self._steps.popleft()
+
+    def drop(self, slot: int, num_computed: int) -> int:
+        """Record in every step that a slot is released, so that its late tokens are dropped.
+
+        Returns how many of its `num_computed` tokens were computed by steps that were collected.
+        """
+        for step in self._steps:
+            # Once dropped, a row belongs to an earlier request in the same slot.
+            if slot not in step.dropped:
+                starts = step.batch.starts[step.batch.slots == slot]
+                num_computed = min([num_computed, *starts.tolist()])
+                step.dropped.add(slot)
+        return num_computed

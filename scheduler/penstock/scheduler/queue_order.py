@@ -1,0 +1,130 @@
+"""The order of the queue: its interface, and first come, first served.
+
+Owns the interface and the plain order: strict priority classes, arrival order inside a class. A
+preempted request keeps its sequence number and so its seniority. Entries of removed requests are
+dropped when they reach the top.
+"""
+
+import heapq
+from typing import Protocol
+
+from penstock.scheduler.request import Request
+
+
+class QueueOrder(Protocol):
+    """Orders requests that have a ticket. No call costs more than a heap's."""
+
+    def __len__(self) -> int:
+        """Requests in the order."""
+        ...
+
+    def push(self, request: Request) -> None:
+        """Order a request that has just got its ticket."""
+        ...
+
+    def discard(self, request: Request) -> None:
+        """Forget a request whose ticket was just taken."""
+        ...
+
+    def note_admission(self, request: Request) -> bool:
+        """A request is about to be admitted, and still has a ticket; whether for its age alone."""
+        ...
+
+    def eldest_beside(self, request: Request) -> Request | None:
+        """Of the requests that wait in its class for its tenant, itself included, the eldest.
+
+        None when no other tenant waits there, or tenants have no turns.
+        """
+        ...
+
+    def first(self, max_num: int) -> list[Request]:
+        """At most that many next requests if nothing changed; slow, for operators.
+
+        Without those of tenants at their running limit. Changes nothing.
+        """
+        ...
+
+    def peek(self, now: float) -> Request | None:
+        """The next request, None when none may go."""
+        ...
+
+    def peek_in_turn(self, now: float) -> Request | None:
+        """The next request without preference for age; None when a turn by age is overdue."""
+        ...
+
+    def pass_over(self, request: Request) -> None:
+        """Skip the request that `peek` returned until `end_round`."""
+        ...
+
+    def end_round(self) -> None:
+        """Skipped requests return to their places."""
+        ...
+
+    def release(self, tenant: int) -> None:
+        """A tenant at its running limit runs one less."""
+        ...
+
+
+class ArrivalOrder:
+    """`QueueOrder` by seniority."""
+
+    def __init__(self) -> None:
+        # Tickets are unique, so that requests themselves are never compared.
+        self._heap: list[tuple[tuple[int, int], int, Request]] = []
+        self._stash: list[tuple[tuple[int, int], int, Request]] = []
+        self._num_requests = 0
+
+    def __len__(self) -> int:
+        return self._num_requests
+
+    def push(self, request: Request) -> None:
+        """Order a request that has just got its ticket."""
+        self._num_requests += 1
+        heapq.heappush(self._heap, (request.seniority, request.ticket, request))
+
+    def discard(self, request: Request) -> None:  # noqa: ARG002 (the port's name)
+        """Forget a request whose ticket was just taken."""
+        self._num_requests -= 1
+        # Cancelled requests deep in the heap would accumulate while the head waits.
+        if len(self._heap) > 2 * self._num_requests + 64:
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
+            heapq.heapify(self._heap)
+
+    def note_admission(self, request: Request) -> bool:  # noqa: ARG002 (the port's name)
+        """Nothing depends on admissions, and none is by age."""
+        return False
+
+    def eldest_beside(self, request: Request) -> Request | None:  # noqa: ARG002 (the port's name)
+        """None: tenants have no turns."""
+        return None
+
+    def first(self, max_num: int) -> list[Request]:
+        """The most senior, in order."""
+        live = [entry[2] for entry in self._heap if entry[1] == entry[2].ticket]
+        return heapq.nsmallest(max_num, live, key=lambda request: request.seniority)
+
+    def peek(self, now: float) -> Request | None:  # noqa: ARG002 (the port's name)
+        """The most senior, None when none waits."""
+        heap = self._heap
+        while heap and heap[0][1] != heap[0][2].ticket:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def peek_in_turn(self, now: float) -> Request | None:
+        """The most senior: there are no turns."""
+        return self.peek(now)
+
+    def pass_over(self, request: Request) -> None:
+        """Skip the head until `end_round`."""
+        if self._heap[0][2] is not request:
+            raise ValueError("only the head can be passed over")
+        self._stash.append(heapq.heappop(self._heap))
+
+    def end_round(self) -> None:
+        """Skipped requests return to their places."""
+        for entry in self._stash:
+            heapq.heappush(self._heap, entry)
+        self._stash.clear()
+
+    def release(self, tenant: int) -> None:
+        """Tenants have no running limits here."""

@@ -1,0 +1,293 @@
+"""Retention: the priority that requests set for the blocks they leave in the prefix cache.
+
+Owns the claims, their budget and their expiry, here (`BlockClaims`) and for an executor with its
+own prefix cache (`EngineRetention`). Does not know which blocks are cached.
+
+A block that several requests left has the highest level of their claims, for as long as that claim
+lasts; of equal levels the longer duration counts. A claim below the default holds only while no
+other request has left the block: a request that releases its own prompt early must not lower the
+prefix that it shares with others.
+
+Claims above the default have a budget, of all tenants and of each: such blocks are evicted after
+everything else in the cache, so without one a tenant could take the whole cache. Over its own
+budget a tenant loses its oldest claims; over that of all, the tenant with most claims does. The
+blocks stay cached at the default level.
+
+An executor with its own cache gets a retention in place of a session, which it does not support. It
+evicts by itself, so a claim cannot be revoked: a request beyond the budget is sent without
+retention, and its blocks count as long as they were requested.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
+from penstock.scheduler.check_pieces import Faults, pieces
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.request import CacheRetention, RequestSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionBudget:
+    """Blocks that may have a claim above the default, and seconds that a claim may last."""
+
+    max_num_blocks: int
+    max_num_of_tenant: int
+    max_duration_s: float
+
+    def limit(self, retention: CacheRetention) -> CacheRetention:
+        """The same retention for no longer than the budget allows."""
+        if retention.priority <= DEFAULT_LEVEL or retention.duration_s <= self.max_duration_s:
+            return retention
+        return CacheRetention(priority=retention.priority, duration_s=self.max_duration_s)
+
+
+def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudget:
+    """The budget that `config` allows over a pool of `num_blocks`."""
+    return RetentionBudget(
+        max_num_blocks=int(config.max_retention_share * num_blocks),
+        max_num_of_tenant=int(config.max_tenant_retention_share * num_blocks),
+        max_duration_s=config.max_retention_s,
+    )
+
+
+@dataclass(slots=True)
+class RetentionCuts:
+    """What the budget has cut so far.
+
+    `num_shortened`: requests whose retention was longer than it allows. `num_dropped_blocks`:
+    blocks that lost their retention to it, or got none.
+    """
+
+    num_shortened: int = 0
+    num_dropped_blocks: int = 0
+
+
+class BlockClaims:
+    """Blocks with a level other than the default."""
+
+    def __init__(self, budget: RetentionBudget) -> None:
+        self.cuts = RetentionCuts()
+        self._budget = budget
+        self._claims: dict[int, tuple[int, float]] = {}
+        self._ends: list[tuple[float, int]] = []
+        self._num_low = 0
+        # Of the claims above the default: by tenant its blocks, the oldest claim first.
+        self._high_of: dict[str, dict[int, None]] = {}
+        self._tenant_of: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._claims
+
+    @property
+    def num_low(self) -> int:
+        """Claims below the default."""
+        return self._num_low
+
+    def level(self, block: int) -> int:
+        """The level that is claimed for a block, else the default."""
+        claim = self._claims.get(block)
+        return DEFAULT_LEVEL if claim is None else claim[0]
+
+    def make(
+        self, blocks: Iterable[int], retention: CacheRetention, tenant: str, now: float
+    ) -> list[int]:
+        """Claim a level other than the default for each block, most valuable last.
+
+        A claim that does not exceed the existing one has no effect. Returns the blocks that lost
+        their claim to the budget.
+        """
+        limited = self._budget.limit(retention)
+        self.cuts.num_shortened += limited is not retention
+        claim = (limited.priority, now + limited.duration_s)
+        for block in blocks:
+            if claim > self._claims.get(block, (-1, 0.0)):
+                self.drop(block)
+                self._put(block, claim, tenant)
+        return self._keep_budget(tenant)
+
+    def drop(self, block: int) -> None:
+        """Remove the claim of a block, if it has one."""
+        claim = self._claims.pop(block, None)
+        if claim is None:
+            return
+        self._num_low -= claim[0] < DEFAULT_LEVEL
+        tenant = self._tenant_of.pop(block, None)
+        if tenant is not None:
+            blocks = self._high_of[tenant]
+            del blocks[block]
+            if not blocks:
+                del self._high_of[tenant]
+
+    def _put(self, block: int, claim: tuple[int, float], tenant: str) -> None:
+        self._claims[block] = claim
+        level, expires_s = claim
+        self._num_low += level < DEFAULT_LEVEL
+        if level > DEFAULT_LEVEL:
+            self._tenant_of[block] = tenant
+            self._high_of.setdefault(tenant, {})[block] = None
+        if len(self._ends) > 2 * len(self._claims) + 64:
+            self._ends = [(until_s, there) for there, (_, until_s) in self._claims.items()]
+            heapq.heapify(self._ends)
+        else:
+            heapq.heappush(self._ends, (expires_s, block))
+
+    def _keep_budget(self, tenant: str) -> list[int]:
+        """Drop claims over the budget, those of `tenant` being new."""
+        lost: list[int] = []
+        budget, high_of = self._budget, self._high_of
+        while len(high_of.get(tenant, ())) > budget.max_num_of_tenant:
+            lost.append(self._drop_oldest(tenant))
+        while len(self._tenant_of) > budget.max_num_blocks:
+            # Of equal tenants, `tenant` counts as the larger: it must not take an equal share from
+            # others.
+            largest = max(high_of, key=lambda name: (len(high_of[name]), name == tenant))
+            lost.append(self._drop_oldest(largest))
+        self.cuts.num_dropped_blocks += len(lost)
+        return lost
+
+    def _drop_oldest(self, tenant: str) -> int:
+        block = next(iter(self._high_of[tenant]))
+        self.drop(block)
+        return block
+
+    def drop_low(self, blocks: Iterable[int]) -> None:
+        """A request with a retention of at least the default left these blocks."""
+        for block in blocks:
+            if self.level(block) < DEFAULT_LEVEL:
+                self.drop(block)
+
+    def expire(self, now: float) -> list[int]:
+        """Drop expired claims; returns their blocks."""
+        ends, lapsed = self._ends, list[int]()
+        while ends and ends[0][0] <= now:
+            expires_s, block = heapq.heappop(ends)
+            claim = self._claims.get(block)
+            if claim is not None and claim[1] == expires_s:
+                self.drop(block)
+                lapsed.append(block)
+        return lapsed
+
+    def faults(self) -> Faults:
+        """Inconsistencies of the account, piece by piece."""
+        num_low, ends = 0, set[tuple[float, int]]()
+        for known in pieces(self._ends):
+            ends.update(known)
+            yield ""
+        for piece in pieces(self._claims.items()):
+            num_low += sum(level < DEFAULT_LEVEL for _, (level, _) in piece)
+            if any((until_s, block) not in ends for block, (_, until_s) in piece):
+                yield "a claim never ends"
+            if any(level == DEFAULT_LEVEL for _, (level, _) in piece):
+                yield "a claim asks for nothing"
+            yield ""
+        if num_low != self._num_low:
+            yield "low claims are miscounted"
+        yield ""
+        yield from self._budget_faults()
+
+    def _budget_faults(self) -> Faults:
+        by_tenant = {block: name for name, high in self._high_of.items() for block in high}
+        if by_tenant != self._tenant_of or not all(self._high_of.values()):
+            yield "claims and their tenants disagree"
+        if by_tenant.keys() != {
+            b for b, (level, _) in self._claims.items() if level > DEFAULT_LEVEL
+        }:
+            yield "a claim above the default has no tenant, or the other way round"
+        sizes = [len(high) for high in self._high_of.values()]
+        budget = self._budget
+        if max(sizes, default=0) > budget.max_num_of_tenant or sum(sizes) > budget.max_num_blocks:
+            yield "claims exceed their budget"
+
+
+class EngineRetention:
+    """The account of retained blocks: each counts once, for the tenant that requested it first.
+
+    Turns of a session, and prompts with a common prefix, share blocks.
+    """
+
+    def __init__(self, config: SchedulerConfig, info: ExecutorInfo) -> None:
+        self.cuts = RetentionCuts()
+        self._config = config
+        self._block_size = info.block_size
+        self._budget = retention_budget(config, info.num_blocks)
+        self._retained: dict[bytes, _Retained] = {}
+        # One for each block; a block that was requested again expires later than its entry.
+        self._expiries: list[tuple[float, bytes]] = []
+        self._num_of: defaultdict[str, int] = defaultdict(int)
+
+    def limit(self, specs: tuple[RequestSpec, ...], now: float) -> tuple[RequestSpec, ...]:
+        """The outputs of one request with the retention that the budget allows."""
+        self._expire(now)
+        leader = as_retention(specs[0], self._config)
+        wanted = leader.retention
+        if wanted is not None and wanted.priority > DEFAULT_LEVEL:
+            limited = self._budget.limit(wanted)
+            blocks = self._blocks_of(leader)
+            is_taken = self._take(leader.tenant, blocks, now + limited.duration_s)
+            self.cuts.num_shortened += is_taken and limited is not wanted
+            self.cuts.num_dropped_blocks += 0 if is_taken else len(blocks)
+            wanted = limited if is_taken else None
+        return tuple(replace(spec, retention=wanted, session_id="") for spec in specs)
+
+    def _blocks_of(self, spec: RequestSpec) -> list[bytes]:
+        """Names of the prompt's blocks; those without a hash belong to this request alone."""
+        num_blocks = -(-spec.num_prompt_tokens // self._block_size)
+        names = list(spec.block_hashes[:num_blocks])
+        return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
+
+    def _take(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
+        """Count the blocks, if they fit the budget."""
+        budget, retained = self._budget, self._retained
+        added = [block for block in blocks if block not in retained]
+        if (
+            self._num_of[tenant] + len(added) > budget.max_num_of_tenant
+            or len(retained) + len(added) > budget.max_num_blocks
+        ):
+            return False
+        self._num_of[tenant] += len(added)
+        for block in added:
+            retained[block] = _Retained(tenant, until_s)
+            heapq.heappush(self._expiries, (until_s, block))
+        for block in blocks:
+            retained[block].until_s = max(retained[block].until_s, until_s)
+        return True
+
+    def _expire(self, now: float) -> None:
+        expiries = self._expiries
+        while expiries and expiries[0][0] <= now:
+            _, block = expiries[0]
+            held = self._retained[block]
+            if held.until_s > now:
+                heapq.heapreplace(expiries, (held.until_s, block))
+                continue
+            heapq.heappop(expiries)
+            del self._retained[block]
+            self._num_of[held.tenant] -= 1
+            if not self._num_of[held.tenant]:
+                del self._num_of[held.tenant]
+
+
+@dataclass(slots=True)
+class _Retained:
+    tenant: str
+    until_s: float
+
+
+def as_retention(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
+    """The same request with a retention in place of its session, of equal duration and priority.
+
+    The request keeps its own retention where that is higher.
+    """
+    if not spec.session_id:
+        return spec
+    level, retention = config.session_retention_priority, spec.retention
+    if retention is None or retention.priority < level:
+        retention = CacheRetention(priority=level, duration_s=config.session_ttl_s)
+    return replace(spec, retention=retention, session_id="")

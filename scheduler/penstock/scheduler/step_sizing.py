@@ -1,0 +1,129 @@
+"""The machine's speed, and the step limits that follow from it.
+
+Owns the fit of the cost model, and the two limits that follow it where there is a target for the
+time between tokens: the prefill budget of a step and the number of running requests. Without a
+target both are the fixed ones. Does not know which requests run.
+"""
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import StepMeasure
+from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.latency_target import BatchLimit, PrefillLimit
+from penstock.scheduler.step_fit import DEFAULT_PRIOR, StepFit
+
+_LEARN_EVERY_STEPS = 8
+_LEARN_EVERY_PREFILL_STEPS = 2
+_CONFIRMING_STEPS = 16
+
+
+class StepSizing:
+    """Learns from the steps of one executor and limits the next ones.
+
+    `fit`: the cost model; `last_step_s`: the duration of the last step, seconds, and
+    `last_step_at_s`: when it ended, engine clock. ValueError for a target together with a
+    self-paced executor: the scheduler does not determine its steps.
+    """
+
+    def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
+        prices = config.known_prices
+        # Measured coefficients may be of another machine, or in other units: a few steps confirm
+        # them.
+        self.fit = (
+            StepFit(DEFAULT_PRIOR)
+            if prices is None
+            else StepFit(prices, min_steps=_CONFIRMING_STEPS)
+        )
+        self.last_step_s = 0.0
+        self.last_step_at_s = 0.0
+        self._num_unlearnt = 0
+        self._is_self_paced = info.is_self_paced
+        self._max_tokens = config.max_num_batched_tokens
+        self._max_num_seqs = info.max_num_seqs
+        self._prefill: PrefillLimit | None = None
+        self._batch: BatchLimit | None = None
+        target_s = config.target_itl_s
+        if target_s is None:
+            return
+        if info.is_self_paced:
+            raise ValueError(
+                f"target_itl_s needs an executor whose steps are planned here; {info.name} paces"
+                " itself"
+            )
+        least = min(info.block_size, self._max_tokens)
+        self._prefill = PrefillLimit(
+            target_s,
+            max_prefill_tokens=self._max_tokens,
+            min_prefill_tokens=least,
+            quantum_tokens=info.block_size,
+        )
+        self._batch = BatchLimit(target_s, max_num_seqs=info.max_num_seqs, min_prefill_tokens=least)
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether enough steps were seen for estimates."""
+        return not self._is_self_paced and self.fit.has_seen_enough
+
+    @property
+    def max_num_running(self) -> int:
+        """Requests that may run at once, as of the last step."""
+        return self._max_num_seqs if self._batch is None else self._batch.num_seqs
+
+    @property
+    def prefill_budget_tokens(self) -> int:
+        """The present prefill budget of steps with decodes."""
+        return self._max_tokens if self._prefill is None else self._prefill.held_tokens
+
+    def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
+        """A step was timed; whether it is worth learning from.
+
+        Once the machine is known well, not every step adds information.
+        """
+        self.last_step_s, self.last_step_at_s = seconds, now
+        self._num_unlearnt += 1
+        every = _LEARN_EVERY_PREFILL_STEPS if has_prefill else _LEARN_EVERY_STEPS
+        if self._num_unlearnt < every and self.fit.is_trusted:
+            return False
+        self._num_unlearnt = 0
+        return True
+
+    def learn(self, measure: StepMeasure) -> None:
+        """The content of a step, and its duration."""
+        self.fit.observe(
+            measure.seconds,
+            num_prefill_tokens=measure.num_prefill_tokens,
+            num_decodes=measure.num_decodes,
+            num_context_tokens=measure.num_context_tokens,
+        )
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target for the time between tokens."""
+        return self._prefill is not None
+
+    def budget(
+        self, num_decodes: int, num_context_tokens: int = 0, num_decode_context_tokens: int = 0
+    ) -> int:
+        """Prefill tokens of a step with these decodes; call it once for each step.
+
+        The contexts matter with a target alone: of all running requests, and of those that decode.
+        """
+        left = self._max_tokens - num_decodes
+        if self._prefill is None or self._batch is None:
+            return left
+        fit = self.fit
+        is_trusted, margin = fit.is_trusted, fit.error_p90
+        self._batch.observe(
+            fit,
+            is_trusted=is_trusted,
+            num_decodes=num_decodes,
+            num_context_tokens=num_decode_context_tokens,
+            margin=margin,
+        )
+        paced = self._prefill.budget(
+            fit,
+            is_trusted=is_trusted,
+            num_decodes=num_decodes,
+            num_context_tokens=num_context_tokens,
+            margin=margin,
+        )
+        return min(left, paced.num_prefill_tokens)

@@ -1,0 +1,273 @@
+"""Settings of `penstock serve` that depend on files, packages, the device or other settings.
+
+Owns the checks of a configuration, the defaults of slots and token budget, which settings have a
+separate key in the section of TensorRT-LLM, the default ports, and which OpenTelemetry variables
+switch tracing on.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.executor.config import ExecutorKind, SimulatedConfig, SimulatedPace
+from penstock.executor.device_defaults import device_defaults
+from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
+from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
+from penstock.server.facades import NO_FACADE, load_facade
+from penstock.server.observe.logs.limits import ALWAYS
+from penstock.server.security.security import Security, check_exposure, is_loopback
+from penstock.server.settings.sources import Sources
+from penstock.server.tenants import tenant_fault
+
+if TYPE_CHECKING:
+    from penstock.server.config import ServerConfig
+
+
+_log = logging.getLogger(__name__)
+_FAIR_ONLY = ("tenant_weights", "aging_s", "max_num_running_per_tenant", "max_prefill_share")
+_CACHE_ONLY = (
+    *("eviction", "session_ttl_s", "session_retention_priority", "max_session_share"),
+    *("max_session_tokens", "max_retention_share", "max_tenant_retention_share"),
+    *("max_retention_s", "share_prefixes_across_tenants"),
+)
+_QUOTAS = ("tenant_max_live", "tenant_requests_per_minute", "tenant_tokens_per_minute")
+log = logging.getLogger(__name__)
+_KEYS = {
+    "max_num_seqs": "max_batch_size",
+    "max_num_batched_tokens": "max_num_tokens",
+    "max_seq_len": "max_seq_len",
+    "admission_policy": "scheduler_config.capacity_scheduler_policy",
+    "block_size": "kv_cache_config.tokens_per_block",
+    "num_blocks": "kv_cache_config.max_tokens",
+    "kv_cache_mib": "kv_cache_config.free_gpu_memory_fraction",
+    "kv_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_cache_config.dtype",
+    "pipeline_depth": "disable_overlap_scheduler",
+}
+"""Settings of the other executors, and the key that replaces each."""
+_OWN_PACE = "the engine plans its own steps"
+_OWN_CACHE = "the engine evicts its own blocks, and knows retention but no sessions"
+_MEANINGLESS = {
+    "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
+    "threads": "it does not use the CPU",
+    "quantization": "it serves checkpoints as they are quantised",
+    **dict.fromkeys(
+        ("target_itl_ms", "max_prefill_share", "foresee_deadlines", "min_deadline_chance"),
+        _OWN_PACE,
+    ),
+    "step_prices": _OWN_PACE,
+    **dict.fromkeys(
+        ("eviction", "max_session_share", "max_tenant_session_share", "max_session_tokens"),
+        _OWN_CACHE,
+    ),
+}
+_STEPS = {"operations_port": 1, "metrics_port": 2}
+"""Offset from the service's port, unless a setting overrides it."""
+_MAX_PORT = 65535
+_EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
+_OPT_IN_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def check_security(config: "ServerConfig") -> None:
+    """Raise ValueError where unauthenticated callers would get in by accident, or a file is
+    invalid.
+    """
+    security, observer = config.security, config.observer
+    is_behind_proxy = bool(config.front.tenant_metadata_key)
+    host = observer.operations_host
+    check_exposure(
+        security,
+        host=config.host,
+        operations_host=None if observer.operations_port is None else host,
+        metrics_host=None if observer.metrics_port is None else host,
+        is_behind_proxy=is_behind_proxy,
+    )
+    try:
+        opened = Security(security, is_behind_proxy=is_behind_proxy)
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    if opened.authenticator is not None and not security.has_tls and not is_loopback(config.host):
+        _log.warning(
+            "tokens cross the network in plain text: set tls-cert and tls-key, or terminate TLS in"
+            " front of %s",
+            config.host,
+            extra=ALWAYS,
+        )
+
+
+def check_facade(config: "ServerConfig") -> None:
+    """Raise ValueError where a gateway's service cannot be served; warn where no gateway could call
+    it.
+    """
+    if config.facade == NO_FACADE:
+        return
+    load_facade(config.facade).check_installed()
+    security = config.security
+    what = [
+        *(["TLS"] if security.has_tls else []),
+        *(["credentials"] if security.policy_file is not None else []),
+    ]
+    if config.num_fronts > 1:
+        _log.warning(
+            "the %s gateway keeps one connection to this worker, so one of its %d fronts gets all"
+            " requests: --fronts 1 is enough here, and more workers add throughput",
+            config.facade,
+            config.num_fronts,
+            extra=ALWAYS,
+        )
+    if what:
+        _log.warning(
+            "the port asks for %s and the %s gateway has none: it needs a separate proxy that"
+            " adds them",
+            " and ".join(what),
+            config.facade,
+            extra=ALWAYS,
+        )
+
+
+def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
+    """Raise ValueError for a setting that has no effect. `is_caching`: of prefixes."""
+    if sources.get("order") is SchedulingOrder.FCFS:
+        sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
+    if not (is_caching and sources.get("prefix_caching", True)):
+        sources.refuse(_CACHE_ONLY, "requires prefix caching")
+    if not sources.get("foresee_deadlines", True):
+        sources.refuse(["min_deadline_chance"], "requires --foresee-deadlines on")
+    if "policy_file" in sources:
+        sources.refuse(
+            ["tenant_weights"], "cannot be combined with --policy-file, which has the weights"
+        )
+        sources.refuse(_QUOTAS, "cannot be combined with --policy-file, which has the limits")
+    if "tenant_metadata_key" not in sources:
+        sources.refuse(
+            ["tenant_weights"],
+            "requires --tenant-metadata-key: without it there is only one tenant",
+        )
+    for name in sources.get("tenant_weights", {}):
+        fault = tenant_fault(name) if name else None
+        if fault is not None:
+            spelling = sources.spell("tenant_weights")
+            raise ValueError(f"{spelling}: {name!r} is not a valid tenant name: it {fault}")
+
+
+def executor_settings(sources: Sources) -> dict[str, Any]:
+    """Of executors with our own batching. Raises ValueError naming a setting."""
+    kind, device = sources.get("executor", ExecutorKind.TORCH), sources.get("device", "cpu")
+    budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
+    sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
+    derived: dict[str, Any] = {}
+    if kind is not ExecutorKind.SIMULATED:
+        sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
+    elif "simulated_config" not in sources:
+        # The service shows realistic timings: its steps take time.
+        derived["executor.simulated"] = SimulatedConfig(pace=SimulatedPace.REAL_TIME)
+    if kind is ExecutorKind.TORCH and device.startswith("cuda"):
+        usual = device_defaults(device)
+        if num_seqs is None:
+            num_seqs = usual.max_num_seqs if budget is None else min(usual.max_num_seqs, budget)
+        if budget is None:
+            budget = max(usual.max_num_batched_tokens, num_seqs)
+        derived["executor.max_num_seqs"] = num_seqs
+    else:
+        sources.refuse(["kv_memory_fraction"], "requires a GPU; without one set --kv-cache-mib")
+    if budget is not None:
+        derived["executor.max_num_batched_tokens"] = budget
+        derived["scheduler.max_num_batched_tokens"] = budget
+    return derived
+
+
+def trtllm_settings(
+    sources: Sources, model_path: Path, tokenizer_path: Path | None
+) -> dict[str, Any]:
+    """Of the section of TensorRT-LLM, checked against the flags and the model. Raises ValueError.
+
+    Our scheduler must predict the engine's admissions: both use one policy, the one set there.
+    """
+    for name, key in _KEYS.items():
+        sources.refuse([name], f"is set for the trtllm executor by {key} in --trtllm-config")
+    for name, reason in _MEANINGLESS.items():
+        sources.refuse([name], f"has no effect with the trtllm executor: {reason}")
+    sources.refuse(["simulated_config"], "has no effect with the trtllm executor")
+    config: TrtllmConfig = sources.get("trtllm_config", TrtllmConfig())
+    caching, reuse = sources.get("prefix_caching"), config.kv_cache_config.enable_block_reuse
+    if caching is not None and caching is not reuse:
+        raise ValueError(
+            f"{sources.spell('prefix_caching')} is {'on' if caching else 'off'} and"
+            f" --trtllm-config.kv_cache_config.enable_block_reuse is {str(reuse).lower()}: they"
+            " must agree"
+        )
+    findings = check_before_load(model_path, config, os.environ)
+    check_tokenizer(findings.folder, tokenizer_path)
+    log.info("%s", findings.folder.explanation)
+    for notice in findings.notices:
+        log.warning("%s", notice, extra=ALWAYS)
+    policy = config.scheduler_config.capacity_scheduler_policy.name.lower()
+    return {
+        "executor.max_num_seqs": config.max_batch_size,
+        "executor.max_seq_len": config.max_seq_len,
+        "scheduler.max_num_batched_tokens": config.max_num_tokens,
+        "scheduler.admission_policy": AdmissionPolicy(policy),
+        "front.is_prefix_caching": reuse,
+    }
+
+
+def observer_settings(sources: Sources) -> dict[str, Any]:
+    """Fields by their paths. Raises ValueError naming the setting, or the variable."""
+    ports: dict[str, int | None] = {}
+    for name, step in _STEPS.items():
+        port = sources.get("port", 50051)
+        # There is none after the last port.
+        behind = port + step if 0 < port <= _MAX_PORT - step else 0
+        ports[name] = sources.get(name) if name in sources else behind
+    if not any(port is not None for port in ports.values()):
+        sources.refuse(["operations_host"], "requires a port")
+    if ports["metrics_port"] is None:
+        sources.refuse(["metrics_tenants"], "requires --metrics-port")
+    if "tenant_metadata_key" not in sources and "policy_file" not in sources:
+        sources.refuse(
+            ["metrics_tenants"],
+            "requires --tenant-metadata-key or --policy-file: without one there is only one tenant",
+        )
+    is_next = any(
+        word.strip() in ("rpc", "rpc/dup")
+        for word in sources.environment.get(_OPT_IN_VARIABLE, "").split(",")
+    )
+    return {
+        **{f"observer.{name}": port for name, port in ports.items()},
+        "observer.tracing.is_on": _has_traces(sources),
+        "observer.tracing.has_next_rpc_keys": is_next,
+    }
+
+
+def _has_traces(sources: Sources) -> bool:
+    """Whether an operator has enabled traces, by a setting or by OpenTelemetry's variables."""
+    environment = sources.environment
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = environment.get(_EXPORTER_VARIABLE, "").strip().lower()
+    if exporter == "none":
+        sources.refuse(["otlp_endpoint"], f"has no effect while {_EXPORTER_VARIABLE} is none")
+    is_on = exporter != "none" and (
+        bool(exporter)
+        or "otlp_endpoint" in sources
+        or any(environment.get(name, "").strip() for name in _ENDPOINT_VARIABLES)
+    )
+    if is_on:
+        _check_numbers(environment)
+    else:
+        sources.refuse(
+            ["trace_slow_ttft_s", "trace_slow_s", "trace_content"],
+            "requires traces: set --otlp-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT",
+        )
+    return is_on
+
+
+def _check_numbers(environment: Mapping[str, str]) -> None:
+    from penstock.server.observe.spans.variables import check_numbers
+
+    check_numbers(environment)

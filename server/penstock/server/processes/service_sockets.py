@@ -1,0 +1,119 @@
+"""The sockets of a service: the TCP port that all fronts share, and the folder of its Unix sockets.
+
+The port is checked and reserved: a socket that is bound with SO_REUSEPORT and never listens keeps
+other programs off it while fronts restart, and receives no connection. A killed service cannot
+remove its folder; the next one does. A folder counts as stale when its owner, name and age fit and
+nothing listens on its socket.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+_PREFIX: Final = "penstock-"
+SOCKET_NAME: Final = "engine.sock"
+MIN_AGE_S: Final = 60.0
+"""A younger folder may belong to a service that is about to listen."""
+_FOLDER: Final = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
+_MAX_REMOVED: Final = 1000
+
+
+def create_folder(stack: contextlib.ExitStack) -> Path:
+    """Create a folder that `stack` removes; removes those of dead services first."""
+    remove_leftovers(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def remove_leftovers(parent: Path) -> int:
+    """Remove the folders of dead services in `parent`; returns how many. Never raises."""
+    num_removed = 0
+    try:
+        folders = sorted(found for found in parent.iterdir() if _FOLDER.fullmatch(found.name))
+    except OSError as error:
+        log.debug("cannot search %s for folders of killed services: %s", parent, error)
+        return 0
+    for folder in folders[:_MAX_REMOVED]:
+        if _is_dead(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            num_removed += 1
+    if num_removed:
+        log.info("removed the folders of %d services that were killed", num_removed)
+    return num_removed
+
+
+def _is_dead(folder: Path) -> bool:
+    """Whether it is the folder of a service of this user that has ended."""
+    try:
+        found = folder.lstat()
+        path = folder / SOCKET_NAME
+        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if not is_ours or time.time() - found.st_mtime < MIN_AGE_S:
+            return False
+        return stat.S_ISSOCK(path.lstat().st_mode) and not _is_listened_to(path)
+    except OSError:
+        return False
+
+
+def _is_listened_to(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)
+        # Any error other than a refused connection, a full queue included, may mean that it is
+        # alive.
+        return caller.connect_ex(str(path)) != errno.ECONNREFUSED
+
+
+class PortUnavailable(Exception):
+    """The address cannot be listened on; the message gives the reason."""
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A bound socket; its `getsockname()[1]` is the port (a free one when `port` is 0).
+
+    Raises PortUnavailable when the port is in use, not permitted, or `host` is no local address.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except OSError as error:
+        raise PortUnavailable(f"host {host!r} has no address: {error}") from error
+    family, _, _, _, address = found[0]
+    try:
+        if port:
+            _check_free(family, address)
+        return _bind(family, address, socket.SO_REUSEPORT)
+    except OSError as error:
+        raise PortUnavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _check_free(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> None:
+    # With SO_REUSEPORT alone a second service would silently share the port with the first.
+    # SO_REUSEADDR still ignores the remains of closed connections.
+    with contextlib.closing(_bind(family, address, socket.SO_REUSEADDR)) as probe:
+        probe.listen(1)
+
+
+def _bind(
+    family: int, address: tuple[str | int, ...] | tuple[int, bytes], option: int
+) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,341 @@
+"""The options of a request: sampling, stopping, output, cache, adapter, resume.
+
+Each group of the contract has one function, which reports every invalid field and returns the
+domain's value.
+"""
+
+import math
+from typing import Final
+
+from penstock.scheduler.executor import Feature
+from penstock.scheduler.request import CacheRetention, SamplingParams
+from penstock.server.front.errors import ErrorReason, refuse, refuse_field
+from penstock.server.front.generation import ChunkLimits, Output, Resumption, Sampling, Stopping
+from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in.prompt import check_token_ids, token_array
+from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.tenants import MAX_PRIORITY
+from penstock.v1.generation_service_pb2 import GenerateRequest
+from penstock.v1.options_pb2 import CacheOptions, OutputOptions, SamplingOptions, StoppingOptions
+
+_MAX_TEMPERATURE = 2.0
+_GREEDY_BELOW = 1e-5
+"""Dividing logits by less would overflow; the most likely token is chosen either way."""
+_MAX_PENALTY = 2.0
+_MAX_BIAS = 100.0
+_STOP_STRINGS = "stopping.stop_strings"
+_STOP_IDS = "stopping.stop_token_ids"
+_MAX_CHUNK_DELAY_S: Final = 10.0
+_TOKENS_PATH = "output.min_chunk_tokens"
+_DELAY_PATH = "output.max_chunk_delay"
+MAX_SALT_CHARS: Final = 128
+MAX_SESSION_CHARS: Final = 128
+_RETENTION = "cache.retention"
+_SESSION = "cache.session_id"
+_ADAPTERS = Feature.ADAPTERS.value
+_MAX_SCALE = 4.0
+_RESUME_PATH: Final = "resume_timeout"
+
+
+def read_sampling(
+    options: SamplingOptions, output: OutputOptions, limits: Limits, violations: Violations
+) -> Sampling:
+    """Sampling parameters of the executor; unset fields get the contract's defaults."""
+    has = options.HasField
+    check = violations
+    params = SamplingParams(
+        temperature=_temperature(options, violations),
+        top_k=_top_k(options, limits, violations),
+        top_p=(
+            check.number_above("sampling.top_p", options.top_p, 0.0, 1.0) if has("top_p") else 1.0
+        ),
+        min_p=check.number("sampling.min_p", options.min_p, 0.0, 1.0) if has("min_p") else 0.0,
+        repetition_penalty=(
+            check.number_above(
+                "sampling.repetition_penalty", options.repetition_penalty, 0.0, _MAX_PENALTY
+            )
+            if has("repetition_penalty")
+            else 1.0
+        ),
+        presence_penalty=_penalty("presence_penalty", options.presence_penalty, violations),
+        frequency_penalty=_penalty("frequency_penalty", options.frequency_penalty, violations),
+        logit_bias=_logit_bias(options, limits, violations),
+        num_logprobs=_num_logprobs("logprobs", output, limits, violations),
+        num_prompt_logprobs=_num_logprobs("prompt_logprobs", output, limits, violations),
+    )
+    _require_features(params, limits, violations)
+    violations.require_feature(
+        Feature.SEED.value,
+        "sampling.seed",
+        is_supported=not has("seed") or Feature.SEED in limits.features,
+    )
+    return Sampling(
+        params=params,
+        seed=options.seed if has("seed") else None,
+        num_outputs=(
+            check.integer(
+                "sampling.num_outputs", options.num_outputs, 1, limits.config.max_num_outputs
+            )
+            if has("num_outputs")
+            else 1
+        ),
+    )
+
+
+def _temperature(options: SamplingOptions, violations: Violations) -> float:
+    if not options.HasField("temperature"):
+        return 1.0
+    value = violations.number("sampling.temperature", options.temperature, 0.0, _MAX_TEMPERATURE)
+    return 0.0 if value < _GREEDY_BELOW else value
+
+
+def _penalty(name: str, value: float, violations: Violations) -> float:
+    """Unset reads as 0, the default."""
+    return violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
+
+
+def _top_k(options: SamplingOptions, limits: Limits, violations: Violations) -> int:
+    if not options.HasField("top_k"):
+        return 0
+    if options.top_k < 1:
+        violations.add("sampling.top_k", "must be at least 1")
+    # A value of at least the vocabulary size is no restriction, and may overflow the batch's
+    # integers.
+    return options.top_k if options.top_k < limits.vocab_size else 0
+
+
+def _logit_bias(
+    options: SamplingOptions, limits: Limits, violations: Violations
+) -> tuple[tuple[int, float], ...]:
+    path = "sampling.logit_bias"
+    if not violations.count(path, len(options.logit_bias), limits.config.max_logit_bias):
+        return ()
+    biases: dict[int, float] = {}
+    for index, entry in enumerate(options.logit_bias):
+        if entry.token_id >= limits.vocab_size:
+            violations.add(f"{path}[{index}].token_id", f"must be below {limits.vocab_size}")
+        elif entry.token_id in biases:
+            violations.add(f"{path}[{index}].token_id", "is a duplicate")
+        biases[entry.token_id] = violations.number(
+            f"{path}[{index}].bias", entry.bias, -_MAX_BIAS, _MAX_BIAS
+        )
+    return tuple(biases.items())
+
+
+def _num_logprobs(name: str, output: OutputOptions, limits: Limits, violations: Violations) -> int:
+    if not output.HasField("logprobs" if name == "logprobs" else "prompt_logprobs"):
+        return -1
+    value: int = getattr(output, name)
+    max_logprobs = min(limits.config.max_logprobs, limits.vocab_size)
+    return violations.integer(f"output.{name}", value, 0, max_logprobs)
+
+
+def _require_features(params: SamplingParams, limits: Limits, violations: Violations) -> None:
+    """Refuse features that the executor lacks; neutral values need none."""
+    wanted = (
+        (params.min_p > 0, Feature.MIN_P, "sampling.min_p"),
+        (params.repetition_penalty != 1, Feature.PENALTIES, "sampling.repetition_penalty"),
+        (params.presence_penalty != 0, Feature.PENALTIES, "sampling.presence_penalty"),
+        (params.frequency_penalty != 0, Feature.PENALTIES, "sampling.frequency_penalty"),
+        (bool(params.logit_bias), Feature.LOGIT_BIAS, "sampling.logit_bias"),
+        (params.num_logprobs >= 0, Feature.LOGPROBS, "output.logprobs"),
+        (params.num_prompt_logprobs >= 0, Feature.PROMPT_LOGPROBS, "output.prompt_logprobs"),
+    )
+    for is_wanted, feature, path in wanted:
+        if is_wanted:
+            violations.require_feature(feature.value, path, is_supported=feature in limits.features)
+
+
+def read_stopping(options: StoppingOptions, limits: Limits, violations: Violations) -> Stopping:
+    """Stop conditions; max_tokens is checked against the context once the prompt is tokenised."""
+    max_tokens: int | None = None
+    if options.HasField("max_tokens"):
+        max_tokens = violations.integer(
+            "stopping.max_tokens", options.max_tokens, 1, limits.max_output_tokens
+        )
+    most = limits.max_output_tokens if max_tokens is None else max_tokens
+    min_tokens = violations.integer("stopping.min_tokens", options.min_tokens, 0, most)
+    violations.require_feature(
+        Feature.MIN_TOKENS.value,
+        "stopping.min_tokens",
+        is_supported=min_tokens == 0 or Feature.MIN_TOKENS in limits.features,
+    )
+    return Stopping(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_strings=_stop_strings(options, limits, violations),
+        stop_token_ids=_stop_token_ids(options, limits, violations),
+        ignore_eos=options.ignore_eos,
+        include_stop_string=options.include_stop_string,
+    )
+
+
+def _stop_strings(
+    options: StoppingOptions, limits: Limits, violations: Violations
+) -> tuple[str, ...]:
+    config = limits.config
+    if not violations.count(_STOP_STRINGS, len(options.stop_strings), config.max_stop_strings):
+        return ()
+    for index, text in enumerate(options.stop_strings):
+        path = f"{_STOP_STRINGS}[{index}]"
+        violations.text_length(path, text, 1, config.max_stop_string_chars)
+        num_bytes = len(text.encode())
+        if num_bytes > config.max_stop_string_bytes:
+            violations.add(
+                path,
+                f"has {num_bytes} bytes of UTF-8, at most {config.max_stop_string_bytes} are "
+                "allowed",
+            )
+    return tuple(dict.fromkeys(options.stop_strings))
+
+
+def _stop_token_ids(
+    options: StoppingOptions, limits: Limits, violations: Violations
+) -> tuple[int, ...]:
+    if not violations.count(
+        _STOP_IDS, len(options.stop_token_ids), limits.config.max_stop_token_ids
+    ):
+        return ()
+    check_token_ids(token_array(options.stop_token_ids), _STOP_IDS, limits, violations)
+    return tuple(dict.fromkeys(options.stop_token_ids))
+
+
+def read_output(
+    options: OutputOptions, sampling: SamplingParams, limits: Limits, violations: Violations
+) -> Output:
+    """The domain value; records what is out of range."""
+    return Output(
+        num_logprobs=sampling.num_logprobs,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
+        return_token_ids=options.return_token_ids,
+        echo=options.echo,
+        chunks=_read_chunks(options, limits, violations),
+    )
+
+
+def check_no_chunks(request: GenerateRequest) -> None:
+    """For a response in one message. Raises RequestError for options that split the stream."""
+    violations = Violations()
+    has = request.output.HasField
+    for path, is_set in (
+        (_TOKENS_PATH, has("min_chunk_tokens")),
+        (_DELAY_PATH, has("max_chunk_delay")),
+    ):
+        if is_set:
+            violations.add(path, "must not be set: the response is one message")
+    violations.raise_if_any()
+
+
+def _read_chunks(options: OutputOptions, limits: Limits, violations: Violations) -> ChunkLimits:
+    default = ChunkLimits()
+    min_tokens, max_delay_s = default.min_tokens, default.max_delay_s
+    if options.HasField("min_chunk_tokens"):
+        min_tokens = violations.integer(
+            _TOKENS_PATH, options.min_chunk_tokens, 1, limits.max_chunk_tokens
+        )
+    if options.HasField("max_chunk_delay"):
+        max_delay_s = violations.duration_s(
+            _DELAY_PATH, options.max_chunk_delay, _MAX_CHUNK_DELAY_S, can_be_zero=True
+        )
+    return ChunkLimits(min_tokens=min_tokens, max_delay_s=max_delay_s)
+
+
+def read_salt(options: CacheOptions, violations: Violations) -> str:
+    """The client's salt, empty for none."""
+    if not options.HasField("salt"):
+        return ""
+    violations.text_length("cache.salt", options.salt, 1, MAX_SALT_CHARS)
+    return options.salt
+
+
+def read_session(options: CacheOptions, limits: Limits, violations: Violations) -> str:
+    """The session that the request continues, empty for none."""
+    if not options.HasField("session_id"):
+        return ""
+    violations.require_feature("sessions", _SESSION, is_supported=limits.has_sessions)
+    violations.text_length(_SESSION, options.session_id, 1, MAX_SESSION_CHARS)
+    return options.session_id
+
+
+def check_leaves_blocks(
+    options: CacheOptions, num_prompt_logprobs: int, violations: Violations
+) -> None:
+    """Record the options that conflict with a request whose blocks are not cached."""
+    if num_prompt_logprobs < 0:
+        return
+    for path, is_set in (
+        (_SESSION, options.HasField("session_id")),
+        (_RETENTION, options.HasField("retention")),
+    ):
+        if is_set:
+            violations.add(path, "cannot be combined with output.prompt_logprobs")
+
+
+def read_retention(
+    options: CacheOptions, max_priority: int, limits: Limits, violations: Violations
+) -> CacheRetention | None:
+    """How long the request's blocks are kept; None for the executor's default.
+
+    A priority above `max_priority` is lowered to it.
+    """
+    if not options.HasField("retention"):
+        return None
+    feature = Feature.CACHE_RETENTION
+    violations.require_feature(feature.value, _RETENTION, is_supported=feature in limits.features)
+    wanted, default = options.retention, CacheRetention()
+    return CacheRetention(
+        priority=(
+            min(
+                violations.integer(f"{_RETENTION}.level", wanted.level, 0, MAX_PRIORITY),
+                max_priority,
+            )
+            if wanted.HasField("level")
+            else default.priority
+        ),
+        duration_s=(
+            violations.duration_s(f"{_RETENTION}.duration", wanted.duration)
+            if wanted.HasField("duration")
+            else math.inf
+        ),
+    )
+
+
+def read_adapter(request: GenerateRequest, limits: Limits, violations: Violations) -> str:
+    """The adapter's name, empty for none. Raises RequestError: ADAPTER_NOT_FOUND.
+
+    No executor scales an adapter, so any strength other than 1 is refused.
+    """
+    if not request.HasField("adapter"):
+        return ""
+    if Feature.ADAPTERS not in limits.features:
+        violations.require_feature(_ADAPTERS, "adapter", is_supported=False)
+        return ""
+    adapter = request.adapter
+    if adapter.HasField("scale"):
+        scale = violations.number("adapter.scale", adapter.scale, -_MAX_SCALE, _MAX_SCALE)
+        violations.require_feature(_ADAPTERS, "adapter.scale", is_supported=scale == 1)
+    if not adapter.name:
+        violations.add("adapter.name", "must not be empty")
+    elif adapter.name not in limits.adapters:
+        raise refuse(ErrorReason.ADAPTER_NOT_FOUND, adapter=adapter.name)
+    return adapter.name
+
+
+def read_resumption(
+    request: GenerateRequest, limits: Limits, violations: Violations
+) -> Resumption | None:
+    """How long the request is kept for Resume, and its bytes; None when it is not resumable."""
+    if not request.HasField(_RESUME_PATH):
+        return None
+    max_s = limits.config.max_resume_grace_s
+    if not max_s:
+        violations.require_feature("resume", _RESUME_PATH, is_supported=False)
+        return None
+    grace_s = violations.duration_s(_RESUME_PATH, request.resume_timeout, max_s)
+    return Resumption(grace_s=grace_s, message=request.SerializeToString())
+
+
+def check_not_resumable(request: GenerateRequest) -> None:
+    """For a response in one message. Raises RequestError: there is no stream to resume."""
+    if request.HasField(_RESUME_PATH):
+        raise refuse_field(_RESUME_PATH, "must not be set: the response is one message")

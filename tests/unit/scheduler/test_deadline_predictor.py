@@ -1,0 +1,205 @@
+"""Deadlines as an input: who is refused, who is dropped, and what they are told."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from penstock.scheduler.config import SchedulingOrder
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.request import FailureReason, FinishReason
+from support.core import make_spec
+from support.priced_site import PricedSite
+
+
+def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None:
+    site = PricedSite()
+    begun_s = site.clock()
+    site.submit(1, 100, ttft_deadline_s=0.1)
+    site.step()
+    failure = site.failure(1)
+    assert failure.reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
+    assert failure.at_s == begun_s
+    assert failure.estimate_s == pytest.approx(0.11)
+    assert failure.deadline_s == pytest.approx(0.1)
+    assert failure.retry_after_s == math.inf, "as much time again would not do either"
+    assert 1 not in site.queued
+
+
+def test_a_first_token_that_can_just_be_there_is_not_refused() -> None:
+    site = PricedSite()
+    site.submit(1, 100, ttft_deadline_s=0.12)
+    site.run()
+    assert isinstance(site.ends[1], Finished)
+
+
+def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
+    site = PricedSite()
+    site.submit(1, 100, min_tokens=11, max_tokens=20, deadline_s=0.2)
+    site.submit(2, 100, min_tokens=1, max_tokens=20, deadline_s=0.9)
+    site.run()
+    failure = site.failure(1)
+    assert failure.reason is FailureReason.DEADLINE_UNREACHABLE
+    # 110 ms of prefill and ten steps, and what outputs are expected to have on top.
+    assert failure.estimate_s is not None
+    assert failure.estimate_s >= 0.21 - 1e-9
+    assert isinstance(site.ends[2], Finished)
+
+
+@pytest.mark.parametrize("order", list(SchedulingOrder))
+def test_who_waits_ahead_counts(order: SchedulingOrder) -> None:
+    site = PricedSite(num_seqs=1, order=order)
+    for key in range(1, 5):
+        site.submit(key, 100, max_tokens=1, ttft_deadline_s=5.0)
+    # Four prompts of 110 ms, the first of them not begun.
+    site.submit(9, 100, ttft_deadline_s=0.35)
+    site.submit(10, 100, ttft_deadline_s=5.0)
+    site.run()
+    # In the fair order it would go before those who are due later.
+    is_refused = isinstance(site.ends[9], Failed)
+    assert is_refused is (order is SchedulingOrder.FCFS)
+    assert isinstance(site.ends[10], Finished)
+
+
+def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
+    None
+):
+    site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    for key in range(1, 21):
+        site.submit(key, 100, max_tokens=1)
+    site.submit(30, 100, max_tokens=1, ttft_deadline_s=1.0)
+    site.step()
+    failure = site.failure(30)
+    assert failure.estimate_s is not None
+    assert failure.retry_after_s == pytest.approx(failure.estimate_s - 1.0)
+    assert failure.estimate_s == pytest.approx(21 * 0.11, rel=0.2)
+
+
+def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
+    site = PricedSite(num_seqs=1)
+    for _ in range(1000):
+        site.engine.completion.lengths.observe(5)
+    site.submit(1, 4, max_tokens=300)
+    site.step()
+    # It would be in time after the first, which is expected to be much shorter.
+    begun_s = site.clock()
+    site.submit(2, 100, ttft_deadline_s=2.5)
+    site.run()
+    failure = site.failure(2)
+    assert failure.reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
+    # 110 ms before the deadline, told by the next step.
+    assert begun_s + 2.39 - 1e-9 <= failure.at_s <= begun_s + 2.39 + 0.0101
+    assert failure.estimate_s is not None
+    assert failure.retry_after_s is not None
+    assert isinstance(site.ends[1], Finished)
+
+
+def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> None:
+    site = PricedSite(num_seqs=2)
+    site.submit(1, 1000, max_tokens=2)
+    site.step()
+    # Alone it would take 60 ms, but the prompt under way has the budget of the next steps.
+    site.submit(2, 50, ttft_deadline_s=0.08)
+    site.run()
+    assert site.failure(2).reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
+    assert 2 not in site.admitted
+
+
+def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
+    site = PricedSite(known_prices=None, is_settled=False)
+    site.submit(1, 100, ttft_deadline_s=0.05)
+    site.run()
+    assert 1 in site.queued
+    assert site.queued[1][0].estimated_queue_s is None
+    # The step that computed it ended too late, and it went on.
+    assert isinstance(site.ends[1], Finished)
+
+
+def test_prices_are_learnt_from_the_steps() -> None:
+    site = PricedSite(known_prices=None)
+    for key in range(2, 42):
+        site.submit(key, 10 + 2 * key)
+        site.run()
+    fit = site.engine.sizing.fit
+    assert fit.is_trusted
+    step = {"num_prefill_tokens": 100, "num_decodes": 0, "num_context_tokens": 100}
+    assert fit.step_time_s(**step) == pytest.approx(0.11, rel=0.1)
+    site.submit(50, 100, ttft_deadline_s=0.05)
+    site.step()
+    assert site.failure(50).reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
+
+
+def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
+    site = PricedSite(foresees_deadlines=False)
+    site.submit(1, 300, ttft_deadline_s=0.15)
+    site.run()
+    failure = site.failure(1)
+    assert failure.reason is FailureReason.TTFT_DEADLINE_EXCEEDED
+    assert 1 in site.admitted
+
+
+def test_a_time_limit_is_no_failure_and_not_foretold() -> None:
+    site = PricedSite()
+    site.submit(1, 300, time_limit_s=0.15)
+    site.run()
+    end = site.ends[1]
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.TIME_LIMIT
+
+
+def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
+    site = PricedSite(num_seqs=2)
+    site.submit(1, 1000, hashed=True, max_tokens=1)
+    site.step()
+    # With all of its tokens to compute it would take 440 ms alone.
+    site.submit(2, 400, hashed=True, ttft_deadline_s=0.4)
+    site.submit(3, 400, ttft_deadline_s=0.4)
+    site.run()
+    assert 2 in site.queued
+    assert 3 not in site.queued
+
+
+def test_a_full_queue_tells_when_to_come_back() -> None:
+    site = PricedSite(num_seqs=1, max_num_waiting=2)
+    site.submit(1, 100, max_tokens=50)
+    site.step()
+    for key in (2, 3, 4):
+        site.submit(key, 100)
+    site.step()
+    failure = site.failure(4)
+    assert failure.reason is FailureReason.QUEUE_FULL
+    assert failure.estimate_s is not None
+    assert failure.estimate_s > 0.2
+    assert failure.retry_after_s is not None
+    assert 0.1 <= failure.retry_after_s < failure.estimate_s
+
+
+def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
+    site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    for key in range(1, 5):
+        site.submit(key, 100, max_tokens=1)
+    site.run()
+    told = [site.queued[key] for key in range(1, 5)]
+    assert [len(one) for one in told] == [1, 1, 1, 1]
+    assert [one[0].num_ahead for one in told] == [0, 1, 2, 3]
+    waits_s = [one[0].estimated_queue_s for one in told]
+    assert waits_s[0] == 0.0
+    assert waits_s[3] == pytest.approx(0.33, rel=0.2)
+
+
+def test_a_deadline_that_has_passed_at_submission_is_told_as_such() -> None:
+    site = PricedSite()
+    site.submit(1, 10, deadline_s=0.0)
+    site.step()
+    assert site.failure(1).reason is FailureReason.DEADLINE_EXCEEDED
+
+
+def test_all_outputs_of_a_request_are_refused_with_their_leader() -> None:
+    site = PricedSite()
+    now = site.clock()
+    leader = make_spec(1, prompt=[1] * 100, ttft_deadline_s=now + 0.05, arrival_s=now)
+    follower = replace(leader, key=2, leader_key=1, output_index=1, ttft_deadline_s=now + 9.0)
+    site.engine.submit((leader, follower))
+    site.step()
+    assert site.failure(1).reason is site.failure(2).reason
+    assert not site.engine.has_work

@@ -1,0 +1,301 @@
+"""What exactly goes into the judgement of a deadline, and when it is judged again."""
+
+from typing import Any
+
+import pytest
+
+from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
+from penstock.scheduler.contention import Contention
+from penstock.scheduler.cost_model import StepError
+from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.forecast import Load
+from penstock.scheduler.request import FailureReason, FinishReason, SamplingParams
+from penstock.scheduler.step_fit import StepFit
+from support.priced_site import BUDGET, PricedSite
+
+STEP_S = 0.01
+ALONE_S = 0.11
+"""A prompt of 100 tokens on an idle machine."""
+
+
+def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
+    """Predictions are known to be too long by so much."""
+    for kind in ("prefill_error", "decode_error"):
+        monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
+
+
+@pytest.mark.parametrize(("error", "is_refused"), [(0.0, True), (0.5, False)])
+def test_at_the_door_the_wait_is_forgiven_the_error_of_the_prices(
+    error: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    forgive(monkeypatch, error)
+    for key in range(1, 11):
+        site.submit(key, 100, max_tokens=1)
+    # Ten times 110 ms ahead of it, or as little as half of that.
+    assert (site.submit(20, 100, ttft_deadline_s=0.9) is None) is is_refused
+    assert site.submit(21, 100, ttft_deadline_s=0.4) is None
+
+
+@pytest.mark.parametrize(("error", "is_dropped"), [(0.0, True), (0.5, False)])
+def test_at_admission_the_prefill_is_forgiven_it_too(
+    error: float, is_dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = PricedSite()
+    forgive(monkeypatch, error)
+    request = site.request(1, 100, ttft_deadline_s=0.08)
+    rejection = site.engine.predictor.check_at_admission(request, [], site.clock())
+    assert (rejection is not None) is is_dropped
+    late = site.request(2, 100, ttft_deadline_s=0.05)
+    assert site.engine.predictor.check_at_admission(late, [], site.clock()) is not None
+
+
+@pytest.mark.parametrize(("error", "is_dropped"), [(0.0, True), (0.5, False)])
+def test_and_so_is_what_prompts_under_way_take_of_it(
+    error: float, is_dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = PricedSite()
+    site.submit(1, 1000)
+    site.step()
+    forgive(monkeypatch, error)
+    # Its own 110 ms, and as much for what shares its steps; in the best case half of both.
+    request = site.request(2, 100, ttft_deadline_s=0.15)
+    rejection = site.engine.predictor.check_at_admission(request, [], site.clock())
+    assert (rejection is not None) is is_dropped
+    late = site.request(3, 100, ttft_deadline_s=0.10)
+    assert site.engine.predictor.check_at_admission(late, [], site.clock()) is not None
+
+
+def test_a_long_prompt_under_way_weighs_no_more_than_the_prompt_it_shares_steps_with() -> None:
+    site = PricedSite()
+    site.submit(1, 1000)
+    site.step()
+    request = site.request(2, 100, ttft_deadline_s=0.3)
+    assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
+
+
+def test_at_admission_the_output_is_no_longer_than_it_must_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = PricedSite()
+    forgive(monkeypatch, 0.0)
+    request = site.request(1, 100, min_tokens=3, max_tokens=100, deadline_s=0.14)
+    assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
+    longer = site.request(2, 100, min_tokens=5, max_tokens=100, deadline_s=0.14)
+    rejection = site.engine.predictor.check_at_admission(longer, [], site.clock())
+    assert rejection is not None
+    assert rejection.reason is FailureReason.DEADLINE_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "min_tokens", "left_s", "num_reckoned"),
+    # Two steps at least, two more for each of a whole budget, one for each token that must come;
+    # and twenty times what they take.
+    [
+        (10, 0, 0.39, 1),
+        (10, 0, 0.41, 0),
+        (3 * BUDGET, 0, 1.59, 1),
+        (3 * BUDGET, 0, 1.61, 0),
+        (10, 20, 4.39, 1),
+        (10, 20, 4.41, 0),
+    ],
+)
+def test_nobody_reckons_where_the_deadline_is_far_away(
+    num_prompt: int,
+    min_tokens: int,
+    left_s: float,
+    num_reckoned: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = PricedSite()
+    assert site.engine.sizing.last_step_s == pytest.approx(STEP_S)
+    calls: list[bool] = []
+    load = Contention.load
+
+    def noted(contention: Contention, *, has_place: bool = False) -> Load:
+        calls.append(has_place)
+        return load(contention, has_place=has_place)
+
+    monkeypatch.setattr(Contention, "load", noted)
+    request = site.request(1, num_prompt, min_tokens=min_tokens, max_tokens=20, deadline_s=left_s)
+    assert site.engine.predictor.check_at_admission(request, [], site.clock()) is None
+    assert len(calls) == num_reckoned
+
+
+# Who waits ahead: sure are those of the same tenant, others have their turns.
+
+
+def crowd(site: PricedSite) -> None:
+    """Five prompts of another tenant that wait."""
+    for key in range(1, 6):
+        site.submit(key, 100, max_tokens=1, tenant="others")
+
+
+@pytest.mark.parametrize(("patience_s", "is_refused"), [(0.15, True), (0.3, False)])
+def test_at_the_door_others_are_expected_to_have_their_turn(
+    patience_s: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = PricedSite(num_seqs=1)
+    forgive(monkeypatch, 0.0)
+    crowd(site)
+    request = site.submit(9, 100, max_tokens=1, tenant="own", ttft_deadline_s=patience_s)
+    site.step()
+    assert (request is None) is is_refused
+    if request is None:
+        end = site.ends[9]
+        assert isinstance(end, Failed)
+        assert end.estimate_s == pytest.approx(2 * ALONE_S, abs=STEP_S)
+    else:
+        assert site.queued[9][0].num_ahead == 1
+        assert site.queued[9][0].estimated_queue_s == pytest.approx(ALONE_S, abs=STEP_S)
+
+
+@pytest.mark.parametrize("what", ["crowded", "dropped"])
+def test_who_is_turned_away_is_told_of_them_too(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = PricedSite(num_seqs=1)
+    forgive(monkeypatch, 0.0)
+    crowd(site)
+    now = site.clock()
+    request = site.request(9, 100, max_tokens=1, tenant="own", ttft_deadline_s=0.1)
+    if what == "crowded":
+        rejection = site.engine.predictor.crowded(request, FailureReason.QUEUE_FULL, now)
+    else:
+        rejection = site.engine.predictor.dropped(request, now)
+    assert rejection.estimate_s == pytest.approx(2 * ALONE_S, abs=STEP_S)
+
+
+# Prefixes.
+
+
+def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = PricedSite(num_seqs=1)
+    forgive(monkeypatch, 0.0)
+    site.submit(1, 4, max_tokens=300)
+    site.step()
+    site.submit(2, 400, hashed=True)
+    due_s = site.clock() + 2.0
+    waiting = site.submit(3, 400, hashed=True, ttft_deadline_s=2.0)
+    assert waiting is not None
+    assert site.engine.predictor.hopeless_s(waiting) == pytest.approx(due_s)
+    # 440 ms alone, from when on it has nothing to hope for but that prefix.
+    site.run_until(due_s - 0.3)
+    assert 3 not in site.ends
+    site.engine.cancel(2)
+    assert site.engine.predictor.hopeless_s(waiting) == pytest.approx(due_s - 0.44)
+    site.run()
+    end = site.ends[3]
+    assert isinstance(end, Failed)
+    assert end.reason is FailureReason.TTFT_DEADLINE_EXCEEDED
+
+
+def test_one_whom_nobody_helps_is_dropped_when_it_is_hopeless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = PricedSite(num_seqs=1)
+    forgive(monkeypatch, 0.0)
+    for _ in range(1000):
+        site.engine.completion.lengths.observe(5)
+    site.submit(1, 4, max_tokens=300)
+    site.step()
+    due_s = site.clock() + 2.0
+    site.submit(3, 400, hashed=True, ttft_deadline_s=2.0)
+    site.run()
+    end = site.ends[3]
+    assert isinstance(end, Failed)
+    assert end.reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
+    assert end.at_s == pytest.approx(due_s - 0.44, abs=0.02)
+
+
+@pytest.mark.parametrize(("num_logprobs", "is_refused"), [(-1, False), (0, True)])
+def test_a_cached_prefix_is_taken_off_the_prompt(
+    num_logprobs: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = PricedSite(num_seqs=1)
+    forgive(monkeypatch, 0.0)
+    site.submit(1, 400, hashed=True)
+    site.run()
+    site.submit(2, 10, max_tokens=50)
+    site.step()
+    # Logprobs of the prompt need all of it computed.
+    sampling = SamplingParams(num_prompt_logprobs=num_logprobs)
+    request = site.request(3, 402, hashed=True, ttft_deadline_s=0.4, sampling=sampling)
+    matched = site.engine.cache.match(request)
+    assert len(matched) == 100
+    rejection = site.engine.predictor.check_at_admission(request, matched, site.clock())
+    assert (rejection is not None) is is_refused
+    waiting = site.submit(3, 402, hashed=True, sampling=sampling)
+    assert waiting is not None
+    assert waiting.num_uncached_tokens == (402 if is_refused else 2)
+
+
+# What an admission takes.
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_blocks"),
+    [(AdmissionPolicy.MAX_UTILIZATION, 3), (AdmissionPolicy.GUARANTEED_NO_EVICT, 25)],
+)
+def test_who_is_promised_room_to_the_end_counts_with_all_of_it(
+    policy: AdmissionPolicy, num_blocks: int
+) -> None:
+    site = PricedSite(num_seqs=1, admission_policy=policy)
+    site.submit(1, 10)
+    site.step()
+    site.submit(2, 10, max_tokens=90)
+    behind = site.request(3, 10, max_tokens=90)
+    assert site.engine.queue.ahead_of(behind, 10).num_blocks == num_blocks
+    assert site.engine.predictor._demand(behind, []).num_blocks == num_blocks
+
+
+# When time alone ends it.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"foresees_deadlines": False}, {"known_prices": None, "is_settled": False}],
+)
+def test_a_time_limit_ends_one_that_waits(options: dict[str, Any]) -> None:
+    site = PricedSite(num_seqs=1, **options)
+    site.submit(1, 4, max_tokens=300)
+    site.step()
+    begun_s = site.clock()
+    site.submit(2, 10, time_limit_s=1.0, deadline_s=9.0)
+    site.run()
+    end = site.ends[2]
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.TIME_LIMIT
+    assert end.at_s == pytest.approx(begun_s + 1.0, abs=2 * STEP_S)
+
+
+def test_a_time_limit_ends_one_that_was_looked_at_again_before_it() -> None:
+    site = PricedSite(num_seqs=1)
+    site.submit(1, 4, max_tokens=300)
+    site.step()
+    begun_s = site.clock()
+    site.submit(2, 400, hashed=True)
+    # Asked again 440 ms before its deadline, it may still find a prefix.
+    site.submit(3, 400, hashed=True, ttft_deadline_s=2.0, time_limit_s=1.8)
+    site.run()
+    end = site.ends[3]
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.TIME_LIMIT
+    assert end.at_s == pytest.approx(begun_s + 1.8, abs=2 * STEP_S)
+
+
+# Prices of long ago.
+
+
+@pytest.mark.parametrize(("idle_s", "is_tried"), [(0.9, False), (1.1, True)])
+def test_on_a_machine_that_stood_still_the_first_is_let_in_for_trial(
+    idle_s: float, is_tried: bool
+) -> None:
+    site = PricedSite()
+    site.clock.advance(idle_s)
+    first = site.submit(1, 100, ttft_deadline_s=0.05)
+    assert (first is not None) is is_tried
+    assert site.submit(2, 100, ttft_deadline_s=0.05) is None
+    site.run()
+    assert (1 in site.admitted) is is_tried
+    assert site.submit(3, 100, ttft_deadline_s=0.05) is None

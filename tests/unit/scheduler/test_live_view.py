@@ -1,0 +1,136 @@
+"""Who looks sees everybody who lives, and changes nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from penstock.scheduler import live_view
+from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import Admitted, WaitReason
+from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.state import RequestState
+from support.core import make_engine, make_info, make_spec, run_until_idle
+
+
+def busy(order: SchedulingOrder = SchedulingOrder.FAIR, **settings: object) -> Engine:
+    """An engine with one slot, in which a request runs."""
+    config = replace(
+        SchedulerConfig(max_num_batched_tokens=64, order=order, yield_ratio=math.inf),
+        **settings,  # type: ignore[arg-type]  # fields of SchedulerConfig
+    )
+    engine, _ = make_engine(make_info(max_num_seqs=1), config)
+    engine.submit((make_spec(1, 5, max_tokens=3, tenant="a"),))
+    engine.step()
+    return engine
+
+
+def positions(engine: Engine) -> dict[int, int | None]:
+    return {
+        view.key: view.queue_position
+        for view in engine.look()
+        if view.state is RequestState.PENDING
+    }
+
+
+def let_in(engine: Engine) -> list[int]:
+    return [
+        change.key
+        for events in run_until_idle(engine)
+        for change in events.changes
+        if isinstance(change, Admitted)
+    ]
+
+
+def test_who_runs_and_who_waits() -> None:
+    engine = busy()
+    spec = replace(make_spec(2, 6, tenant="b", deadline_s=50.0), trace_id=bytes(16))
+    engine.submit((spec,))
+    engine.step()
+    running, waiting = engine.look()
+    assert running == LiveView(
+        key=1,
+        request_id="request-1",
+        tenant="a",
+        output_index=0,
+        state=RequestState.PROCESSING,
+        priority=0,
+        arrival_s=0.0,
+        deadline_s=math.inf,
+        num_prompt_tokens=5,
+        num_output_tokens=2,
+        num_computed_tokens=6,
+        num_blocks=2,
+        num_preemptions=0,
+        slot=0,
+    )
+    assert waiting == LiveView(
+        key=2,
+        request_id="request-2",
+        tenant="b",
+        output_index=0,
+        state=RequestState.PENDING,
+        priority=0,
+        arrival_s=0.0,
+        deadline_s=50.0,
+        num_prompt_tokens=6,
+        num_output_tokens=0,
+        num_computed_tokens=0,
+        num_blocks=0,
+        num_preemptions=0,
+        waits_for=WaitReason.SLOTS,
+        queue_position=0,
+        trace_id=bytes(16),
+    )
+
+
+def test_what_was_generated_in_an_earlier_life_is_output() -> None:
+    engine = busy()
+    engine.submit((make_spec(2, 6, max_tokens=4, num_replayed=2),))
+    view = engine.look()[1]
+    assert (view.num_prompt_tokens, view.num_output_tokens) == (4, 2)
+
+
+@pytest.mark.parametrize("order", SchedulingOrder)
+def test_positions_are_those_in_which_they_are_let_in(order: SchedulingOrder) -> None:
+    # What they will generate is not foreseen.
+    engine = busy(order, output_token_weight=0.0)
+    for key in range(2, 8):
+        engine.submit((make_spec(key, 5, max_tokens=1, tenant="ab"[key > 5], priority=key == 4),))
+    told = positions(engine)
+    assert sorted(told.values(), key=lambda position: position or 0) == list(range(6))
+    assert positions(engine) == told
+    assert let_in(engine) == sorted(told, key=lambda key: told[key] or 0)
+
+
+def test_who_is_not_next_for_a_reason_of_its_own_has_no_position() -> None:
+    engine = busy(max_num_running_per_tenant=1)
+    engine.submit((make_spec(2, 5, tenant="a"),))
+    leader = make_spec(3, 8, tenant="b")
+    engine.submit((leader, replace(leader, key=4, leader_key=3, output_index=1)))
+    assert positions(engine) == {2: None, 3: 0, 4: None}
+
+
+def test_behind_the_first_thousand_nobody_has_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "MAX_POSITIONS", 2)
+    engine = busy()
+    for key in (2, 3, 4, 5):
+        engine.submit((make_spec(key, 5),))
+    assert positions(engine) == {2: 0, 3: 1, 4: None, 5: None}
+
+
+def test_whom_another_tenant_outran_waits_for_fairness() -> None:
+    engine = busy(tenant_burst_tokens=0.0)
+    engine.submit((make_spec(2, 5, tenant="a"),))
+    engine.submit((make_spec(3, 5, tenant="b"),))
+    for _ in range(3):
+        engine.step()
+    assert {view.key: view.waits_for for view in engine.look()} == {3: None, 2: WaitReason.FAIRNESS}
+
+
+def test_an_idle_engine_shows_nobody() -> None:
+    engine, _ = make_engine()
+    assert engine.look() == ()

@@ -1,0 +1,84 @@
+"""What a stay in the running batch was: chunks, steps, and how many ran beside it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.events import Preempted, Stay
+from penstock.scheduler.running import Residencies
+from support.core import ends, make_engine, make_info, make_spec, run_until_idle
+from support.self_paced import make_self_paced
+
+
+def stay_of(key: int, told: list) -> Stay | None:  # type: ignore[type-arg]  # of StepEvents
+    return ends(told)[key].stay
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
+    engine, _ = make_engine(
+        make_info(pipeline_depth=depth, max_num_seqs=4), SchedulerConfig(max_num_batched_tokens=8)
+    )
+    engine.submit((make_spec(1, 20, max_tokens=9),))
+    engine.submit((make_spec(2, 4, max_tokens=1),))
+    told = run_until_idle(engine)
+    # 8 + 8 + 4 tokens, the other's 4 beside the last; the last chunk brings the first token.
+    assert stay_of(1, told) == Stay(num_chunks=3, num_steps=11, min_batch_size=1, max_batch_size=2)
+    assert stay_of(2, told) == Stay(num_chunks=1, num_steps=1, min_batch_size=2, max_batch_size=2)
+
+
+def test_a_stay_ends_with_a_preemption_and_another_begins() -> None:
+    engine, _ = make_engine(
+        make_info(num_blocks=6, max_seq_len=24, max_num_seqs=2),
+        SchedulerConfig(max_num_batched_tokens=32, watermark=0.0, foresees_deadlines=False),
+    )
+    for key in (1, 2):
+        engine.submit((make_spec(key, 8, max_tokens=14, hashed=False),))
+    told = run_until_idle(engine)
+    (preempted,) = [
+        change for events in told for change in events.changes if isinstance(change, Preempted)
+    ]
+    # Both have 12 tokens when a fourth block is wanted.
+    assert preempted.stay == Stay(num_chunks=1, num_steps=5, min_batch_size=2, max_batch_size=2)
+    # 13 tokens are computed anew and bring one; eight are left to decode.
+    assert stay_of(2, told) == Stay(num_chunks=1, num_steps=9, min_batch_size=1, max_batch_size=1)
+
+
+def test_a_prompt_that_is_not_answered_is_one_chunk() -> None:
+    engine, executor = make_self_paced()
+    engine.submit((make_spec(1, 6, max_tokens=3),))
+    for _ in range(4):
+        engine.step()
+    executor.say(1, 3)
+    told = [engine.step()]
+    assert stay_of(1, told) == Stay(num_chunks=1, num_steps=4, min_batch_size=1, max_batch_size=1)
+    engine.close()
+
+
+def test_who_is_asked_again_took_a_step_more() -> None:
+    stays = Residencies(1)
+    stays.begin(0)
+    stays.note_step(1, ())
+    stays.start_decoding(0)
+    stays.note_step(1, ())
+    stays.prefill_again(0)
+    stays.note_step(1, ())
+    assert stays.end(0) == Stay(num_chunks=0, num_steps=1, min_batch_size=1, max_batch_size=1)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.data())
+def test_the_sizes_are_those_since_it_began(sizes: list[int], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(sizes) - 1))
+    stays = Residencies(1)
+    for step, size in enumerate([1 + size for size in sizes]):
+        if step == first:
+            stays.begin(0)
+            stays.start_decoding(0)
+        stays.note_step(size, ())
+    seen = [1 + size for size in sizes[first:]]
+    assert stays.end(0) == Stay(
+        num_chunks=0, num_steps=len(seen), min_batch_size=min(seen), max_batch_size=max(seen)
+    )

@@ -1,0 +1,92 @@
+"""What the reports of all tools have in common: one page, tables, and figures as people read them.
+
+Owns the look of the page. Does not know what is reported.
+"""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any, cast
+
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em auto; max-width: 1340px; color: #222; }}
+pre {{ background: #f6f6f6; padding: 1em; overflow-x: auto; }}
+svg {{ margin: 0.5em; }}
+p {{ max-width: 60em; line-height: 1.4; }}
+table {{ border-collapse: collapse; font-size: 90%; }}
+td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }}
+.no {{ color: #b00020; font-weight: bold; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{sections}
+</body>
+</html>
+"""
+
+
+def page(title: str, sections: list[str]) -> str:
+    """A self-contained page; `sections` are HTML."""
+    return _PAGE.format(title=escape(title), sections="\n".join(sections))
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text cells as a <table>; a cell with NO is marked."""
+    heads = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = [f"<tr>{heads}</tr>"]
+    for row in rows:
+        cells = "".join(
+            f"<td{' class=no' if cell == 'NO' else ''}>{escape(cell)}</td>" for cell in row
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def preformatted(text: str) -> str:
+    """Text as HTML that keeps its lines and columns."""
+    return f"<pre>{escape(text)}</pre>"
+
+
+def finite_or_none(value: Any) -> Any:
+    """A JSON value with null where a number is not finite, which JSON cannot represent."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value)
+        return {key: finite_or_none(item) for key, item in items.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(item) for item in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def seconds_text(value_s: float) -> str:
+    """A duration for people."""
+    if math.isnan(value_s):
+        return "-"
+    return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
+
+
+def share_text(value: float, num_decimals: int = 1) -> str:
+    """A share for people, in per cent."""
+    return "-" if math.isnan(value) else f"{value:.{num_decimals}%}"
+
+
+def number_text(value: float, num_decimals: int = 0) -> str:
+    """A figure for people."""
+    return "-" if math.isnan(value) else f"{value:,.{num_decimals}f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of text cells as lines, columns to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
