@@ -102,7 +102,8 @@ def held(num_streams: int, *, is_active: bool) -> Held:
         "seconds": 3600.0,
     }
     steps = simulated(0.25) if is_active else simulated(0.0, faults=[stuck])
-    sizes = (*capacity(num_streams, 512), *MEASURED)
+    # On a busy machine they take a minute to open: a step without end is no hang here.
+    sizes = (*capacity(num_streams, 512), *MEASURED, "--engine-hang-s", "3600")
     with service(*steps, *sizes, num_fronts=num_fronts) as serving:
         port, fronts = serving.port, serving.pids("front")
         churn(port, _WARM_REQUESTS, 2)
@@ -114,6 +115,7 @@ def held(num_streams: int, *, is_active: bool) -> Held:
             "connections": _NUM_CONNECTIONS * num_fronts,
             "request": request(480),
             "until": "token" if is_active else "message",
+            "limit": _LIMIT_S,
         }
         command = client_command("hold", options)
         with subprocess.Popen(

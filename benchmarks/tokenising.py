@@ -39,7 +39,7 @@ from penstock.v1.generation_service_pb2 import (
     MultiplexRequest,
 )
 from penstock.v1.options_pb2 import OutputOptions
-from penstock.v1.prompt_pb2 import ContentPart
+from penstock.v1.prompt_pb2 import ChatMessage, ContentPart
 from report import Check, arguments, at_most, conclude, print_table, progress
 from services import Service, service, simulated
 
@@ -82,7 +82,7 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
     model = model_of(folder, num_positions)
     found: dict[str, dict[str, Any]] = {}
     with service(*options_of(model, num_positions)) as serving:
-        reader = TickReader(ticks, serving.up["front"][0].pid)
+        reader = TickReader(ticks, serving.until_up("front", 1).pid)
         async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
             await generate(channel, GenerateRequest(), _SHORT)
             for name, call in calls_of(channel).items():
@@ -153,6 +153,39 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
         "Tokenize, 1 MiB": tokenized,
         "Detokenize, 256 Ki tokens": detokenized,
         "GenerateOnce, 16 outputs of 1,250 tokens with 20 logprobs": answered,
+        **overfull(channel),
+    }
+
+
+def overfull(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
+    """Messages of megabytes that hold very many small things, and a prompt for 16 outputs."""
+
+    async def empty_choices() -> str:
+        message = GenerateRequest()
+        message.constraint.choice.choices.extend([""] * (2_000_000))
+        return await generate(channel, message, _SHORT)
+
+    async def empty_messages() -> str:
+        message = GenerateRequest()
+        message.chat_prompt.messages.extend([ChatMessage()] * 2_000_000)
+        return await generate(channel, message)
+
+    async def empty_tools() -> str:
+        message = GenerateRequest()
+        message.chat_prompt.messages.add(role="user", parts=[ContentPart(text=_SHORT)])
+        message.chat_prompt.tools.add().update({"a": [{}] * 30_000})
+        return await generate(channel, message)
+
+    async def many_outputs() -> str:
+        message = GenerateRequest()
+        message.sampling.num_outputs = 16
+        return await generate(channel, message, _MIB)
+
+    return {
+        "4 MiB of empty choices": empty_choices,
+        "4 MiB of empty chat messages": empty_messages,
+        "a tool of 120 KiB of empty objects": empty_tools,
+        "a prompt of 1 MiB for 16 outputs": many_outputs,
     }
 
 
@@ -233,7 +266,7 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
     num_positions = 1 << 17
     model = model_of(folder, num_positions)
     with service(*options_of(model, num_positions)) as serving:
-        reader = TickReader(ticks, serving.up["front"][0].pid)
+        reader = TickReader(ticks, serving.until_up("front", 1).pid)
         reader.switch(is_on=True)
         # Not counted: the first calls of a service find everything new.
         await first_tokens_ms(serving, 2.0)

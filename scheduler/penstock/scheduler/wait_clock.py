@@ -40,12 +40,11 @@ class WaitClock:
         # The last request admitted by tenant: its class, its tenant, and the sequence number before
         # which others had come.
         self._turn: tuple[int, int, int] | None = None
-        # By place, of waiting requests: sequence number, class, admissions that passed, and by
-        # reason the nanoseconds that count for FAIRNESS instead. Free places have any values.
+        # By place, of waiting requests; free places have any values.
         self._sequence: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
         self._level: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
-        self._num_passed: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
-        self._outrun_ns: NDArray[np.int64] = np.zeros((4, FIRST_CAPACITY), dtype=np.int64)
+        # Rows: by reason the nanoseconds that count for FAIRNESS instead; admissions that passed.
+        self._counts: NDArray[np.int64] = np.zeros((5, FIRST_CAPACITY), dtype=np.int64)
         self._free: list[int] = []
         self._num_places = 0
 
@@ -65,8 +64,7 @@ class WaitClock:
         request.place = place = self._free.pop() if self._free else self._new_place()
         self._sequence[place] = request.sequence
         self._level[place] = priority
-        self._num_passed[place] = 0
-        self._outrun_ns[:, place] = 0
+        self._counts[:, place] = 0
         request.queue_mark = (now, tuple(self._spent_ns))
 
     def admit(self, request: Request, eldest: Request | None, now: float) -> Wait:
@@ -89,19 +87,24 @@ class WaitClock:
         if mark is None:
             raise ValueError(f"request {request.spec.key} does not wait")
         self._advance(now)
-        since_s, before_ns = mark
-        place = request.place
-        self._free.append(place)
-        outrun_ns = self._outrun_ns[:, place].tolist()
-        own_ns = [
-            spent - before - outrun
-            for spent, before, outrun in zip(self._spent_ns, before_ns, outrun_ns, strict=True)
-        ]
-        own_ns[WaitReason.FAIRNESS - 1] += sum(outrun_ns)
-        other_s = max(0.0, now - since_s - sum(own_ns) / _NS)
-        blocks_s, slots_s, budget_s, fairness_s = (ns / _NS for ns in own_ns)
-        num_passed_by = int(self._num_passed[place])
-        return Wait(blocks_s, slots_s, budget_s, fairness_s, other_s, num_passed_by)
+        since_s, (blocks_ns, slots_ns, budget_ns, fairness_ns) = mark
+        self._free.append(request.place)
+        # Of each reason, what counts for FAIRNESS instead.
+        blocks, slots, budget, _, num_passed_by = self._counts[:, request.place].tolist()
+        spent = self._spent_ns
+        blocks_ns = spent[0] - blocks_ns - blocks
+        slots_ns = spent[1] - slots_ns - slots
+        budget_ns = spent[2] - budget_ns - budget
+        fairness_ns = spent[3] - fairness_ns + blocks + slots + budget
+        known_s = (blocks_ns + slots_ns + budget_ns + fairness_ns) / _NS
+        return Wait(
+            blocks_ns / _NS,
+            slots_ns / _NS,
+            budget_ns / _NS,
+            fairness_ns / _NS,
+            max(0.0, now - since_s - known_s),
+            num_passed_by,
+        )
 
     def reason_of(self, request: Request) -> WaitReason | None:
         """The present reason of a waiting request."""
@@ -113,8 +116,8 @@ class WaitClock:
 
     def _note_passed(self, request: Request) -> None:
         """Earlier requests wait on: this one passed them."""
-        places = slice(0, self._num_places)
-        self._num_passed[places] += self._sequence[places] < request.sequence
+        places = self._num_places
+        self._counts[4, :places] += self._sequence[:places] < request.sequence
 
     def _advance(self, now: float) -> None:
         """Count the time until now."""
@@ -129,9 +132,9 @@ class WaitClock:
         self._spent_ns[index] += ns
         if self._turn is not None:
             priority, _, first = self._turn
-            places = slice(0, self._num_places)
-            is_outrun = (self._level[places] == priority) & (self._sequence[places] < first)
-            self._outrun_ns[index, places] += ns * is_outrun
+            places = self._num_places
+            is_outrun = (self._level[:places] == priority) & (self._sequence[:places] < first)
+            self._counts[index, :places] += ns * is_outrun
 
     def _new_place(self) -> int:
         place = self._num_places
@@ -139,6 +142,5 @@ class WaitClock:
         if place == len(self._sequence):
             self._sequence = np.concatenate((self._sequence, np.zeros_like(self._sequence)))
             self._level = np.concatenate((self._level, np.zeros_like(self._level)))
-            self._num_passed = np.concatenate((self._num_passed, np.zeros_like(self._num_passed)))
-            self._outrun_ns = np.concatenate((self._outrun_ns, np.zeros_like(self._outrun_ns)), 1)
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)), axis=1)
         return place

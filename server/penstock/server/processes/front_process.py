@@ -232,10 +232,6 @@ def allow_many_descriptors() -> int:
     return wanted
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 class FrontWatch:
     """`path`: the observer's socket. The recorder is there from the start, for the server."""
 
@@ -328,3 +324,7 @@ class _EngineNews:
 def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
     """The last estimate of the queue time, and when it was made."""
     return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
