@@ -252,7 +252,19 @@ def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
     assert odd.weight.untyped_storage().nbytes() == 31 * 8 * 2
     assert free.weight.shape == (48, 32)
     assert free.weight.untyped_storage().nbytes() < 16
+    # Whoever still reads it does not compute a number with it.
+    assert free.weight.isnan().all()
     assert embedding.weight.untyped_storage().nbytes() == 50 * 32 * 2
+
+
+def test_a_layer_that_its_model_wants_in_float32_is_left_as_it_is() -> None:
+    model: Any = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 8)).bfloat16()
+    model._keep_in_fp32_modules = ["1.weight"]
+
+    prepack_linears(model)
+
+    assert not model[1].weight.isnan().any()
+    assert "forward" not in vars(model[1])
 
 
 def test_float32_layers_are_left_as_they_are() -> None:

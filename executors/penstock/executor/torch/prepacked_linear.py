@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.torch.cpu.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.kernels import Kernels, load
+from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.packed_matrix import can_pack
 
 _PACKED_ROWS = 64
@@ -72,6 +72,12 @@ def _packing() -> Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] 
     return PrepackedLinear if can_prepack() else None
 
 
+def freed(weight: Tensor) -> Tensor:
+    """In place of a weight whose memory is to be freed: shape and dtype stay readable, and whoever
+    computes with it gets NaN, which no request can take for a result."""
+    return weight.new_full((1,), torch.nan).expand(weight.shape)
+
+
 def prepack_linears(model: nn.Module) -> int:
     """Pack every bfloat16 linear layer of a model on the CPU in place; return how many.
 
@@ -80,7 +86,17 @@ def prepack_linears(model: nn.Module) -> int:
     pack = _packing()
     if pack is None:
         return 0
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    # What a model wants in float32 it may read by hand: LongCat-Flash its router's weight.
+    kept = [
+        part
+        for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        for part in getattr(model, name, None) or ()
+    ]
+    linears = [
+        module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and not any(part in f"{name}.weight" for part in kept)
+    ]
     linears = [layer for layer in linears if layer.weight.dtype == torch.bfloat16]
     linears = [layer for layer in linears if can_pack(layer.in_features, torch.bfloat16)]
     others = {
@@ -98,6 +114,5 @@ def prepack_linears(model: nn.Module) -> int:
         packed_of[id(layer.weight)] = forward
         vars(layer)["forward"] = forward
         if storage not in others:
-            # Shape and dtype stay readable, the memory is freed.
-            layer.weight.data = layer.weight.data.new_zeros(1).expand(layer.weight.shape)
+            layer.weight.data = freed(layer.weight.detach())
     return len(linears)

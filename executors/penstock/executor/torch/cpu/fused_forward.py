@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cpu.fused_model import FusedLayer, FusedModel
-from penstock.executor.torch.cpu.packed_linear import PackedLinear
 from penstock.executor.torch.cpu.step_threads import StepThreads
 from penstock.executor.torch.cpu_kernels.kernels import Kernels, LayerAttention
 from penstock.executor.torch.cpu_kernels.native import NativeKernels, NativeLayer
 from penstock.executor.torch.cpu_kernels.native_decoder import DecoderLayer, NativeDecoder
+from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_forward import Forwarded
