@@ -47,7 +47,7 @@ PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property te
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
-	cache_frames.py frames.py link*.py operator_frames.py memory_link.py orphan*.py wire*.py))
+	*frames.py board.py cache_feeds.py dispatch*.py memory_link.py orphan*.py))
 TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one

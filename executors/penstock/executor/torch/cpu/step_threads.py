@@ -17,8 +17,8 @@ _BYTES_PER_US = 15_000
 
 @contextmanager
 def threads_for(multiplications: int, num_bytes: int, barrier_us: float) -> Generator[None]:
-    """Compute layers inside that take so many multiplications and read so much, where threads meet
-    in `barrier_us`."""
+    """Compute layers inside that take this many multiplications and read this many bytes, with a
+    barrier of `barrier_us`."""
     num_threads = torch.get_num_threads()
     alone_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
     if alone_us * (1 - 1 / num_threads) >= _NUM_BARRIERS * barrier_us or num_threads == 1:
