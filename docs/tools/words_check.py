@@ -15,7 +15,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _CHECKED = (
-    *("*.md", "docs/**/*.md", "*/README.md", "*/*/README.md"),
+    *("*.md", "docs/**/*.md", "*/README.md", "*/*/README.md", "*/penstock/**/README.md"),
     *("protos/**/*.proto", "clients/penstock/**/*.py", "gateways/**/*.py"),
     *("executors/penstock/**/*.py", "scheduler/penstock/**/*.py"),
     *("server/penstock/**/*.py", "tools/penstock/**/*.py"),

@@ -105,7 +105,7 @@ async def read_batch(
     start: Callable[[BatchRequest], AsyncGenerator[Event, None]],
     width: int,
 ) -> AsyncGenerator[BatchItem, None]:
-    """The items of all requests as they come; leaving early cancels what is open."""
+    """The items of all requests as they come; leaving early cancels open requests."""
     source = _as_async(requests)
     batch = _Batch(source, start, width)
     batch.add_task()

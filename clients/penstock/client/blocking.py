@@ -101,11 +101,11 @@ def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitabl
     return awaited
 
 
-class _ThreadNews:
+class _ThreadSignal:
     def __init__(self) -> None:
         self._event = threading.Event()
 
-    def tell(self) -> None:
+    def set(self) -> None:
         self._event.set()
 
     async def wait(self, timeout_s: float | None) -> None:
@@ -209,7 +209,7 @@ def _read_batch(
 
 THREADS = Runtime(
     channel=_thread_channel,
-    news=_ThreadNews,
+    signal=_ThreadSignal,
     multiplexer=_thread_multiplexer,
     read_batch=_read_batch,
 )

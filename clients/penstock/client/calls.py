@@ -302,7 +302,7 @@ class Calls:
             return multiplexer
 
     def _follow(self, call: Stream, canceller: Canceller | None) -> None:
-        """From now on the call ends when the client closes, or is cancelled from elsewhere."""
+        """Track the call, so that closing the client or cancelling ends it."""
         self._open_calls.add(call)
         if canceller is not None:
             canceller.watch(call)

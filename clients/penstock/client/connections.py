@@ -13,14 +13,14 @@ import grpc
 from penstock.client.channel import ChannelConfig
 from penstock.client.own_failures import client_closed, deadline_passed
 from penstock.client.pool import Admission, ChannelPicker, PoolConfig, PoolState
-from penstock.client.runtime import News, Runtime
+from penstock.client.runtime import Runtime, Signal
 
 
 class _Ticket:
     """One call's wait for a place. Written under the lock."""
 
-    def __init__(self, news: News) -> None:
-        self.news = news
+    def __init__(self, signal: Signal) -> None:
+        self.signal = signal
         self.has_place = False
         self.is_sent_away = False
 
@@ -50,7 +50,7 @@ class Connections:
         self._picker = ChannelPicker(len(self._targets))
         self._admission: Admission[_Ticket] = Admission(config)
         self._lock = threading.Lock()
-        self._idle_news: News | None = None
+        self._idle_signal: Signal | None = None
         self._is_closing = False
         self.is_closed = False
 
@@ -82,7 +82,7 @@ class Connections:
         with self._lock:
             self.require_open()
             if not self._admission.can_enter():
-                ticket = _Ticket(self._runtime.news())
+                ticket = _Ticket(self._runtime.signal())
                 self._admission.wait(ticket)
         if ticket is not None:
             await self._wait(ticket, timeout_s)
@@ -104,7 +104,7 @@ class Connections:
             return index, self._channels[index]
 
     def release(self, index: int, *, is_unavailable: bool = False) -> None:
-        """The attempt is over."""
+        """End the attempt."""
         with self._lock:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
@@ -130,11 +130,11 @@ class Connections:
             self._is_closing = True
             for ticket in self._admission.send_away():
                 ticket.is_sent_away = True
-                ticket.news.tell()
+                ticket.signal.set()
             if grace_s <= 0 or not self._admission.num_open:
                 return
-            news = self._idle_news = self._idle_news or self._runtime.news()
-        await news.wait(grace_s)
+            signal = self._idle_signal = self._idle_signal or self._runtime.signal()
+        await signal.wait(grace_s)
 
     async def close(self) -> None:
         """Hang up. May be called twice."""
@@ -147,7 +147,7 @@ class Connections:
 
     async def _wait(self, ticket: _Ticket, timeout_s: float | None) -> None:
         try:
-            await ticket.news.wait(timeout_s)
+            await ticket.signal.wait(timeout_s)
         except BaseException:
             # A cancelled task or Ctrl-C: a place granted in the same moment passes to the next.
             self._stop_waiting(ticket)
@@ -167,6 +167,6 @@ class Connections:
             ticket = self._admission.leave()
             if ticket is not None:
                 ticket.has_place = True
-                ticket.news.tell()
-            elif self._idle_news is not None and not self._admission.num_open:
-                self._idle_news.tell()
+                ticket.signal.set()
+            elif self._idle_signal is not None and not self._admission.num_open:
+                self._idle_signal.set()

@@ -196,7 +196,7 @@ def _set(message: Message, name: str, value: Any, path: str) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise _misfit(value, path, error) from None
+        raise _invalid_value(value, path, error) from None
 
 
 def _set_prompt(message: Message, name: str, text: Any, path: str) -> None:
@@ -215,10 +215,10 @@ def _extend(values: Any, items: Sequence[Any], path: str) -> None:
         try:
             values.append(item)
         except (TypeError, ValueError) as error:
-            raise _misfit(item, f"{path}[{index}]", error) from None
+            raise _invalid_value(item, f"{path}[{index}]", error) from None
 
 
-def _misfit(value: Any, path: str, error: Exception) -> ValueError:
+def _invalid_value(value: Any, path: str, error: Exception) -> ValueError:
     if isinstance(error, UnicodeError):
         return ValueError(f"{path}: is not valid UTF-8")
     return ValueError(f"{path}: {reprlib.repr(value)} does not fit: {error}")

@@ -1,4 +1,4 @@
-"""What comes back from a generation, as frozen values.
+"""The events and results of a generation, as frozen values.
 
 Owns the events of a stream and the whole result. The server measures durations, in seconds. Every
 event of a stream has `sequence`, which counts its messages from 0.

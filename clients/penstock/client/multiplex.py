@@ -60,7 +60,7 @@ def multiplex_config(
 
 
 class Lane:
-    """One request on a call: what came and was not taken yet, its credit, its end.
+    """One request on a call: events received and not taken yet, its credit, its end.
 
     One side adds, the other takes; between threads that is safe, because `take` looks for the end
     before it looks for what came before the end.
@@ -123,7 +123,7 @@ class Lane:
         return None
 
     def credit(self) -> pb.MultiplexRequest | None:
-        """Credit for what was taken, once it is worth a message."""
+        """Credit for the tokens taken, once it is worth a message."""
         num_tokens = self._num_taken_tokens
         if num_tokens < self._top_up_tokens or self._is_ended:
             return None
@@ -188,7 +188,7 @@ class Lanes:
         return lane, command
 
     def stop(self) -> None:
-        """Nothing new may join."""
+        """Accept no new requests."""
         self._is_draining = True
 
     def receive(self, response: pb.MultiplexResponse) -> None:
@@ -230,7 +230,7 @@ class Lanes:
         return pb.MultiplexRequest(cancel=pb.MultiplexCancel(key=lane.key))
 
     def end(self, error: PenstockError) -> None:
-        """The call is over: what is open fails, each with the id of its request."""
+        """End the call: open requests fail, each with its request id."""
         self.has_ended = True
         lanes = tuple(self._lanes.values())
         self._lanes.clear()

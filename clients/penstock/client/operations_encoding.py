@@ -46,7 +46,7 @@ def drain_request(timeout_s: float | None) -> pb.DrainRequest:
 def flight_request(
     model: str | None, max_steps: int | None, file_format: FlightFormat | None
 ) -> pb.GetFlightRecordRequest:
-    """As a file of some format, or as messages with None."""
+    """Request the record as a file of this format, or as messages with None."""
     steps = pb.FlightRecordFormat.Value("FLIGHT_RECORD_FORMAT_STEPS")
     return pb.GetFlightRecordRequest(
         model=model,

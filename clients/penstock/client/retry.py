@@ -149,7 +149,7 @@ class Attempts:
         return None
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """What to raise in the end: the server's own reason, where it only left after it.
+        """The error to raise: the server's own reason if the connection was lost after it.
 
         A server that drains is soon gone: the attempts that follow get no response.
         """

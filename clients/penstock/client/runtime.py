@@ -22,10 +22,10 @@ from penstock.client.multiplex import MultiplexConfig
 ChannelOptions: TypeAlias = tuple[tuple[str, int | str], ...]
 
 
-class News(Protocol):
+class Signal(Protocol):
     """A one-time event: one side waits for it, the other sets it."""
 
-    def tell(self) -> None:
+    def set(self) -> None:
         """Set the event."""
         ...
 
@@ -93,7 +93,7 @@ class Runtime:
         [str, ChannelOptions, grpc.ChannelCredentials | None],
         grpc.aio.Channel,
     ]
-    news: Callable[[], News]
+    signal: Callable[[], Signal]
     multiplexer: Callable[
         [grpc.aio.Channel, MultiplexConfig, Pairs, Callable[[], float]],
         Multiplexer,
@@ -104,11 +104,11 @@ class Runtime:
     ]
 
 
-class _LoopNews:
+class _LoopSignal:
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def tell(self) -> None:
+    def set(self) -> None:
         self._event.set()
 
     async def wait(self, timeout_s: float | None) -> None:
@@ -128,6 +128,6 @@ def _loop_channel(
 
 
 ASYNCIO = Runtime(
-    channel=_loop_channel, news=_LoopNews, multiplexer=AsyncMultiplexer, read_batch=read_batch
+    channel=_loop_channel, signal=_LoopSignal, multiplexer=AsyncMultiplexer, read_batch=read_batch
 )
 """The running event loop, and grpc.aio on it."""

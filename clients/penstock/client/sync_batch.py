@@ -179,7 +179,7 @@ class _Batch:
 async def read_batch(
     requests: Iterable[BatchRequest], start: StartStream, width: int
 ) -> AsyncGenerator[BatchItem, None]:
-    """The items of all requests as they come; leaving early cancels what is open."""
+    """The items of all requests as they come; leaving early cancels open requests."""
     batch = _Batch(iter(requests), start, width)
     batch.add_thread()
     try:

@@ -193,7 +193,7 @@ class _Call:
             self._end_when_unused()
 
     def close(self) -> None:
-        """Cancel the call and what is open on it."""
+        """Cancel the call and its open requests."""
         with self._lock:
             self._lanes.end(client_closed())
         self._call.cancel()

@@ -262,7 +262,7 @@ class BlockPool:
             yield from self.faults_at(range(start, min(start + PIECE, self.num_blocks)))
 
     def total_faults(self) -> Faults:
-        """Of the totals, and of ordered structures."""
+        """Inconsistencies of the totals and of ordered structures."""
         is_used = self.ref_counts > 0
         num_named = int(np.count_nonzero(self._is_hashed))
         num_used = int(np.count_nonzero(is_used))
@@ -285,7 +285,7 @@ class BlockPool:
             yield from part.faults()
 
     def faults_at(self, places: range) -> Faults:
-        """Of the blocks with these numbers and the places of the free stack with these numbers.
+        """Inconsistencies of the blocks and of the free stack's entries with these numbers.
 
         Assumes nothing about the others, which may have changed since they were checked.
         """

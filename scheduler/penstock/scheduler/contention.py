@@ -98,7 +98,7 @@ class Contention:
         ahead: QueuedAhead,
         shares: FairShare | None,
     ) -> Load:
-        """Of `load` what is before a request; `shares` of one whose tenant is light in them.
+        """The part of `load` before a request; `shares`: if its tenant is light in them.
 
         Prompts under way share the budget with it, each as long as both last. Those whose first
         token is due no later may need all of it (forecast.py), and count whole.

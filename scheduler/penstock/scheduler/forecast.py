@@ -406,7 +406,7 @@ def _decode_alone_s(machine: Machine, demand: Demand) -> float:
 
 
 def _least(error: StepError, num_steps: float) -> float:
-    """The minimum cost of so many steps of the request itself.
+    """The minimum cost of that many steps of the request itself.
 
     It must not overestimate: steps that took longer may have done so because of other requests.
     """

@@ -248,7 +248,7 @@ class _Probes:
         )
 
     def _is_heavier(self) -> bool:
-        """By more than a load varies from step to step while it stays the same."""
+        """Whether the load grew by more than its usual variation from step to step."""
         return any(
             now > then * _HEAVIER for now, then in zip(self._load, self._probe_load, strict=True)
         )

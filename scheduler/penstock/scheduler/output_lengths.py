@@ -59,7 +59,7 @@ class OutputBounds:
 
     @property
     def least(self) -> int:
-        """It cannot end with fewer tokens."""
+        """The minimum length of the output."""
         return min(max(self.min_tokens, self.num_known + 1), self.max_tokens)
 
 
@@ -153,7 +153,7 @@ class _Histogram:
         self._growth = 1.0 / (1.0 - 1.0 / memory) if memory > 1 else 2.0
 
     def observe(self, num_tokens: int, *, is_cut: bool) -> None:
-        """An output ended, or was truncated, with so many tokens."""
+        """An output ended, or was truncated, with that many tokens."""
         self.num_seen += 1
         counts = self._cuts if is_cut else self._ends
         counts[_bucket_of(num_tokens)] += self._weight

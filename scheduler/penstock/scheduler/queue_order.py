@@ -91,7 +91,7 @@ class ArrivalOrder:
             heapq.heapify(self._heap)
 
     def note_admission(self, request: Request) -> bool:  # noqa: ARG002 (the port's name)
-        """Nothing depends on admissions, and none is by age."""
+        """A no-op: the order does not depend on admissions."""
         return False
 
     def eldest_beside(self, request: Request) -> Request | None:  # noqa: ARG002 (the port's name)
@@ -127,4 +127,4 @@ class ArrivalOrder:
         self._stash.clear()
 
     def release(self, tenant: int) -> None:
-        """Tenants have no running limits here."""
+        """A no-op: this order has no limits per tenant."""

@@ -124,7 +124,7 @@ class Sessions:
         return freed
 
     def lose(self, block: int) -> None:
-        """The content of a block is gone."""
+        """A block lost its content."""
         for session in self._holders.pop(block, ()):
             del session.blocks[block]
             self._num_of[session.key[0]] -= 1

@@ -289,7 +289,7 @@ class Transitions:
             self._queue.recheck(request, min(hopeless_s, limit_s))
 
     def _time_out(self, request: Request, now: float) -> None:
-        """Of a running request."""
+        """End a running request whose time limit or deadline has passed."""
         spec = request.spec
         if spec.time_limit_s <= now:
             self.finish(request, FinishReason.TIME_LIMIT, now)

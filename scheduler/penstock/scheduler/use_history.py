@@ -135,7 +135,7 @@ class UseHistory:
             remembered.popitem(last=False)
 
     def lose(self, blocks: Sequence[int]) -> None:
-        """The content of `blocks` is gone and not to be remembered."""
+        """Forget `blocks`: their content is lost and invalid."""
         for block in blocks:
             self._digest_of.pop(block, None)
             self.uses[block] = 1

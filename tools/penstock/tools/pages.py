@@ -15,9 +15,12 @@ _PAGE = """\
 <meta charset="utf-8">
 <title>{title}</title>
 <style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 1340px; color: #222; }}
+body {{
+  font-family: sans-serif; color: #222;
+  box-sizing: border-box; margin: 2em auto; padding: 0 1.5em; max-width: 1340px;
+}}
 pre {{ background: #f6f6f6; padding: 1em; overflow-x: auto; }}
-svg {{ margin: 0.5em; }}
+svg {{ width: 49%; min-width: 27em; height: auto; }}
 p {{ max-width: 60em; line-height: 1.4; }}
 table {{ border-collapse: collapse; font-size: 90%; }}
 td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }}

@@ -85,7 +85,7 @@ class SimulatedExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """None: a step is waited for in `collect`."""
+        """None: `collect` waits for a step."""
         return None
 
     def launch(self, batch: Batch) -> None:

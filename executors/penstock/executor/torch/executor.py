@@ -96,7 +96,7 @@ class TorchExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """None: a step is waited for in `collect`."""
+        """None: `collect` waits for a step."""
         return None
 
     @torch.inference_mode()

@@ -26,7 +26,7 @@ class LoadProgress:
         self._done = 0
 
     def add(self, num_bytes: int) -> None:
-        """That many more are done."""
+        """Count that many more bytes."""
         self._done += num_bytes
         now_s = self._clock()
         if now_s - self._reported_s >= _REPORT_EVERY_S:
@@ -41,7 +41,7 @@ class LoadProgress:
 
 
 def size(num_bytes: int) -> str:
-    """As people read it."""
+    """A size with its unit, such as "903 MiB"."""
     if num_bytes >= _GIB:
         return f"{num_bytes / _GIB:.1f} GiB"
     return f"{num_bytes / _MIB:.0f} MiB"

@@ -148,7 +148,7 @@ def _load_module(path: Path, config: Any, dtype: str) -> tuple[Any, dict[nn.Modu
 
 
 def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
-    """From `path`, or from `state_dict` if that is among `arguments`."""
+    """Load tensors from `path`, or from `state_dict` if that is among `arguments`."""
     is_given = "state_dict" in arguments
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if is_given else AutoModelForCausalLM
     try:

@@ -143,9 +143,7 @@ def _pass_output_on(
     on_heartbeat: Callable[[], None],
     heartbeat_s: float,
 ) -> tuple[str, ...]:
-    """Until the output ends, or the builder has ended and no more output comes; returns the last
-    lines.
-    """
+    """Pass output on until the builder has ended and its output is complete; the last lines."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
     partial = b""

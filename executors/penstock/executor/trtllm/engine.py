@@ -93,7 +93,7 @@ class EngineHandle:
         package: Package,
         mapping: RequestMapping,
     ) -> None:
-        """On the loop, which owns the engine from here on."""
+        """Start the engine on the loop, which owns it from then on."""
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._poller = poller = StatsPoller(
             self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0

@@ -179,7 +179,7 @@ def _build(
         end = run_builder(
             command,
             lock=lock.descriptor,
-            on_start=lambda pid: lock.tell(f"process {os.getpid()}, its builder {pid}"),
+            on_start=lambda pid: lock.write_holder(f"process {os.getpid()}, its builder {pid}"),
             show=reporter.show,
             on_heartbeat=lambda waited_s: reporter.log(f"... building for {waited_s:.0f} s"),
         )
@@ -215,11 +215,11 @@ def _wait_reporter(reporter: BuildReporter) -> Callable[[float, str], None]:
     """Reports that another build is waited for, at once and then now and then."""
     next_s = 0.0
 
-    def tell(waited_s: float, holder: str) -> None:
+    def report_wait(waited_s: float, holder: str) -> None:
         nonlocal next_s
         if waited_s >= next_s:
             who = f" ({holder})" if holder else ""
             reporter.log(f"... another build of this engine runs{who}; waited {waited_s:.0f} s")
             next_s = waited_s + _TELL_EVERY_S
 
-    return tell
+    return report_wait

@@ -42,7 +42,7 @@ class BuildLock:
 
     descriptor: int
 
-    def tell(self, holder: str) -> None:
+    def write_holder(self, holder: str) -> None:
         """Write who holds the lock, for those that wait."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, holder.encode()[:_MAX_HOLDER_BYTES], 0)
@@ -108,7 +108,7 @@ class EngineCache:
                     on_wait(waited_s, holder)
                     time.sleep(_LOCK_POLL_S)
             lock = BuildLock(descriptor)
-            lock.tell(f"process {os.getpid()}")
+            lock.write_holder(f"process {os.getpid()}")
             yield lock
         finally:
             os.close(descriptor)

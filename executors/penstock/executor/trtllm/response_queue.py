@@ -87,7 +87,7 @@ class ResponseQueue:
         loop.call_soon(self._flush)
 
     def die(self, error: BaseException) -> None:
-        """The engine is gone; the first reason is kept."""
+        """Record that the engine ended; the first reason is kept."""
         with self._lock:
             self._death = self._death or error
             self._wake()

@@ -111,7 +111,7 @@ def _logprob_fault(response: Response) -> str:
 
 
 def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> TokenLogprobs | None:
-    """Aligned with `tokens`; None when no request wants them. Rows of the others are zeros."""
+    """Aligned with `tokens`, zeros for requests that ask for none; None when no request does."""
     parts = [part for row in rows for part in row]
     widths = [part.submitted.num_logprobs for part in parts]
     width = max(widths, default=-1)
@@ -136,7 +136,7 @@ def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> T
 
 
 def _rank(entry: Mapping[int, Logprob], token: int) -> int:
-    """Of the chosen token among all; 0 where the engine's entry does not show it."""
+    """The rank of the chosen token among all; 0 where the engine's entry does not show it."""
     found = entry[token]
     if found.rank is not None:
         return found.rank

@@ -25,7 +25,7 @@ class Load:
     num_pending: int
 
     def figures(self) -> dict[str, float]:
-        """By the names that Serve uses."""
+        """The figures by the names that Serve uses."""
         return asdict(self)
 
 

@@ -80,8 +80,8 @@ class OwnService:
         self._reader.start()
         try:
             deadline_s = time.monotonic() + start_timeout_s
-            self.address = self._told(_READY, deadline_s)
-            self.operations = self._told(_OPERATIONS, deadline_s)
+            self.address = self._printed_value(_READY, deadline_s)
+            self.operations = self._printed_value(_OPERATIONS, deadline_s)
         except BaseException:
             self.kill()
             raise
@@ -122,7 +122,7 @@ class OwnService:
                 self._lines.put(line)
         self._lines.put(_ENDED)
 
-    def _told(self, pattern: re.Pattern[str], deadline_s: float) -> str:
+    def _printed_value(self, pattern: re.Pattern[str], deadline_s: float) -> str:
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))

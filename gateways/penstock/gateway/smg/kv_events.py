@@ -144,7 +144,7 @@ class KvEvents:
         )
         front.shared_writers.add(stream.ready)
         self._num_streams += 1
-        stop = port.follow_cache(shared_salt("" if shares else tenant), stream.hear)
+        stop = port.follow_cache(shared_salt("" if shares else tenant), stream.receive)
         try:
             # At once: a gateway without a response for two seconds drops the worker.
             await context.send_initial_metadata(())
@@ -165,7 +165,7 @@ class _Stream:
         self._max_backlog = max(max_backlog, _MIN_BACKLOG)
         self._backlog = 0
 
-    def hear(self, news: CacheUpdate | None) -> None:
+    def receive(self, news: CacheUpdate | None) -> None:
         """See `CacheListener`."""
         if self.ready.is_cut:
             return

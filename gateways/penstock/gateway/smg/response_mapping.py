@@ -34,7 +34,7 @@ class _Head:
         self.prompt_records: list[events.TokenRecord] = []
         self._has_run = False
 
-    def hear(self, event: events.StreamEvent) -> None:
+    def receive(self, event: events.StreamEvent) -> None:
         """An event that brings no tokens."""
         match event:
             case events.Accepted():
@@ -49,7 +49,7 @@ class _Head:
                 pass
 
     def prompt_logprobs(self) -> vllm.InputLogProbs | None:
-        """Of the whole prompt; None if not requested."""
+        """Logprobs of the whole prompt; None if not requested."""
         return _input_logprobs(self.prompt_records) if self.prompt_records else None
 
 
@@ -58,7 +58,7 @@ class ChunkEncoder:
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
-        self._told = _Head()
+        self._head = _Head()
         self._begun: set[int] = set()
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
@@ -75,7 +75,7 @@ class ChunkEncoder:
                     for end in event.outputs:
                         yield _complete(end, event.usage, (), None)
                 case _:
-                    self._told.hear(event)
+                    self._head.receive(event)
         yield from self._chunks(records)
 
     def _chunks(self, records: dict[int, list[events.TokenRecord]]) -> Iterator[bytes]:
@@ -88,12 +88,12 @@ class ChunkEncoder:
         self._begun.add(index)
         chunk = vllm.GenerateStreamChunk(
             token_ids=[record.token_id for record in records],
-            prompt_tokens=self._told.num_prompt_tokens,
+            prompt_tokens=self._head.num_prompt_tokens,
             # Of this chunk: the gateway adds them up.
             completion_tokens=len(records),
-            cached_tokens=self._told.num_cached_tokens,
+            cached_tokens=self._head.num_cached_tokens,
             output_logprobs=_output_logprobs(records),
-            input_logprobs=self._told.prompt_logprobs() if is_first else None,
+            input_logprobs=self._head.prompt_logprobs() if is_first else None,
             index=index,
         )
         return vllm.GenerateResponse(chunk=chunk).SerializeToString()
@@ -107,7 +107,7 @@ class WholeEncoder:
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
-        self._told = _Head()
+        self._head = _Head()
         self._records: dict[int, list[events.TokenRecord]] = {}
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
@@ -120,10 +120,10 @@ class WholeEncoder:
                     self.usage = event.usage
                     for end in event.outputs:
                         records = self._records.pop(end.output_index, [])
-                        logprobs = self._told.prompt_logprobs()
+                        logprobs = self._head.prompt_logprobs()
                         yield _complete(end, event.usage, records, logprobs)
                 case _:
-                    self._told.hear(event)
+                    self._head.receive(event)
 
 
 def _complete(

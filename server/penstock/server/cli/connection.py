@@ -170,7 +170,7 @@ def _type_and_place(error: BaseException) -> str:
 
 
 def describe_error(error: "PenstockError") -> str:
-    """The error in one line; what to check comes first where it did not come from a service."""
+    """The error in one line; if no service returned it, the line starts with what to check."""
     line = str(error).replace("\n", " ")
     # The service gives a reason for each failure.
     hint = next((hint for words, hint in _HINTS.items() if words in line and not error.reason), "")

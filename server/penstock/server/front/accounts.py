@@ -204,7 +204,7 @@ class Accounts:
     def close(
         self, account: RequestAccount, outcome: Outcome, now_s: float, *, is_engine_up: bool
     ) -> None:
-        """The request is over; only the first time counts."""
+        """Close the account; only the first call has an effect."""
         if self._recorder is None or account.outcome is not None:
             return
         account.seal(outcome, now_s)

@@ -325,7 +325,7 @@ class Front:
         num_known = self.text.files.tokenizer.get_vocab_size(True)
         if num_known > self.limits.vocab_size:
             log.warning(
-                "the tokenizer of %s knows %d tokens and the model %d: prompts with one of the"
+                "the tokenizer of %s has %d tokens and the model %d: prompts with one of the"
                 " others are refused",
                 self.text.files.path,
                 num_known,
@@ -354,7 +354,7 @@ class Front:
         self.replays.lose(waits)
 
     def on_given_up(self) -> None:
-        """No engine will start any more: requests that wait for one end now."""
+        """No further engine will start: end the requests that wait for one."""
         self.replays.give_up()
 
     def fail_all(self, refusal: Refusal) -> None:
@@ -385,7 +385,7 @@ class Front:
         )
 
     def known_limits(self) -> Limits:
-        """Of the engine; of the last one, while replays are on. Raises RequestError."""
+        """The engine's limits; the last one's while replays are on. Raises RequestError."""
         if self.limits is None or not (self.is_engine_up or self.replays.are_on):
             raise refuse(ErrorReason.ENGINE_DOWN)
         return self.limits

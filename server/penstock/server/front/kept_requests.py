@@ -128,7 +128,7 @@ class Results:
 
     @property
     def num_bytes(self) -> int:
-        """Of all."""
+        """Bytes of all results."""
         return self._bytes.total
 
     def __len__(self) -> int:

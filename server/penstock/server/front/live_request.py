@@ -153,7 +153,7 @@ class LiveRequest:
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
-        """Of the outputs that have ended."""
+        """Finish reasons of the outputs that have ended."""
         ends = self.ends or [output.end for output in self.outputs if output.end is not None]
         return tuple([_REASON_NAMES[end.reason] for end in ends])
 

@@ -155,7 +155,7 @@ class PhaseClock:
                 mark.stay = stay
 
     def stop(self, now_s: float) -> None:
-        """The request ended; closes the running sum. What is left is delivery."""
+        """The request ended; close the running sum; the rest of the time is delivery."""
         if self._is_over:
             return
         self._add(now_s)

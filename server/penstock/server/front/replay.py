@@ -141,9 +141,7 @@ class Replays:
         self._waiting.pop(request, None)
 
     def give_up(self) -> None:
-        """No engine will start any more: end all waiting requests, and let none wait from
-        now on.
-        """
+        """No further engine will start: end all waiting requests and refuse new ones."""
         self._is_given_up = True
         self._stop_sending()
         waiting, self._waiting = self._waiting, {}
@@ -245,7 +243,7 @@ def _fail(request: LiveRequest, reason: FailureReason, deadline_s: float, now_s:
 
 
 def _end(request: LiveRequest, reason: FinishReason, now_s: float) -> None:
-    """All of its outputs end here, with what they have."""
+    """End all of its outputs with the tokens they have."""
     for output in _live_outputs(request):
         request.on_finished(output, Finished(key=output.key, at_s=now_s, reason=reason), now_s)
     request.stream.wake()

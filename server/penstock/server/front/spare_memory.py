@@ -38,7 +38,7 @@ class SpareMemory:
         return now_bytes is not None and now_bytes > self._least_bytes + GROWTH_BYTES
 
     def note_trimmed(self) -> None:
-        """Measure growth from here."""
+        """Measure growth from the current size."""
         self._least_bytes = self._rss_bytes()
 
 

@@ -63,7 +63,7 @@ class WatchedWrite:
         return self._stalled_s, self._num_stalls
 
     def wait_for_reader(self, now_s: float) -> None:
-        """Nothing is written, because the reader has given no credit."""
+        """Record that the reader blocks the writer by giving no credit."""
         self.blocked_since_s = now_s
 
     def break_off(self) -> None:

@@ -44,13 +44,13 @@ class StopReceived(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Drain(TaggedFrame, frozen=True, kw_only=True):
-    """An operator wants the service to drain, in `timeout_s` or the configured time."""
+    """An operator's command to drain the service, in `timeout_s` or the configured time."""
 
     timeout_s: float | None
 
 
 class LogLevel(TaggedFrame, frozen=True, kw_only=True):
-    """An operator wants processes that start later to log from `level` on."""
+    """An operator's log level for processes that start later."""
 
     level: str
 

@@ -85,7 +85,7 @@ class EngineCore(Protocol):
 
     @property
     def ready_fd(self) -> int | None:
-        """None: a step is due while there is work. Else also readable when one is due."""
+        """A descriptor that is readable when a step is due; None: whenever there is work."""
         ...
 
     def next_wakeup_s(self) -> float:
@@ -306,7 +306,7 @@ class Dispatcher:
         )
 
     def _drop(self, stream: KeptStream) -> None:
-        """No front can attach it any more: cancel what still runs."""
+        """Cancel a dropped request's running outputs: no front can attach it any more."""
         if stream.front_id != NO_FRONT:
             self._detach(stream)
         self._live_keys[stream.front_id] -= stream.live

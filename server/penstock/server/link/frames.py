@@ -301,7 +301,7 @@ class Cancel(TaggedFrame, frozen=True, kw_only=True, eq=False):
 
 
 class CancelById(TaggedFrame, frozen=True, kw_only=True):
-    """End a request of any front; `ticket` (32 bits) comes back in the answer."""
+    """End a request of any front; the answer has the same `ticket` (32 bits)."""
 
     ticket: int
     request_id: str

@@ -254,7 +254,7 @@ class KeptStreams:
 
     @property
     def num_bytes(self) -> int:
-        """Of all streams."""
+        """Bytes of all streams."""
         return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
@@ -352,7 +352,7 @@ class KeptStreams:
                 yield stream, item
 
     def sweep(self) -> None:
-        """To be called about once a second: drops streams whose time to be resumed is over."""
+        """Drop streams whose resume timeout has passed; call it about once a second."""
         now_s = self._clock()
         unread = [stream for streams in self._unread.values() for stream in streams]
         for stream in unread:

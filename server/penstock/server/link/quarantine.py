@@ -104,7 +104,7 @@ class Quarantine:
         return replace(events, ends=events.ends + ends)
 
     def cancel(self, key: int, reason: FinishReason) -> bool:
-        """End an output that is held; False when it is not here."""
+        """End an output that is held; False when it is not held."""
         for held in self._held:
             for spec in held.specs:
                 if spec.key == key:
@@ -113,7 +113,7 @@ class Quarantine:
         return False
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End a request that is held; returns its state, None when it is not here."""
+        """End a request that is held; returns its state, None when it is not held."""
         for held in self._held:
             if held.specs[0].request_id == request_id:
                 self._ended.extend((spec, FinishReason.CANCELLED) for spec in held.specs)
@@ -153,7 +153,7 @@ class Quarantine:
 
 
 def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Finished | Failed:
-    """None: the request is refused."""
+    """The end event of `spec`; `reason` None: the request is refused."""
     if reason is not None:
         return Finished(key=spec.key, at_s=at_s, reason=reason)
     return Failed(

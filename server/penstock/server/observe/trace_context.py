@@ -32,7 +32,7 @@ _POOL_BYTES = 4096
 
 @dataclass(slots=True)
 class RemoteParent:
-    """The caller's span: 16 and 8 bytes, its decision, and what is handed on as it is.
+    """The caller's span: 16 and 8 bytes, its decision, and values passed on unchanged.
 
     It is never changed; it is not frozen because every request makes one (see `request_record.py`).
     """

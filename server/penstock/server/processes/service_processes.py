@@ -69,7 +69,7 @@ class ServiceProcesses:
         self._changed.set()
 
     def remove(self, process: SupervisedProcess) -> None:
-        """It has ended and is no longer part of the service."""
+        """Remove an ended process from the service."""
         self._leaving.discard(process)
         del self._keepers[process]
 

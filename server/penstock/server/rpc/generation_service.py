@@ -158,7 +158,7 @@ class LoopTurns:
         self._began_s = time.perf_counter()
 
     async def make(self, parts: Iterator[T]) -> list[T]:
-        """All of these."""
+        """Make all parts."""
         made: list[T] = []
         for part in parts:
             made.append(part)

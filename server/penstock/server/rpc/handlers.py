@@ -108,7 +108,7 @@ class CallAccounts:
         return self._accounts.open(name, arrival_s=arrival_s, peer=peer, parent=parent)
 
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
-        """The call is over and its status was sent, if that was possible."""
+        """Close the account: the call has ended and its status was sent, if possible."""
         if self._accounts.are_kept:
             self._front.close_account(account, outcome)
 

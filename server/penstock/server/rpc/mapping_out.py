@@ -280,7 +280,7 @@ def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[by
 
 
 def _records(ids: NDArray[np.int32]) -> tuple[bytes, list[int]]:
-    """The records of `ids`, and where each of them ends."""
+    """The records of `ids`, and the end offset of each."""
     values = ids.astype(np.uint32)
     rows = np.empty((len(values), 3 + _MAX_VARINT_BYTES), dtype=np.uint8)
     is_written = np.ones(rows.shape, dtype=np.bool_)

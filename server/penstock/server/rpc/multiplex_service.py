@@ -67,7 +67,7 @@ class MultiplexWriter:
         self._is_half_closed = False
 
     def half_close(self) -> None:
-        """No more commands will come: the stream ends when its last request has ended."""
+        """No more commands follow: the stream ends when its last request has ended."""
         self._is_half_closed = True
         self._ready.wake()
 

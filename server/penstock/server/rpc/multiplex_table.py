@@ -124,7 +124,7 @@ class MultiplexedRequest:
             self.mark()
 
     def mark(self) -> None:
-        """It may have events to write. One mark is enough until it is taken."""
+        """Mark that it may have events to write; idempotent until it is taken."""
         if not self._is_marked and not self.is_ended:
             self._is_marked = True
             self._writer.mark(self)

@@ -41,7 +41,7 @@ class OnceEncoder:
         self._outputs: dict[int, _Output] = {}
 
     def add(self, batch: Iterable[events.StreamEvent]) -> Iterator[None]:
-        """Take these in, a part in each turn; progress is left out."""
+        """Add these events, one part per call; progress is omitted."""
         for event in batch:
             match event:
                 case events.TokensPiece():

@@ -389,7 +389,7 @@ def page_of(
 
 
 def _after(place: Place, entries: Sequence[T], place_of: Callable[[T], Place]) -> Sequence[T]:
-    """By name while the entry exists: the clock behind its arrival may have been set since."""
+    """The start of the next page: by name if the entry exists, as the clock may have been set."""
     for index, entry in enumerate(entries):
         if place_of(entry)[1:] == place[1:]:
             return entries[index + 1 :]

@@ -76,10 +76,10 @@ class Authenticator:
             raise Unknown("a token and a certificate of two tenants")
         return judge.caller(by_token)
 
-    def _prepare(self) -> "_Judge":
-        return _Judge(self._file.policy, self._file.keys, self._clock)
+    def _prepare(self) -> "_PolicyIndex":
+        return _PolicyIndex(self._file.policy, self._file.keys, self._clock)
 
-    def _by_token(self, judge: "_Judge", authorizations: list[str]) -> str:
+    def _by_token(self, judge: "_PolicyIndex", authorizations: list[str]) -> str:
         if len(authorizations) > 1:
             raise Unknown("more than one authorization")
         match = _BEARER.fullmatch(authorizations[0])
@@ -88,7 +88,7 @@ class Authenticator:
         return judge.tenant_of_token(match[1].encode("ascii"))
 
 
-class _Judge:
+class _PolicyIndex:
     """One policy, indexed for fast look-ups."""
 
     def __init__(self, policy: Policy, keys: KeySet | None, clock: Callable[[], float]) -> None:

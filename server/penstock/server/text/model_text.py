@@ -37,7 +37,7 @@ class ModelText:
         num_threads: int = 2,
         max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
     ) -> "ModelText":
-        """From a Hugging Face folder. Raises ModelFilesError."""
+        """Load it from a Hugging Face folder. Raises ModelFilesError."""
         return cls(
             ModelFiles.load(path, name=name),
             num_threads=num_threads,

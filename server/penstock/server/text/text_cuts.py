@@ -90,7 +90,7 @@ def _cut_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
 
 
 def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
-    """By the first step: the others split its words further, each separately."""
+    """The pattern of the first step; the others split its words further, each separately."""
     if not steps:
         return None
     first, kind = steps[0], steps[0].get("type")

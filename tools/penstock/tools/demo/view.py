@@ -67,7 +67,7 @@ class LineView:
         self._pending[name] = rest
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining text."""
         for name in list(self._pending):
             self._flush(name)
 

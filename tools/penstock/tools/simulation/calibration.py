@@ -86,7 +86,7 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calibration:
-    """The prices of least relative error, none negative; arrays as `read_steps` returns them."""
+    """Coefficients of least relative error, none negative; arrays as from `read_steps`."""
     num = len(seconds)
     if num < len(_PRICES):
         raise CalibrationError(f"{num} steps are too few to fit {len(_PRICES)} prices")

@@ -141,7 +141,7 @@ def _replay(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Output:
     """A run as lines, as JSON and as a folder of files."""
 
     lines: list[str]
@@ -151,14 +151,14 @@ class _Told:
 
 def _one_server(
     trace: "Iterator[TraceRequest]", config: "SimulationConfig", show: "Callable[[Progress], None]"
-) -> _Told:
+) -> _Output:
     from penstock.tools.simulation.report import summary_json, summary_lines, write_report
     from penstock.tools.simulation.simulate import simulate
     from penstock.tools.simulation.summary import summarise
 
     run = simulate(trace, config, show)
     summary = summarise(run)
-    return _Told(
+    return _Output(
         lines=[*summary_lines(summary), _effort(run, summary.num_steps)],
         json=partial(summary_json, run, summary),
         write=partial(write_report, run, summary),
@@ -171,7 +171,7 @@ def _many_servers(
     num_replicas: int,
     routing: "RoutingConfig",
     show: "Callable[[Progress], None]",
-) -> _Told:
+) -> _Output:
     from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
     from penstock.tools.simulation.cluster_report import (
         cluster_json,
@@ -183,7 +183,7 @@ def _many_servers(
     cluster = ClusterConfig(replica=config, num_replicas=num_replicas, routing=routing)
     run = simulate_cluster(trace, cluster, show)
     summary = summarise_cluster(run)
-    return _Told(
+    return _Output(
         lines=[*cluster_lines(run, summary), _effort(run.total, summary.total.num_steps)],
         json=partial(cluster_json, run, summary),
         write=partial(write_cluster_report, run, summary),

@@ -1,4 +1,4 @@
-"""Who may enter the engine: the one difference between in-flight batching and its forerunners.
+"""Admission to the engine: the only difference between in-flight, static and dynamic batching.
 
 Owns the requests that a batching server holds back before it hands them over. Static batching
 waits for a whole batch and runs it to its end before the next; dynamic batching does the same but
@@ -17,7 +17,7 @@ class Gate(Protocol):
     """Holds requests back. Times are seconds on the engine's clock."""
 
     def offer(self, spec: RequestSpec) -> None:
-        """A request has arrived."""
+        """Add an arrived request."""
         ...
 
     def close(self) -> None:

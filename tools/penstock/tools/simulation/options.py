@@ -143,7 +143,7 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
-    """The prices of a step. Raises BadSetting, CalibrationError, OSError."""
+    """The cost model of a step. Raises BadSetting, CalibrationError, OSError."""
     from penstock.executor.config_json import to_json_value
     from penstock.scheduler.cost_model import CostModel
     from penstock.tools.simulation.calibration import calibrate
@@ -212,12 +212,12 @@ def routing_of(args: argparse.Namespace) -> "RoutingConfig":
 
 
 def refuse_batches_for_others(args: argparse.Namespace, policies: "Collection[Policy]") -> None:
-    """Raise UsageError for a flag of batches that none of these policies, which are used, takes."""
+    """Raise UsageError for a batch flag that none of the used policies takes."""
     _refuse_for_others(args, _BATCHES, "policy", policies)
 
 
 def refuse_routing_for_others(args: argparse.Namespace, routers: "Collection[RouterKind]") -> None:
-    """Raise UsageError for a flag that none of these routers, which are used, takes."""
+    """Raise UsageError for a flag that none of the used routers takes."""
     _refuse_for_others(args, _ROUTING, "router", routers)
 
 
@@ -324,7 +324,7 @@ def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
 
 
 def calibrate_from_flight(path: Path) -> "Calibration":
-    """Prices fitted to the steps of a recording. Raises UsageError."""
+    """The cost model fitted to the steps of a recording. Raises UsageError."""
     from penstock.tools.simulation.calibration import fit_cost
     from penstock.tools.simulation.flight_trace import flight_steps
 

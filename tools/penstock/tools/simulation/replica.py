@@ -101,7 +101,7 @@ class Replica:
             clock.wait_until(at_s, _NEVER_SET)
 
     def finish(self) -> None:
-        """Nothing more arrives: run to the end."""
+        """Run to the end: no more requests arrive."""
         self._gate.close()
         self.run_until(math.inf)
         self.engine.check_integrity()

@@ -217,7 +217,7 @@ def _tenants(run: SimulationRun) -> Chart:
         x_label="virtual seconds",
         y_label="tokens/s",
         series=tuple(
-            Series(name=tenant or "everyone", x=middles_s, y=served[:, index])
+            Series(name=tenant or "all requests", x=middles_s, y=served[:, index])
             for index, tenant in enumerate(recorder.table.tenants)
         ),
     )

@@ -136,7 +136,7 @@ def usable_cores() -> int:
 
 
 def run_trial(trace: Sequence[TraceRequest], trial: Trial) -> TrialResult:
-    """One run, here."""
+    """Run one trial in this process."""
     run = simulate(transformed(trial.traffic(trace), trial.transform), trial.config)
     return TrialResult(trial=trial, summary=summarise(run), cpu_s=run.cpu_s)
 

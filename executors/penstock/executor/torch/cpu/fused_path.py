@@ -88,8 +88,8 @@ def fused_path(
     if not error <= (MAX_ERROR[model.dtype] if is_exact else MAX_INT8_ERROR):
         raise WeightsTaken(f"its logits differ from those of its modules by {error:.1e}")
     _log.info(
-        "the fused path serves this model with %s kernels: its logits are within %.1e of its"
-        " modules'",
+        "the fused path serves this model with %s kernels: its logits differ from the modules' by"
+        " at most %.1e",
         kernels.instructions,
         error,
     )

@@ -21,8 +21,9 @@ _MEASURE_EVERY_S = 0.25
 
 
 class StepThreads:
-    """`measure`: microseconds in which the threads meet. It is called now and then and the median
-    of the last ones counts: other processes come and go, at the start of a service above all.
+    """The choice for each step. `measure` returns the microseconds of a barrier; it is called four
+    times a second at most, and the median of the last calls counts: other processes come and go, at
+    the start of a service above all.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class StepThreads:
 
     @contextmanager
     def computing(self, multiplications: int, num_bytes: int) -> Generator[None]:
-        """Compute layers inside that take so many multiplications and read so much."""
+        """Compute layers inside that take this many multiplications and read this many bytes."""
         num_threads = torch.get_num_threads()
         alone_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
         saved_us = alone_us * (1 - 1 / num_threads)

@@ -32,7 +32,7 @@ class DeviceQueue(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the work is done."""
+        """The device of the queue."""
         ...
 
     def active(self) -> AbstractContextManager[object]:
@@ -90,7 +90,7 @@ class CudaQueue:
 
     @property
     def device(self) -> torch.device:
-        """Where the work is done."""
+        """The device of the queue."""
         return self._device
 
     def active(self) -> AbstractContextManager[object]:
@@ -126,7 +126,7 @@ class CudaQueue:
         return free + held
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """As measured by the allocator for the whole device."""
+        """Peak memory, as measured by the allocator for the whole device."""
         self.synchronize()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)

@@ -108,7 +108,7 @@ class FusedExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """None: a step is waited for in `collect`."""
+        """None: `collect` waits for a step."""
         return None
 
     @torch.inference_mode()

@@ -88,7 +88,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             loss, _ = _try(config, model, parts, queue, expected)
             if not math.isfinite(loss):
                 raise ModelLoadError("quantization or kv_cache_dtype: logits are not finite")
-            _log.info("in 8 bits its logits are within %.1e of its modules'", loss)
+            _log.info("in 8 bits its logits differ from the modules' by at most %.1e", loss)
         with _fitting("max_num_seqs", config):
             sampler = DeviceSampler(
                 max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
@@ -109,7 +109,10 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             num_pages = num_blocks + NUM_PROBE_BLOCKS
             built, _ = _build(config, model, parts, queue, num_pages, max_seq_len)
             executor = FusedExecutor(info, queue, model, built, sampler)
-    _log.info("the fused path serves this model: its logits are within %.1e of its modules'", error)
+    _log.info(
+        "the fused path serves this model: its logits differ from the modules' by at most %.1e",
+        error,
+    )
     return executor
 
 

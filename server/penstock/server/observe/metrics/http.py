@@ -114,7 +114,7 @@ class _Handler(WSGIRequestHandler):
     timeout = MAX_CALL_S
 
     def version_string(self) -> str:
-        """Without the versions of Python and its HTTP server."""
+        """The Server header, without the versions of Python and its HTTP server."""
         return "penstock"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name there)

@@ -168,15 +168,15 @@ class MetricTables:
                     self._histograms[spec] = HistogramTable(spec)
 
     def counter(self, spec: MetricSpec) -> CounterTable:
-        """Its table."""
+        """The table of this metric."""
         return self._counters[spec]
 
     def gauge(self, spec: MetricSpec) -> GaugeTable:
-        """Its table."""
+        """The table of this metric."""
         return self._gauges[spec]
 
     def histogram(self, spec: MetricSpec) -> HistogramTable:
-        """Its table."""
+        """The table of this metric."""
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:

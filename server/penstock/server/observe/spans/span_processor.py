@@ -86,7 +86,7 @@ class QueueSlots:
             return self._num_in + self._num_under_way
 
     def close(self) -> None:
-        """No thread waits from now on."""
+        """Stop waiting: release blocked threads, and block none from now on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

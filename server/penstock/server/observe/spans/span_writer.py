@@ -203,7 +203,7 @@ def _child_id(root_id: int, index: int) -> int:
 
 
 def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """It was in the batch and is in the queue again, or had lost its engine.
+    """Events of preemptions and replays: the request returned to the queue, or lost its engine.
 
     An engine that preempts reports the residency that it ends; one that died does not.
     """
