@@ -12,8 +12,8 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 def num_usable_cores(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
-    """At least one; a fraction of a core counts as none. `groups` and `mount`: where the kernel
-    tells this process's control groups and their limits.
+    """At least one; a fraction of a core counts as none. `groups` and `mount`: the files of
+    this process's control groups and of their limits.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -252,7 +252,7 @@ def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
     assert odd.weight.untyped_storage().nbytes() == 31 * 8 * 2
     assert free.weight.shape == (48, 32)
     assert free.weight.untyped_storage().nbytes() < 16
-    # Whoever still reads it does not compute a number with it.
+    # A module that still reads it computes no number with it.
     assert free.weight.isnan().all()
     assert embedding.weight.untyped_storage().nbytes() == 50 * 32 * 2
 
