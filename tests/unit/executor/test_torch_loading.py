@@ -151,12 +151,17 @@ def test_unknown_attention_arguments_are_refused_unless_they_ask_for_nothing() -
 
 def test_layers_that_bypass_the_interface_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = transformers.CodeGenConfig(
-        vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64
+    config = transformers.GPTNeoXJapaneseConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_multiple_size=2,
+        max_position_embeddings=64,
     )
-    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    transformers.GPTNeoXJapaneseForCausalLM(config).save_pretrained(tmp_path)
 
-    with pytest.raises(UnsupportedModel, match=r"codegen: layers \[0, 1\] bypass"):
+    with pytest.raises(UnsupportedModel, match=r"gpt_neox_japanese: layers \[0, 1\] bypass"):
         load(tmp_path)
 
 
