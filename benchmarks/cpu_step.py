@@ -35,9 +35,9 @@ with needing("torch"):
 
     from penstock.executor.torch import executor as executor_module
     from penstock.executor.torch.cpu.fused_path import fused_path
-    from penstock.executor.torch.cpu.packed_linear import PackedLinear
     from penstock.executor.torch.cpu_kernels import kernels as kernel_module
     from penstock.executor.torch.cpu_kernels.native import NativeKernels
+    from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
     from penstock.executor.torch.executor import TorchExecutor
     from penstock.executor.torch.loading import load_configured
     from penstock.executor.torch.paged_attention import PagedAttention

@@ -106,7 +106,9 @@ class EngineRun:
         self.engine = Engine(executor, config, time.monotonic)
         self._next_key = 1
 
-    def __call__(self, prompts: list[list[int]], num_new: int, concurrency: int) -> Latency:
+    def __call__(
+        self, prompts: list[list[int]], num_new: int, concurrency: int, temperature: float = 0.0
+    ) -> Latency:
         """Run all prompts; a new one starts when one ends."""
         latency = Latency()
         waiting = list(reversed(prompts))
@@ -115,7 +117,7 @@ class EngineRun:
         start = time.perf_counter()
         while waiting or submitted:
             while waiting and len(submitted) < concurrency:
-                submitted[self.submit(waiting.pop(), num_new)] = time.perf_counter()
+                submitted[self.submit(waiting.pop(), num_new, temperature)] = time.perf_counter()
             events = self.engine.step()
             now = time.perf_counter()
             for key in events.keys.tolist():
@@ -130,8 +132,8 @@ class EngineRun:
         latency.elapsed = time.perf_counter() - start
         return latency
 
-    def submit(self, prompt: list[int], num_new: int) -> int:
-        """One greedy request that ends with its length; returns its key."""
+    def submit(self, prompt: list[int], num_new: int, temperature: float = 0.0) -> int:
+        """One request, greedy without a temperature, that ends with its length; returns its key."""
         key = self._next_key
         self._next_key += 1
         spec = RequestSpec(
@@ -139,7 +141,7 @@ class EngineRun:
             request_id=str(key),
             prompt_ids=np.array(prompt, dtype=np.int32),
             max_tokens=num_new,
-            sampling=SamplingParams(temperature=0.0),
+            sampling=SamplingParams(temperature=temperature),
             arrival_s=time.monotonic(),
         )
         self.engine.submit((spec,))

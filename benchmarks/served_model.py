@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from load import Ask, open_loop, sending
 from penstock.client import Client
 from services import Service
 from usage import tell_usage
 
+TEMPERATURE = 1.0
 _NUM_CLIENTS = 8
 _LEAD_S = 3.0
 _LIMIT_S = 120.0
@@ -53,24 +55,32 @@ async def served(
     """Waves of streams, and the TTFT of single requests since the service was ready, ms."""
     single = replace(load, num_new=4)
     singles = [
-        (await _wave(service.address, single, 1, seed)).ttft_p50_ms for seed in range(_NUM_SINGLES)
+        (await run_wave(service.address, single, 1, seed)).ttft_p50_ms
+        for seed in range(_NUM_SINGLES)
     ]
     waves = [
-        await _wave(service.address, load, num_streams, 100 + turn) for turn in range(num_waves)
+        await run_wave(service.address, load, num_streams, 100 + turn) for turn in range(num_waves)
     ]
     return waves, singles
 
 
 async def curve(service: Service, load: Load, counts: tuple[int, ...]) -> dict[int, Wave]:
     """By number of streams, what they get; the last of them first, to warm up."""
-    await _wave(service.address, load, counts[-1], 0)
+    await run_wave(service.address, load, counts[-1], 0)
     return {
-        count: await _wave(service.address, load, count, 1 + index)
+        count: await run_wave(service.address, load, count, 1 + index)
         for index, count in enumerate(counts)
     }
 
 
-async def _wave(address: str, load: Load, num_streams: int, seed: int) -> Wave:
+async def run_wave(
+    address: str,
+    load: Load,
+    num_streams: int,
+    seed: int,
+    client: tuple[str, str] = (sys.executable, __file__),
+) -> Wave:
+    """Streams that start together; `client`: an interpreter and the program of one process."""
     num_clients = min(_NUM_CLIENTS, num_streams)
     start_at = time.time() + (_LEAD_S if num_clients > 1 else _LEAD_S / 2)
     found = await asyncio.gather(
@@ -78,6 +88,7 @@ async def _wave(address: str, load: Load, num_streams: int, seed: int) -> Wave:
             asyncio.to_thread(
                 _client,
                 [
+                    *client,
                     address,
                     num_streams // num_clients,
                     load.num_prompt,
@@ -90,21 +101,27 @@ async def _wave(address: str, load: Load, num_streams: int, seed: int) -> Wave:
             for i in range(num_clients)
         )
     )
-    ttft = np.concatenate([part["ttft"] for part in found]) * 1e3
-    itl = np.concatenate([part["itl"] for part in found]) * 1e3
-    num_tokens = sum(part["num_tokens"][0] for part in found)
-    elapsed_s = max(part["elapsed_s"][0] for part in found)
+    return wave_of(
+        ttft=np.concatenate([part["ttft"] for part in found]),
+        itl=np.concatenate([part["itl"] for part in found]),
+        num_tokens=sum(part["num_tokens"][0] for part in found),
+        elapsed_s=max(part["elapsed_s"][0] for part in found),
+    )
+
+
+def wave_of(*, ttft: ArrayLike, itl: ArrayLike, num_tokens: float, elapsed_s: float) -> Wave:
+    """From the times of all streams, seconds."""
     return Wave(
         tokens_per_s=num_tokens / elapsed_s,
-        ttft_p50_ms=float(np.percentile(ttft, 50)),
-        itl_p50_ms=float(np.percentile(itl, 50)) if len(itl) else 0.0,
-        itl_p99_ms=float(np.percentile(itl, 99)) if len(itl) else 0.0,
+        ttft_p50_ms=float(np.percentile(ttft, 50)) * 1e3,
+        itl_p50_ms=float(np.percentile(itl, 50)) * 1e3 if np.size(itl) else 0.0,
+        itl_p99_ms=float(np.percentile(itl, 99)) * 1e3 if np.size(itl) else 0.0,
     )
 
 
 def _client(arguments: list[object]) -> dict[str, list[float]]:
     done = subprocess.run(
-        [sys.executable, __file__, *map(str, arguments)],
+        [*map(str, arguments)],
         capture_output=True,
         text=True,
         check=True,
@@ -130,7 +147,7 @@ async def _read(
         await client.health(deadline_s=30)
         await asyncio.sleep(max(0.0, start_at - time.time()))
         start_s = time.perf_counter()
-        send = sending(client, temperature=1.0, deadline_s=_LIMIT_S)
+        send = sending(client, temperature=TEMPERATURE, deadline_s=_LIMIT_S)
         seen = await open_loop(asks, send, _LIMIT_S)
         elapsed_s = max(one.ended_s for one in seen) - start_s
     itl = [at_s - before_s for one in seen for (before_s, _), (at_s, _) in pairwise(one.messages)]

@@ -141,7 +141,7 @@ class Side:
                 break
             time.sleep(0.2)
         self.observer_s += self._observer_cpu_s()
-        if self.service is not None and self.count is not None:
+        if self.service is not None and self.name != OFF:
             time.sleep(1.1)  # fronts tell their counts once a second
             drops = ("penstock_records_dropped_total", "penstock_trace_dropped_total")
             self.num_dropped = sum(self.service.total(name) for name in drops)

@@ -105,10 +105,10 @@ class LinkLoad:
         return await self._seen
 
     def on_hello(self, hello: EngineHello) -> None:
-        """See `EngineListener`."""
+        """See `EnginePortListener`."""
 
     def on_events(self, events: StepEvents) -> None:
-        """See `EngineListener`."""
+        """See `EnginePortListener`."""
         records, seen = self._records, self._seen
         if records is None or seen is None:
             return
@@ -125,7 +125,7 @@ class LinkLoad:
             seen.set_result(records.seen())
 
     def on_lost(self) -> None:
-        """See `EngineListener`."""
+        """See `EnginePortListener`."""
         self._fail(ConnectionError("the engine is gone"))
 
     def _plan_next(self, records: Records) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from penstock.gateway.ray.load import Load, LoadGauge, load_of
+from penstock.gateway.ray.load import LoadGauge, ReplicaLoad, load_of
 from penstock.gateway.ray.methods import METHODS
 from penstock.gateway.ray.relay import Ending, Relay, passed_on
 from penstock.gateway.ray.service import OwnService, ServiceFailed
@@ -179,14 +179,14 @@ def test_what_is_said_to_serve_is_not_passed_on() -> None:
 
 def test_the_load_is_that_of_the_fullest_model() -> None:
     stats = stats_pb2.ServerStats()
-    assert load_of(stats) == Load(queue_time_s=0.0, busy_share=0.0, num_pending=0)
+    assert load_of(stats) == ReplicaLoad(queue_time_s=0.0, busy_share=0.0, num_pending=0)
     idle = stats.models.add(max_num_seqs=8, num_processing=2)
     idle.queue.p50.FromMilliseconds(250)
     busy = stats.models.add(max_num_seqs=4, num_processing=4, num_pending=3)
     busy.estimated_queue_duration.FromMilliseconds(1500)
     busy.queue.p50.FromMilliseconds(9000)
 
-    assert load_of(stats) == Load(queue_time_s=1.5, busy_share=1.0, num_pending=3)
+    assert load_of(stats) == ReplicaLoad(queue_time_s=1.5, busy_share=1.0, num_pending=3)
     assert load_of(stats).figures() == {"queue_time_s": 1.5, "busy_share": 1.0, "num_pending": 3}
 
 

@@ -25,7 +25,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
 from penstock.server.link.cache_feeds import CacheListener
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EngineListener, EngineUnavailable
+from penstock.server.link.ports import EnginePortListener, EngineUnavailable
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
@@ -60,7 +60,7 @@ class ScriptedPort:
 
     def __init__(self, info: ExecutorInfo = INFO) -> None:
         self.info = info
-        self.listener: EngineListener | None = None
+        self.listener: EnginePortListener | None = None
         self.is_up = False
         self.cancelled: list[tuple[tuple[int, ...], FinishReason]] = []
         # Whether it says how what was cancelled ended, as an engine does.

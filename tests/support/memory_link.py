@@ -34,7 +34,7 @@ from penstock.server.link.ports import (
     AttachCalls,
     AttachListener,
     DetachListener,
-    EngineListener,
+    EnginePortListener,
     EngineUnavailable,
 )
 from penstock.server.link.wire import FrameBuffer
@@ -219,7 +219,7 @@ class MemoryPort:
     def __init__(self, engine: MemoryEngine, front_id: int) -> None:
         self.front_id = front_id
         self._engine = engine
-        self._listener: EngineListener | None = None
+        self._listener: EnginePortListener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_up = False
         self._up = asyncio.Event()
@@ -228,7 +228,7 @@ class MemoryPort:
         self._attaching = AttachCalls(lambda frame: self._write(encode(frame)))
         self._cache = CacheSubscriber(lambda frame: self._write(encode(frame)))
 
-    def attach(self, listener: EngineListener) -> None:
+    def attach(self, listener: EnginePortListener) -> None:
         """Connect, without asyncio if none runs."""
         try:
             self._loop = asyncio.get_running_loop()
@@ -237,7 +237,7 @@ class MemoryPort:
         self._listener = listener
         self._engine.greet(self)
 
-    async def start(self, listener: EngineListener) -> None:
+    async def start(self, listener: EnginePortListener) -> None:
         """Connect; the hello comes later."""
         self.attach(listener)
 

@@ -4,7 +4,6 @@ Owns `ServerConfig`, the groups that settings are shown in, and what each child 
 with. Reads no environment and no arguments: the command line does, once.
 """
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +18,7 @@ from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
 from penstock.server.security.config import SecurityConfig
 from penstock.server.settings.table import declared
+from penstock.server.usable_cores import num_usable_cores
 
 MAX_NUM_FRONTS = 16
 
@@ -28,11 +28,6 @@ LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch", "ObserverLaunch")
 def default_num_fronts() -> int:
     """Half of the usable cores, at least one: the engine and its threads need the rest."""
     return max(1, min(MAX_NUM_FRONTS, num_usable_cores() // 2))
-
-
-def num_usable_cores() -> int:
-    """Cores this process may run on (containers and taskset narrow it)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 GROUPS = {

@@ -14,11 +14,13 @@ import torch
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.cpu.fused_model import join_model, pack_model
+from penstock.executor.torch.cpu.step_threads import StepThreads
 from penstock.executor.torch.cpu_kernels.kernels import load
 from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import read_module_tree
+from penstock.executor.torch.prepacked_linear import uses_own_bf16
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 from support.torch_models import save_tiny_model
@@ -52,7 +54,7 @@ def test_the_same_bits_as_operator_by_operator(
     name: str, is_int8: bool, num_threads: int, instructions: str, tmp_path: Path
 ) -> None:
     kernels = load(instructions)
-    if not (is_int8 or kernels.has_fast_bf16_linear):
+    if not (is_int8 or uses_own_bf16(kernels)):
         pytest.skip("its products are oneDNN's")
     config = ExecutorConfig(model_path=save_tiny_model(name, tmp_path), dtype="bfloat16")
     before = torch.get_num_threads()
@@ -72,7 +74,6 @@ def _logits(
     """Of chunks, and of a token of each sequence after them."""
     kernels = load(instructions)
     assert isinstance(kernels, NativeKernels)
-    kernels.barrier_us = 0.0  # every layer by all threads
     model = load_configured(config)
     tree = read_module_tree(model)
     fused = pack_model(join_model(tree, num_positions=64), tree, kernels, is_int8=is_int8)
@@ -80,6 +81,7 @@ def _logits(
         model.shapes, num_blocks=16, block_size=_BLOCK, dtype=model.dtype, device=model.device
     )
     forward = FusedForward(fused, kernels, pages)
+    forward._threads = StepThreads(lambda: 0.0)  # every layer by all threads
     assert forward._decoder is not None
     if not whole:
         forward._decoder = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 import pytest
 
 from penstock.executor.torch.thread_environment import describe_threads, plan_threads
@@ -52,22 +55,47 @@ def test_variables_of_the_operator_take_precedence(
     assert describe_threads(plan.num_threads, found | environ) == line
 
 
-def test_a_small_layer_is_computed_by_one_thread_and_the_others_come_back() -> None:
+@pytest.fixture
+def two_threads() -> Generator[Any]:
+    """PyTorch with two threads."""
     torch = pytest.importorskip("torch", reason="the torch extra is not installed")
-    from penstock.executor.torch.cpu.step_threads import threads_for
-
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        with threads_for(1 << 30, 0, barrier_us=1.0):
-            assert torch.get_num_threads() == 2
-        with threads_for(0, 1 << 24, barrier_us=1.0):
-            assert torch.get_num_threads() == 2
-        with threads_for(1000, 1000, barrier_us=1.0):
-            assert torch.get_num_threads() == 1
+    yield torch
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("multiplications", "num_bytes", "barrier_us", "expected"),
+    [
+        (1 << 30, 0, 1.0, 2),
+        (0, 1 << 24, 1.0, 2),
+        (1000, 1000, 1.0, 1),
         # Beside others threads wait for each other longer than they compute.
-        with threads_for(0, 1 << 20, barrier_us=50.0):
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+        (0, 1 << 20, 50.0, 1),
+    ],
+)
+def test_a_small_layer_is_computed_by_one_thread_and_the_others_come_back(
+    multiplications: int, num_bytes: int, barrier_us: float, expected: int, two_threads: Any
+) -> None:
+    from penstock.executor.torch.cpu.step_threads import StepThreads
+
+    threads = StepThreads(lambda: barrier_us)
+
+    with threads.computing(multiplications, num_bytes):
+        assert two_threads.get_num_threads() == expected
+    assert two_threads.get_num_threads() == 2
+
+
+def test_threads_come_back_when_a_neighbour_has_gone(two_threads: Any) -> None:
+    from penstock.executor.torch.cpu.step_threads import StepThreads
+
+    now, measured = 0.0, [50.0, 50.0]
+    threads = StepThreads(lambda: measured.pop() if measured else 1.0, lambda: now)
+    found = []
+    for _ in range(8):
+        now += 1.0
+        with threads.computing(0, 1 << 20):
+            found.append(two_threads.get_num_threads())
+
+    assert found == [1, 1, 1, 1, 2, 2, 2, 2]

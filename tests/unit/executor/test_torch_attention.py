@@ -232,24 +232,39 @@ def test_a_product_beyond_float16_is_no_failure(name: str) -> None:
 
 
 def test_prepacked_layers_give_the_same_numbers_and_free_the_memory() -> None:
-    if not can_prepack():
-        pytest.skip("this build of PyTorch has no such layers")
+    if not (can_prepack() or load().is_native):
+        pytest.skip("no such layers without compiled kernels here")
     torch.manual_seed(0)
     embedding = torch.nn.Embedding(50, 32)
     tied = torch.nn.Linear(32, 50, bias=False)
     tied.weight = embedding.weight
     free = torch.nn.Linear(32, 48)
     model = torch.nn.ModuleList([embedding, tied, free]).to(torch.bfloat16).requires_grad_(False)
-    x = torch.randn(5, 32).bfloat16()
+    odd = torch.nn.Linear(31, 8, dtype=torch.bfloat16)
+    model.append(odd)
+    x = torch.randn(2, 5, 32).bfloat16()
     expected = tied(x), free(x)
 
     assert prepack_linears(model) == 2
 
-    assert torch.equal(tied(x), expected[0])
-    assert torch.equal(free(x), expected[1])
+    for found, wanted in zip((tied(x), free(x)), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+    assert odd.weight.untyped_storage().nbytes() == 31 * 8 * 2
     assert free.weight.shape == (48, 32)
     assert free.weight.untyped_storage().nbytes() < 16
+    # A module that still reads it computes no number with it.
+    assert free.weight.isnan().all()
     assert embedding.weight.untyped_storage().nbytes() == 50 * 32 * 2
+
+
+def test_a_layer_that_its_model_wants_in_float32_is_left_as_it_is() -> None:
+    model: Any = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 8)).bfloat16()
+    model._keep_in_fp32_modules = ["1.weight"]
+
+    prepack_linears(model)
+
+    assert not model[1].weight.isnan().any()
+    assert "forward" not in vars(model[1])
 
 
 def test_float32_layers_are_left_as_they_are() -> None:

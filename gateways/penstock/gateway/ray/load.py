@@ -16,7 +16,7 @@ _TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ReplicaLoad:
     """`queue_time_s`: the predicted wait of a request that arrives now. `busy_share`: how full
     the running batch is, from 0 to 1. `num_pending`: requests in the queue."""
 
@@ -40,33 +40,33 @@ class LoadGauge:
         """Drop the connection."""
         await self._channel.close()
 
-    async def read(self) -> Load:
+    async def read(self) -> ReplicaLoad:
         """The load now. Raises grpc.aio.AioRpcError when the service does not answer."""
         answer = await self._stub.GetStats(pb.GetStatsRequest(), timeout=_TIMEOUT_S)
         return load_of(answer.stats)
 
 
-def load_of(stats: stats_pb2.ServerStats) -> Load:
+def load_of(stats: stats_pb2.ServerStats) -> ReplicaLoad:
     """The load of the fullest model.
 
     Where the engine has no forecast (nothing ended yet), the median wait of the last minute stands
     for it, and that is zero if no request waited.
     """
     loads = [_model_load(model) for model in stats.models]
-    return Load(
+    return ReplicaLoad(
         queue_time_s=max((load.queue_time_s for load in loads), default=0.0),
         busy_share=max((load.busy_share for load in loads), default=0.0),
         num_pending=sum(load.num_pending for load in loads),
     )
 
 
-def _model_load(model: stats_pb2.ModelStats) -> Load:
+def _model_load(model: stats_pb2.ModelStats) -> ReplicaLoad:
     wait = (
         model.estimated_queue_duration
         if model.HasField("estimated_queue_duration")
         else model.queue.p50
     )
-    return Load(
+    return ReplicaLoad(
         queue_time_s=wait.ToTimedelta().total_seconds(),
         busy_share=min(1.0, model.num_processing / max(1, model.max_num_seqs)),
         num_pending=model.num_pending,

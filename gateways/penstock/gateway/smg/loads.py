@@ -29,7 +29,7 @@ class LoadShow(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class EngineLoad:
     """Requests, tokens and shares now; `output_tokens_per_s` over the last seconds."""
 
     num_running: int
@@ -60,7 +60,7 @@ class LoadReport:
         """A request has ended well."""
         self._usages.append(usage)
 
-    def load(self, info: ExecutorInfo) -> Load:
+    def load(self, info: ExecutorInfo) -> EngineLoad:
         """The current load of the engine of `info`."""
         state = LoadState(
             epoch=0,
@@ -72,7 +72,7 @@ class LoadReport:
         )
         if self._show is not None:
             state = self._show.load
-        return Load(
+        return EngineLoad(
             num_running=state.num_running,
             num_waiting=state.num_waiting,
             num_waiting_tokens=state.num_waiting_tokens,

@@ -16,7 +16,7 @@ from typing import Final
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.loads import Load
+from penstock.gateway.smg.loads import EngineLoad
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.limits import Limits
@@ -80,7 +80,7 @@ def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoRes
     )
 
 
-def load_of(load: Load) -> vllm.SchedulerLoad:
+def load_of(load: EngineLoad) -> vllm.SchedulerLoad:
     """The load of the only rank."""
     return vllm.SchedulerLoad(
         dp_rank=0,

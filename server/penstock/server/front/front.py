@@ -22,7 +22,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import Generation
-from penstock.server.front.kept_requests import Results, result_of, submit
+from penstock.server.front.kept_requests import KeptResults, result_of, submit
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
@@ -90,7 +90,7 @@ class Front:
             cancel=self._cancel_keys,
             on_late_event=self.accounts.on_late_event,
         )
-        self.results = Results(config.max_resume_bytes)
+        self.results = KeptResults(config.max_resume_bytes)
         self.attaching: dict[LiveRequest, deque[StepEvents]] = {}
         """Requests that are being attached, and their events so far."""
         self.replays = Replays(

@@ -113,7 +113,7 @@ _RESULT_BYTES: Final = 1536
 _TOKEN_BYTES: Final = 12
 
 
-class Results:
+class KeptResults:
     """Results by the engine's names, as long as the engine keeps them.
 
     `max_bytes`: of all. Beyond, the oldest of the tenant that has most go: the death of the engine

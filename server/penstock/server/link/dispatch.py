@@ -241,7 +241,8 @@ class Dispatcher:
             self._submit_to_engine(quarantine.next_probation())
         events = quarantine.with_ends(self.engine.step())
         frames, self._outgoing = self._outgoing, []
-        frames += [(front_id, encode(news)) for front_id, news in self._cache_feeds.take()]
+        for front_id, update in self._cache_feeds.take():
+            frames.append((front_id, encode(update)))
         if events.is_empty:
             return frames
         self.num_output_tokens += len(events.keys)
@@ -252,7 +253,8 @@ class Dispatcher:
             live = self._live_keys.get(front_id)
             if live is None:
                 continue
-            live.difference_update([end.key for end in news.ends])
+            for end in news.ends:
+                live.discard(end.key)
             if front_id != NO_FRONT:
                 frames.append((front_id, encode(news)))
         return frames

@@ -1,9 +1,9 @@
 """The two interfaces between a front and an engine.
 
 Owns the protocols, and the pending attach calls of a port: a caller gets the answer before any
-later event. A front calls an `EnginePort` and listens as an `EngineListener`; neither knows whether
-the engine is in this process (tests) or behind a Unix socket. All calls happen on the front's event
-loop.
+later event. A front calls an `EnginePort` and listens as an `EnginePortListener`; neither knows
+whether the engine is in this process (tests) or behind a Unix socket. All calls happen on the
+front's event loop.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class EnginePort(Protocol):
         ...
 
 
-class EngineListener(Protocol):
+class EnginePortListener(Protocol):
     """A front as the engine sees it. Must not block; must not raise."""
 
     def on_hello(self, hello: EngineHello) -> None:

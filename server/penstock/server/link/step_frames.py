@@ -130,7 +130,9 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
             np.asarray(events.keys, np.int64),
             np.asarray(events.tokens, np.int32),
             None if events.logprobs is None else _Logprobs.of(events.logprobs),
-            tuple((key, at, _Logprobs.of(rows)) for key, at, rows in events.prompt_logprobs),
+            tuple([(key, at, _Logprobs.of(rows)) for key, at, rows in events.prompt_logprobs])
+            if events.prompt_logprobs
+            else (),
             tuple(map(_Change.of, events.changes)),
             tuple(map(_End.of, events.ends)),
         )
@@ -138,6 +140,7 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
     def value(self) -> StepEvents:
         """The events again. Raises ValueError where the columns do not fit each other."""
         num_tokens = len(self.keys)
+        prompts = self.prompt_logprobs
         logprobs = None if self.logprobs is None else self.logprobs.value()
         if len(self.tokens) != num_tokens:
             raise ValueError(f"{len(self.tokens)} tokens for {num_tokens} keys")
@@ -149,11 +152,11 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
             keys=self.keys,
             tokens=self.tokens,
             logprobs=logprobs,
-            prompt_logprobs=tuple(
-                (key, at, rows.value()) for key, at, rows in self.prompt_logprobs
-            ),
-            changes=tuple(change.value() for change in self.changes),
-            ends=tuple(end.value() for end in self.ends),
+            prompt_logprobs=tuple([(key, at, rows.value()) for key, at, rows in prompts])
+            if prompts
+            else (),
+            changes=tuple([change.value() for change in self.changes]) if self.changes else (),
+            ends=tuple([end.value() for end in self.ends]) if self.ends else (),
         )
 
 
@@ -173,9 +176,12 @@ def split_by_front(
         return moved.get(key, key >> FRONT_SHIFT)
 
     fronts: set[int] = set(np.unique(token_fronts).tolist())
-    fronts.update(front_of(change.key) for change in events.changes)
-    fronts.update(front_of(end.key) for end in events.ends)
-    fronts.update(front_of(key) for key, _, _ in events.prompt_logprobs)
+    for change in events.changes:
+        fronts.add(front_of(change.key))
+    for end in events.ends:
+        fronts.add(front_of(end.key))
+    for key, _, _ in events.prompt_logprobs:
+        fronts.add(front_of(key))
     if len(fronts) == 1:
         return [(fronts.pop(), events)]
     return [

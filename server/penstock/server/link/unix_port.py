@@ -36,7 +36,7 @@ from penstock.server.link.ports import (
     AttachCalls,
     AttachListener,
     DetachListener,
-    EngineListener,
+    EnginePortListener,
     EngineUnavailable,
 )
 from penstock.server.link.wire import LinkError
@@ -52,7 +52,7 @@ class UnixEnginePort:
 
     def __init__(self, path: Path, front_id: int) -> None:
         self._front_id = front_id
-        self._listener: EngineListener | None = None
+        self._listener: EnginePortListener | None = None
         self._link: PersistentConnection[Frame] = PersistentConnection(
             path,
             partial(
@@ -84,7 +84,7 @@ class UnixEnginePort:
         connection = self._link.current
         return 0 if connection is None else connection.num_unsent_bytes
 
-    async def start(self, listener: EngineListener) -> None:
+    async def start(self, listener: EnginePortListener) -> None:
         """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
         self._link.start()
         self._listener = listener

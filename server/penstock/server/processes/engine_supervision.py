@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.server.config import EngineLaunch, encode_launch, num_usable_cores
+from penstock.server.config import EngineLaunch, encode_launch
 from penstock.server.link.board import BoardView
 from penstock.server.link.quarantine import SuspectedRequest
 from penstock.server.observe.config import FlightConfig
@@ -24,6 +24,7 @@ from penstock.server.processes.hang_watch import HangWatch
 from penstock.server.processes.orphans import Orphans
 from penstock.server.processes.spawn_context import ENGINE_MODULE, SpawnContext, engine_environment
 from penstock.server.processes.supervised_process import SupervisedProcess
+from penstock.server.usable_cores import num_usable_cores
 
 log = logging.getLogger(__name__)
 _EXIT_S = 5.0

@@ -28,7 +28,7 @@ from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EngineListener
+from penstock.server.link.ports import EnginePortListener
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Heartbeat, HeartbeatTimer, Hello
@@ -247,7 +247,7 @@ class FrontWatch:
         self._timer = HeartbeatTimer(self._beat)
         self.recorder = RequestRecorder(self._exporter.offer)
 
-    def hearing(self, listener: EngineListener) -> EngineListener:
+    def hearing(self, listener: EnginePortListener) -> EnginePortListener:
         """`listener`, with a beat sent as soon as an engine connects or is lost."""
         return _EngineNews(listener, self._tell_now)
 
@@ -303,9 +303,9 @@ class FrontWatch:
 
 
 class _EngineNews:
-    """An `EngineListener` that wraps another; `tell` is called after each change."""
+    """An `EnginePortListener` that wraps another; `tell` is called after each change."""
 
-    def __init__(self, listener: EngineListener, tell: Callable[[], None]) -> None:
+    def __init__(self, listener: EnginePortListener, tell: Callable[[], None]) -> None:
         self._listener = listener
         self._tell = tell
 

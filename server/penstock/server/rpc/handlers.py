@@ -19,7 +19,7 @@ import random
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -65,14 +65,14 @@ and then it cancels.
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedCall:
     """The message of a call, and its caller as authenticated before the message was read."""
 
     data: bytes
     caller: Caller
 
 
-Arrived = Admitted | Refusal
+Arrived = AdmittedCall | Refusal
 """The message of a call, or the refusal of its caller."""
 
 
@@ -304,29 +304,29 @@ class HandlerWrapper:
         self._num_calls += 1
         self._idle.clear()
         try:
-            return await self._answer(method, call, context, account)
+            try:
+                return await call
+            except CallFailed as error:
+                refusal, request_id = error.refusal, error.request_id
+            except RequestError as error:
+                refusal, request_id = error.refusal, ""
+            except grpc.aio.AbortError:
+                raise
+            except grpc.aio.BaseError as error:
+                # A write in progress when the peer vanished raises this instead of being cancelled.
+                # There is no client left to report to, and it is not our error.
+                raise asyncio.CancelledError from error
+            except Exception as error:
+                refusal, request_id = self._bug_of(method, error, account), ""
+            return await self._abort(refusal, request_id, context, account)
         finally:
             self._num_active_calls -= 1
             if not self._num_active_calls:
                 self._idle.set()
 
-    async def _answer(
-        self, method: str, call: Awaitable[R], context: Context, account: RequestAccount | None
-    ) -> R:
-        try:
-            return await call
-        except CallFailed as error:
-            refusal, request_id = error.refusal, error.request_id
-        except RequestError as error:
-            refusal, request_id = error.refusal, ""
-        except grpc.aio.AbortError:
-            raise
-        except grpc.aio.BaseError as error:
-            # A write in progress when the peer vanished raises this instead of being cancelled.
-            # There is no client left to report to, and it is not our error.
-            raise asyncio.CancelledError from error
-        except Exception as error:
-            refusal, request_id = self._bug_of(method, error, account), ""
+    async def _abort(
+        self, refusal: Refusal, request_id: str, context: Context, account: RequestAccount | None
+    ) -> NoReturn:
         abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
         trailers = abort.trailers
         if account is not None:

@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.rpc.access_control import AccessControl, right_of
-from penstock.server.rpc.handlers import Admitted
+from penstock.server.rpc.handlers import AdmittedCall
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
 from penstock.server.rpc.reading_slots import ReadingSlots
@@ -313,7 +313,7 @@ async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
     await policy.calls.enter(context)
     try:
         message = await _message(context, policy, name)
-        call = behaviour(Admitted(message, caller) if policy.is_ours else message, context)
+        call = behaviour(AdmittedCall(message, caller) if policy.is_ours else message, context)
         del message  # see handlers.py
         return await call
     finally:

@@ -60,7 +60,7 @@ _MAX_SWEEP_INTERVAL_S = 1.0
 
 
 class FrontServer:
-    """A front with its gRPC server; an `EngineListener`. Lives on one running event loop.
+    """A front with its gRPC server; an `EnginePortListener`. Lives on one running event loop.
 
     Usually the link's client is built first (`port`), then this, then the client is started with
     this as its listener. `recorder` and `is_tracing`: see `Front`; every record is noted when
@@ -161,17 +161,17 @@ class FrontServer:
         return bound_port
 
     def on_hello(self, hello: EngineHello) -> None:
-        """See `EngineListener`."""
+        """See `EnginePortListener`."""
         self.front.on_hello(hello)
         self._generation.on_engine()
         self.health.set_serving(True)
 
     def on_events(self, events: StepEvents) -> None:
-        """See `EngineListener`."""
+        """See `EnginePortListener`."""
         self.front.on_events(events)
 
     def on_lost(self) -> None:
-        """See `EngineListener`."""
+        """See `EnginePortListener`."""
         self.health.set_serving(False)
         self.front.on_lost()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.scheduler.events import StepEvents
-from penstock.server.front.kept_requests import Results
+from penstock.server.front.kept_requests import KeptResults
 from penstock.server.link.frames import KeptRequest, ResumeSpec
 from penstock.server.link.step_frames import StepFrame
 
@@ -30,7 +30,7 @@ def result(
 
 
 def test_the_oldest_go_where_there_are_too_many_bytes() -> None:
-    results = Results(MAX_BYTES)
+    results = KeptResults(MAX_BYTES)
     for number in range(300):
         results.add(result(str(number)))
         assert results.num_bytes <= MAX_BYTES
@@ -42,7 +42,7 @@ def test_the_oldest_go_where_there_are_too_many_bytes() -> None:
 
 
 def test_the_tenant_that_has_most_gives_way() -> None:
-    results = Results(MAX_BYTES)
+    results = KeptResults(MAX_BYTES)
     results.add(result("small", tenant="small"))
     for number in range(300):
         results.add(result(str(number), tenant="large"))
@@ -51,7 +51,7 @@ def test_the_tenant_that_has_most_gives_way() -> None:
 
 
 def test_one_is_counted_once_and_forgotten_by_its_keys() -> None:
-    results = Results(MAX_BYTES)
+    results = KeptResults(MAX_BYTES)
     results.add(result("a", 50))
     num_bytes = results.num_bytes
     results.add(result("a", 2000))

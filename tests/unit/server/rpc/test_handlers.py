@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
-from penstock.server.rpc.handlers import Admitted, CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.handlers import AdmittedCall, CallFailed, Context, HandlerWrapper
 from penstock.server.rpc.statuses import Trailers
 from penstock.server.security.rights import ANONYMOUS
 
@@ -47,7 +47,7 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
 
     method: Any = wrapper.unary("Method", handler)
     with pytest.raises((grpc.aio.AbortError, asyncio.CancelledError)) as caught:
-        await method.unary_unary(Admitted(b"", ANONYMOUS), context)
+        await method.unary_unary(AdmittedCall(b"", ANONYMOUS), context)
     is_told = bool(context.aborts) and context.outcome is grpc.aio.AbortError
     assert isinstance(caught.value, grpc.aio.AbortError) is is_told
     await asyncio.wait_for(wrapper.wait_until_idle(), 60)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cpu.fused_model import FusedLayer, FusedModel
-from penstock.executor.torch.cpu.packed_linear import PackedLinear
-from penstock.executor.torch.cpu.step_threads import threads_for
+from penstock.executor.torch.cpu.step_threads import StepThreads
 from penstock.executor.torch.cpu_kernels.kernels import Kernels, LayerAttention
 from penstock.executor.torch.cpu_kernels.native import NativeKernels, NativeLayer
 from penstock.executor.torch.cpu_kernels.native_decoder import DecoderLayer, NativeDecoder
+from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.step_forward import Forwarded
@@ -50,13 +50,14 @@ class FusedForward:
             for index, weights in enumerate(model.layers)
         ]
         self._decoder = _native_decoder(model, kernels, self._layers)
+        self._threads = StepThreads(kernels.barrier_us)
 
     def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
         """See `StepForward`."""
         model, ends = self._model, np.cumsum(batch.num_tokens, dtype=np.int64)
         residual = model.embedding.index_select(0, self._input_ids(batch, ends))
         is_token_good: Tensor | None = None
-        with threads_for(*self._work(batch), self._kernels.barrier_us):
+        with self._threads.computing(*self._work(batch)):
             added, qkv = self._run_layers(residual)
             if len(residual) > len(batch.sampled_slots):
                 # Any invalid value of an earlier layer shows in the last layer's keys and values,

@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.executor.torch.cpu.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
+from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
 from penstock.executor.torch.load_progress import LoadProgress
 from penstock.executor.torch.module_tree import DecoderTree, LayerTree
-from penstock.executor.torch.prepacked_linear import PrepackedLinear, can_prepack
+from penstock.executor.torch.prepacked_linear import (
+    PrepackedLinear,
+    can_prepack,
+    freed,
+    uses_own_bf16,
+)
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 
 Linear = Callable[[Tensor], Tensor]
@@ -134,9 +139,9 @@ def num_packed_bytes(model: FusedModel) -> int:
 
 
 def _release(layer: LayerTree) -> None:
-    """Free what only the modules would read; shapes and dtypes stay readable."""
+    """Free what only the modules would read."""
     for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
-        linear.weight.data = linear.weight.data.new_zeros(1).expand(linear.weight.shape)
+        linear.weight.data = freed(linear.weight.detach())
 
 
 def _layer(layer: LayerWeights) -> FusedLayer:
@@ -157,7 +162,7 @@ def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable
     """How the products of a model of `dtype` are computed."""
     if is_int8:
         return partial(_pack, kernels, torch.int8)
-    if dtype == torch.bfloat16 and kernels.has_fast_bf16_linear:
+    if dtype == torch.bfloat16 and uses_own_bf16(kernels):
         return partial(_pack, kernels, torch.bfloat16)
     if dtype == torch.bfloat16 and can_prepack():
         return _prepack

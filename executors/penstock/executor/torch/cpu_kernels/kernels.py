@@ -94,9 +94,8 @@ class Kernels(Protocol):
         """gate_up [T, 2 F]: out [T, F] = silu(first half) * second half."""
         ...
 
-    @property
     def barrier_us(self) -> float:
-        """Microseconds of a barrier between two operators, measured when loaded: one
+        """Microseconds of a barrier between two operators, measured now over some tens of them: one
         or two on dedicated cores, many where other processes compute too."""
         ...
 

@@ -20,6 +20,12 @@ MAX_INPUTS = 1 << 16
 """With more inputs a sum of 8-bit products could exceed 32 bits."""
 
 
+def can_pack(num_inputs: int, dtype: torch.dtype) -> bool:
+    """Whether a matrix of so many inputs has a packed form."""
+    group = _GROUP_BYTES // dtype.itemsize
+    return num_inputs <= MAX_INPUTS and (dtype is torch.int8 or num_inputs % group == 0)
+
+
 class _CMatrix(ctypes.Structure):
     """`PackedMatrix` of packed_linear.c."""
 
@@ -47,7 +53,7 @@ class PackedMatrix:
         self.dtype = dtype
         group = _GROUP_BYTES // dtype.itemsize
         is_int8 = dtype is torch.int8
-        if self.num_inputs > MAX_INPUTS or (not is_int8 and self.num_inputs % group):
+        if not can_pack(self.num_inputs, dtype):
             raise ValueError(f"{self.num_inputs} inputs of a matrix packed in {dtype}")
         num_panels, num_groups = -(-self.num_outputs // _PANEL), -(-self.num_inputs // group)
         num_columns = num_panels * _PANEL

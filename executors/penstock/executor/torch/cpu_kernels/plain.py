@@ -20,7 +20,10 @@ class PlainKernels:
     is_native = False
     instructions = "none"
     has_fast_bf16_linear = False
-    barrier_us = 0.0
+
+    def barrier_us(self) -> float:
+        """See `Kernels`."""
+        return 0.0
 
     def layer(
         self,

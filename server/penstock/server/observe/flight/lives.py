@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Wait:
+class QueueInterval:
     """An interval in the queue. `end_s` infinite: it still waits."""
 
     start_s: float
@@ -53,7 +53,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class PrefillChunk:
     """A prefill chunk computed by a step that was launched at `at_s`."""
 
     step: int
@@ -73,7 +73,7 @@ class SlotStay:
     end_s: float = inf
     is_cut: bool = False
     first_token_s: float = np.nan
-    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    chunks: list[PrefillChunk] = field(default_factory=list[PrefillChunk])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class Life:
 
     key: int
     asked: Asked | None
-    waits: list[Wait] = field(default_factory=list[Wait])
+    waits: list[QueueInterval] = field(default_factory=list[QueueInterval])
     stays: list[SlotStay] = field(default_factory=list[SlotStay])
     end: EventKind | None = None
     reason: int = 0
@@ -164,7 +164,7 @@ def _add(
 ) -> None:
     match kind:
         case EventKind.QUEUED:
-            life.waits.append(Wait(start_s=at_s, num_ahead=count))
+            life.waits.append(QueueInterval(start_s=at_s, num_ahead=count))
         case EventKind.ADMITTED:
             _end_wait(life, at_s)
             life.stays.append(SlotStay(slot=slot, start_s=at_s))
@@ -173,13 +173,13 @@ def _add(
         case EventKind.PREFIX_FOUND:
             life.num_cached_tokens = count
         case EventKind.CHUNK:
-            chunk = Chunk(step=step, at_s=at_s, num_tokens=count)
+            chunk = PrefillChunk(step=step, at_s=at_s, num_tokens=count)
             _stay(life, slot, at_s, start_s).chunks.append(chunk)
         case EventKind.FIRST_TOKEN:
             _stay(life, slot, at_s, start_s).first_token_s = at_s
         case EventKind.PREEMPTED:
             _stay(life, slot, at_s, start_s).end_s = at_s
-            life.waits.append(Wait(start_s=at_s))
+            life.waits.append(QueueInterval(start_s=at_s))
             life.num_preemptions += 1
             life.num_output_tokens = count
         case EventKind.FINISHED | EventKind.FAILED:

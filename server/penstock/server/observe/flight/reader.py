@@ -56,7 +56,7 @@ _MAX_PARTIAL_AGE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchRecord:
     """A step launched at `at_s`; counts of its rows, and tokens of its prefill rows."""
 
     step: int
@@ -79,7 +79,7 @@ class Recording:
     steps: NDArray[Any]
     events: NDArray[Any]
     requests: NDArray[Any]
-    last_launch: Launch | None
+    last_launch: LaunchRecord | None
     copied_s: float
 
 
@@ -224,13 +224,13 @@ class FlightReader:
         oldest = min(max(first, self._totals[ring] - size + 1), num)
         return taken[oldest - first :], oldest, num
 
-    def _last_launch(self) -> Launch | None:
+    def _last_launch(self) -> LaunchRecord | None:
         step, at_s, num_decodes, num_rows, num_tokens = LAUNCH.unpack_from(
             self._view, LAUNCH_OFFSET
         )
         if not at_s:
             return None
-        return Launch(
+        return LaunchRecord(
             step=step,
             at_s=at_s,
             num_decodes=num_decodes,

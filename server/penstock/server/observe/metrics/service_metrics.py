@@ -32,14 +32,14 @@ Processes = Callable[[], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class UsageSample:
     """CPU time used so far, and resident memory."""
 
     cpu_s: float
     resident_bytes: int
 
 
-def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
+def usage_of(pid: int, proc: Path = Path("/proc")) -> UsageSample | None:
     """Usage of a process; None if unknown."""
     try:
         stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
@@ -50,7 +50,7 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> Usage | None:
     if len(fields) < 22:
         return None
     ticks = int(fields[11]) + int(fields[12])
-    return Usage(
+    return UsageSample(
         cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
         resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
     )

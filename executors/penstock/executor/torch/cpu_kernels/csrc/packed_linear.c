@@ -18,6 +18,7 @@ enum {
   TILE_BYTES = 64, /* of a tile's row */
 #else
   WIDE = LANES == 16 ? 4 : 2, /* vectors of columns that the inner loop takes at once */
+  WIDE_OF_ONE = 4, /* of one row, whose sums would else wait for each other */
   HEIGHT = LANES == 16 ? 6 : 3,
 #endif
   AHEAD = 4096, /* bytes of a panel to ask for: memory is slower than the products of few rows */
@@ -177,11 +178,11 @@ INLINE ivec dot_groups(ivec sum, const char *x, const char *weights, bool is_int
 #endif
 }
 
-/* to [num_rows, PANEL]: sums of WIDE vectors of columns from `first` on. */
+/* to [num_rows, PANEL]: sums of `wide` vectors of columns from `first` on. */
 INLINE void sum_block(const PackedMatrix *matrix, int64_t panel, int first, Inputs x, int32_t *to,
-                      const int num_rows, bool is_int8) {
-  ivec sums[HEIGHT][WIDE];
-  for (int j = 0; j < WIDE; j++) {
+                      const int num_rows, const int wide, bool is_int8) {
+  ivec sums[HEIGHT][WIDE_OF_ONE];
+  for (int j = 0; j < wide; j++) {
     ivec start = {0};
     if (is_int8)
       memcpy(&start, matrix->offsets + panel * PANEL + first + j * LANES, sizeof start);
@@ -192,39 +193,41 @@ INLINE void sum_block(const PackedMatrix *matrix, int64_t panel, int first, Inpu
   for (int64_t k = 0; k < matrix->depth; k += GROUP, weights += PANEL * GROUP) {
     __builtin_prefetch(weights + AHEAD, 0, 3);
 #pragma GCC unroll 4
-    for (int j = 0; j < WIDE; j++)
+    for (int j = 0; j < wide; j++)
 #pragma GCC unroll 6
       for (int i = 0; i < num_rows; i++)
         sums[i][j] =
             dot_groups(sums[i][j], x.at + i * x.stride + k, weights + j * LANES * GROUP, is_int8);
   }
   for (int i = 0; i < num_rows; i++)
-    for (int j = 0; j < WIDE; j++)
+    for (int j = 0; j < wide; j++)
       memcpy(to + i * PANEL + first + j * LANES, &sums[i][j], sizeof(ivec));
 }
 
 INLINE void sum_panel(const PackedMatrix *matrix, int64_t panel, Inputs x, int32_t *to,
                       int64_t num_rows, bool is_int8) {
+  if (num_rows == 1) {
+    for (int first = 0; first < PANEL; first += WIDE_OF_ONE * LANES)
+      sum_block(matrix, panel, first, x, to, 1, WIDE_OF_ONE, is_int8);
+    return;
+  }
   for (int first = 0; first < PANEL; first += WIDE * LANES)
     switch (num_rows) {
-    case 1:
-      sum_block(matrix, panel, first, x, to, 1, is_int8);
-      break;
     case 2:
-      sum_block(matrix, panel, first, x, to, 2, is_int8);
+      sum_block(matrix, panel, first, x, to, 2, WIDE, is_int8);
       break;
     case 3:
-      sum_block(matrix, panel, first, x, to, 3, is_int8);
+      sum_block(matrix, panel, first, x, to, 3, WIDE, is_int8);
       break;
 #if LANES == 16
     case 4:
-      sum_block(matrix, panel, first, x, to, 4, is_int8);
+      sum_block(matrix, panel, first, x, to, 4, WIDE, is_int8);
       break;
     case 5:
-      sum_block(matrix, panel, first, x, to, 5, is_int8);
+      sum_block(matrix, panel, first, x, to, 5, WIDE, is_int8);
       break;
     case 6:
-      sum_block(matrix, panel, first, x, to, 6, is_int8);
+      sum_block(matrix, panel, first, x, to, 6, WIDE, is_int8);
       break;
 #endif
     }

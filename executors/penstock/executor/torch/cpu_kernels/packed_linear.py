@@ -6,6 +6,9 @@ from torch import Tensor
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 
+_MATRIX = 2
+"""Dimensions."""
+
 
 class PackedLinear:
     """x @ weight^T + bias, of weights in `dtype`; the unpacked weight is not kept."""
@@ -22,7 +25,8 @@ class PackedLinear:
         return self.matrix.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in]; returns [rows, out]."""
-        out = x.new_empty((len(x), self.matrix.num_outputs))
-        self._multiply(x, self.matrix, out)
+        """x [..., in]; returns [..., out]."""
+        out = x.new_empty((*x.shape[:-1], self.matrix.num_outputs))
+        rows, to = (x, out) if x.dim() == _MATRIX else (x.flatten(0, -2), out.flatten(0, -2))
+        self._multiply(rows, self.matrix, to)
         return out

@@ -1,0 +1,131 @@
+"""vLLM's gRPC server on the CPU, under the same streams as `cpu_served.py` reads from Penstock.
+
+Run by vLLM's interpreter, which has its protocol, it is a client process of `served_model.py`:
+
+vllm_service.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Generator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from usage import tell_usage
+
+CLIENT = __file__
+"""The program of a client process."""
+_START_LIMIT_S = 240.0
+_TEMPERATURE = 1.0  # as in served_model.py, which needs Penstock
+
+
+class VllmService:
+    """Its server, stopped but for its runs: idle it uses the cores too."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self._process = process
+        self.address = address
+
+    @contextlib.contextmanager
+    def running(self) -> Generator[None]:
+        """It computes inside."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+
+@contextlib.asynccontextmanager
+async def vllm_service(
+    python: str, model: Path, *, num_cores: int, max_num_seqs: int, max_length: int, budget: int
+) -> AsyncGenerator[VllmService]:
+    """It serves `model` on the first cores; `budget`: tokens of a step."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    settings = {
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_cores - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--grpc"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
+        *("--max-model-len", str(max_length), "--max-num-seqs", str(max_num_seqs)),
+        *("--max-num-batched-tokens", str(budget), "--no-enable-prefix-caching"),
+        env={**os.environ, **settings},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            await asyncio.wait_for(channel.channel_ready(), _START_LIMIT_S)
+        os.killpg(process.pid, signal.SIGSTOP)
+        yield VllmService(process, address)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _read(arguments: list[str]) -> dict[str, list[float]]:
+    """Streams that start together; seconds."""
+    address, *numbers, start_at = arguments
+    num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)
+    messages: Any = import_module("smg_grpc_proto.vllm_engine_pb2")
+    calls: Any = import_module("smg_grpc_proto.vllm_engine_pb2_grpc")
+    source = random.Random(seed)
+    found: dict[str, list[float]] = {"ttft": [], "itl": [], "num_tokens": [0], "elapsed_s": []}
+    async with grpc.aio.insecure_channel(address) as channel:
+        await channel.channel_ready()
+        engine = calls.VllmEngineStub(channel)
+        requests = [
+            messages.GenerateRequest(
+                request_id=f"{seed}-{index}",
+                tokenized=messages.TokenizedInput(
+                    input_ids=[source.randrange(3, vocab_size) for _ in range(num_prompt)]
+                ),
+                sampling_params=messages.SamplingParams(
+                    temperature=_TEMPERATURE, top_p=1.0, max_tokens=num_new, ignore_eos=True, n=1
+                ),
+                stream=True,
+            )
+            for index in range(num_streams)
+        ]
+        await asyncio.sleep(max(0.0, float(start_at) - time.time()))
+        start_s = time.perf_counter()
+
+        async def read(request: Any) -> None:
+            last_s, times = time.perf_counter(), found["ttft"]
+            async for answer in engine.Generate(request):
+                if answer.HasField("chunk") and answer.chunk.token_ids:
+                    now_s = time.perf_counter()
+                    times.append(now_s - last_s)
+                    found["num_tokens"][0] += len(answer.chunk.token_ids)
+                    last_s, times = now_s, found["itl"]
+
+        await asyncio.gather(*map(read, requests))
+        found["elapsed_s"].append(time.perf_counter() - start_s)
+    return found
+
+
+if __name__ == "__main__":
+    tell_usage(__doc__, num_arguments=7)
+    print(json.dumps(asyncio.run(_read(sys.argv[1:]))))
