@@ -124,6 +124,22 @@ def test_each_output_of_a_request_counts() -> None:
     assert refusal(engine, make_spec(5, 4)) is None
 
 
+def test_two_outputs_do_not_fit_where_one_more_may_live() -> None:
+    engine, _ = engine_with(TenantQuota(max_num_live=2))
+    engine.submit((make_spec(1, 4),))
+    leader = make_spec(2, 4, request_id="r")
+    other = make_spec(3, leader.prompt_ids.tolist(), request_id="r", leader_key=2)
+
+    engine.submit((leader, replace(other, output_index=1)))
+
+    ends = [end for events in run_until_idle(engine) for end in events.ends]
+    ends = [end for end in ends if isinstance(end, Failed)]
+    assert [(end.key, end.reason) for end in ends] == [
+        (2, FailureReason.TENANT_OVER_QUOTA),
+        (3, FailureReason.TENANT_OVER_QUOTA),
+    ]
+
+
 def test_who_is_refused_for_another_reason_pays_nothing() -> None:
     engine, _ = engine_with(TenantQuota(max_requests_per_minute=1))
     too_long = refusal(engine, make_spec(1, 60, max_tokens=60))
