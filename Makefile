@@ -54,7 +54,7 @@ TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/int
 # process, for a debugger.
 WORKERS ?= auto
 SERVED_WORKERS ?= 2
-SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
+SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support tests/__pycache__,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc
 VENV := .venv
