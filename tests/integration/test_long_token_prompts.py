@@ -1,8 +1,7 @@
-"""Prompts of very many token ids are converted on a thread, and refused before it by their number."""
+"""Prompts of very many token ids: converted on a thread, refused before it by their number."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from penstock.server.rpc.mapping_in import prompt
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, ServedFront, rich_error
-from support.multiplex import submit
 
 MANY = 100
 """More ids than this take long here."""
@@ -52,11 +50,13 @@ def request(ids: list[int]) -> pb.GenerateRequest:
     return message
 
 
+def submit(key: int, message: pb.GenerateRequest) -> pb.MultiplexRequest:
+    return pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=key, generation=message))
+
+
 async def refusal(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async with asyncio.timeout(PATIENCE_S):
-            async for _ in served.stub.Generate(message):
-                pass
+        await served.stub.Generate(message, timeout=PATIENCE_S).read()
     return caught.value
 
 
@@ -74,7 +74,7 @@ async def test_long_ones_are_converted_on_a_thread(
             call = stub.GenerateOnce(pb.GenerateOnceRequest(generation=message))
         case _:
             call = stub.Multiplex()
-            await call.write(submit(1, edit=lambda made: made.CopyFrom(message)))
+            await call.write(submit(1, message))
     (spec,) = await served.port.next_submission()
     assert spec.prompt_ids.dtype == "int32"
     assert spec.prompt_ids.tolist() == ids
@@ -113,8 +113,7 @@ async def test_others_of_a_stream_do_not_wait_for_a_conversion(
     call = served.stub.Multiplex()
     try:
         for key, num_ids in ((1, 200), (2, 3)):
-            message = request([72] * num_ids)
-            await call.write(submit(key, edit=lambda made, sent=message: made.CopyFrom(sent)))
+            await call.write(submit(key, request([72] * num_ids)))
         (spec,) = await served.port.next_submission()
         assert len(spec.prompt_ids) == 3
     finally:
