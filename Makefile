@@ -54,7 +54,7 @@ TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/int
 # process, for a debugger.
 WORKERS ?= auto
 SERVED_WORKERS ?= 2
-SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
+SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support tests/__pycache__,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc
 VENV := .venv
@@ -97,9 +97,9 @@ $(PROTOS_READY): protos/requirements.txt
 # What the demo needs, without the tools of development.
 $(DEMO_READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
-	@echo "Installing into $(VENV): 260 MB to fetch with the CPU's build of torch, several GB with that for CUDA."
+	@echo "Installing into $(VENV): 260 MB to fetch with the CPU's build of torch, several GB with that for CUDA; a C compiler then takes up to two minutes for the CPU kernels."
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip --disable-pip-version-check install "$(TORCH)" --editable ".[torch]"
+	$(BIN)/python -m pip --disable-pip-version-check install "$(TORCH)" --editable ".[torch,bench,top]"
 	@touch $@
 
 demo: $(or $(wildcard $(READY)),$(DEMO_READY))

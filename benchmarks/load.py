@@ -124,7 +124,7 @@ async def closed_loop(
 
 def sending(client: Client, **options: Any) -> Callable[[Ask], Awaitable[Seen]]:
     """Sends over `client`; `options` of every generation."""
-    given = {"ignore_eos": True, "temperature": 0.0, **options}
+    given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0, **options}
 
     async def send(ask: Ask) -> Seen:
         named: dict[str, Any] = {"request_id": ask.name} if ask.name else {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from load import Ask, open_loop, sending
 from penstock.client import Client
@@ -109,7 +109,13 @@ async def run_wave(
     )
 
 
-def wave_of(*, ttft: ArrayLike, itl: ArrayLike, num_tokens: float, elapsed_s: float) -> Wave:
+def wave_of(
+    *,
+    ttft: NDArray[np.float64] | list[float],
+    itl: NDArray[np.float64] | list[float],
+    num_tokens: float,
+    elapsed_s: float,
+) -> Wave:
     """From the times of all streams, seconds."""
     return Wave(
         tokens_per_s=num_tokens / elapsed_s,

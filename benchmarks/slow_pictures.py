@@ -29,7 +29,7 @@ from typing import Any
 import picture_timeline
 from load import Ask, Seen, open_loop, sending
 from penstock.client import NO_RETRY, ChannelConfig, Client, PenstockError, SyncOperationsClient
-from penstock.server.cli.top_view import Board
+from penstock.server.cli.top_board import Board
 from services import Service, service
 from slow_cases import Case, cases
 from slow_site import Prometheus, Told, block, with_told

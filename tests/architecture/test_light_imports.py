@@ -47,3 +47,26 @@ def test_package_loads_nothing_heavy(package: str, unwanted: set[str]) -> None:
     ).stdout
 
     assert json.loads(loaded) == []
+
+
+def test_the_program_of_a_client_alone_needs_no_package_of_an_extra() -> None:
+    absent = SERVER | HEAVY | {"grpc_channelz", "grpc_reflection", "msgspec", "rich", "uvloop"}
+    program = (
+        "import json, sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in json.loads(sys.argv[1]):\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from penstock.tools.command_line import main\n"
+        "sys.exit(main(['--version']))"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(sorted(absent))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -55,9 +55,12 @@ async def outcome(
 
 
 def padding(num_bytes: int) -> bytes:
-    """A message of that size, of fields that nobody knows."""
-    odd = num_bytes % 2
-    return b"\x78\x80\x01" * odd + b"\x78\x01" * ((num_bytes - 3 * odd) // 2)
+    """A message of that size, of one field that nobody knows."""
+    length = num_bytes - 5  # one byte of the tag, four of the length
+    varint = bytes(
+        [length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21]
+    )
+    return b"\x7a" + varint + bytes(length)
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from penstock.client import LiveRequest, RequestPhase, ServerStats
 from penstock.client.operations_decoding import decode_live_request, decode_stats
-from penstock.server.cli.top_view import SORT_KEYS, Board, frame_of
+from penstock.server.cli.top_board import SORT_KEYS, Board
+from penstock.server.cli.top_view import frame_of
 from penstock.server.observe.operations.snapshot import CacheSnapshot, Snapshot
 from penstock.server.rpc.mapping_operations import live_request_of, stats_of
 from support.operations_house import MODEL, SNAPSHOT, request_view, waiting_view

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.server.processes.spawn_context import ENGINE_MODULE
-
 _READY = re.compile(r"^penstock ready on (\S+) ")
 _STOP_S = 15.0
 _KILL_S = 5.0
@@ -92,6 +90,9 @@ class OwnService:
 
     def engine_pid(self) -> int | None:
         """The current engine process; None if there is none. Reads /proc (Linux)."""
+        # Late: the commands of a client alone import this module, and have none of the server.
+        from penstock.server.processes.spawn_context import ENGINE_MODULE
+
         pid = None if self._process is None else self._process.pid
         with contextlib.suppress(OSError):
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")

@@ -1,6 +1,6 @@
 """`penstock top`: a live view of a service, from its operations port.
 
-Owns the command, its keys and its refresh. `top_view.py` draws it.
+Owns the command, its keys and its refresh. `top_view.py` draws what `top_board.py` holds.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from penstock.server.cli.connection import (
 )
 from penstock.server.cli.connection_options import add_connection_options, client_options
 from penstock.server.cli.report import plain
-from penstock.server.cli.top_view import MAX_REQUESTS, SORT_KEYS, Board
+from penstock.server.cli.top_board import MAX_REQUESTS, SORT_KEYS, Board
 
 if TYPE_CHECKING:
     from rich.console import Console

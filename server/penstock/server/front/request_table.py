@@ -5,6 +5,7 @@ the only place where a request leaves.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from penstock.server.front.errors import ErrorReason, refuse
@@ -15,7 +16,9 @@ _NUM_COUNTER_BITS = 32
 
 
 class RequestTable:
-    """Live requests of one front. `max_live_requests` bounds them.
+    """Live requests of one front. `max_live_requests` bounds them, of which no tenant has the last
+    eighth (rounded down): a request that ended at the engine and is not yet read counts against no
+    quota, but it is here until it is read or its reader counts as stalled.
 
     `find_output`: the output of a key, of a live request.
     """
@@ -27,7 +30,9 @@ class RequestTable:
         self.find_output: Callable[[int], OwnOutput | None] = self._by_key.get
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
+        self._num_of_tenant: Counter[str] = Counter()
         self._max_live_requests = max_live_requests
+        self._max_of_tenant = max_live_requests - max_live_requests // 8
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -57,12 +62,16 @@ class RequestTable:
         return tuple(keys)
 
     def add(self, request: LiveRequest) -> None:
-        """Reserve the id. Raises RequestError when it is in use or the front is full."""
-        if (request.tenant, request.request_id) in self._by_id:
+        """Reserve the id. Raises RequestError when it is in use, or the front or the tenant's part
+        of it is full."""
+        tenant = request.tenant
+        if (tenant, request.request_id) in self._by_id:
             raise refuse(ErrorReason.REQUEST_ID_IN_USE)
-        if len(self._by_id) >= self._max_live_requests:
+        is_full = len(self._by_id) >= self._max_live_requests
+        if is_full or self._num_of_tenant[tenant] >= self._max_of_tenant:
             raise refuse(ErrorReason.QUEUE_FULL)
-        self._by_id[request.tenant, request.request_id] = request
+        self._num_of_tenant[tenant] += 1
+        self._by_id[tenant, request.request_id] = request
         self._empty.clear()
 
     def add_outputs(self, request: LiveRequest) -> None:
@@ -92,6 +101,9 @@ class RequestTable:
         """Remove the request and its outputs. Idempotent."""
         if self.get(request.request_id, request.tenant) is request:
             del self._by_id[request.tenant, request.request_id]
+            self._num_of_tenant[request.tenant] -= 1
+            if not self._num_of_tenant[request.tenant]:
+                del self._num_of_tenant[request.tenant]
         self.remove_outputs(request)
         if not self._by_id:
             self._empty.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
 import numpy as np
@@ -17,6 +18,7 @@ from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.events import Accepted, Finished
 from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation, Sampling, TextInput
+from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
@@ -202,6 +204,28 @@ async def test_keys_carry_the_front_and_skip_live_ones() -> None:
     assert [key >> 32 for key in first] == [3, 3]
     assert len({*first, *table.new_keys(2)}) == 4
     assert all(0 < key < 2**63 for key in RequestTable(2**31 - 1, 1).new_keys(3))
+
+
+def test_one_tenant_leaves_room_for_others() -> None:
+    table = RequestTable(front_id=1, max_live_requests=16)
+
+    def add(tenant: str, number: int) -> LiveRequest:
+        request = LiveRequest(
+            f"{tenant}-{number}", dataclasses.replace(GENERATION, tenant=tenant), 0
+        )
+        table.add(request)
+        return request
+
+    held = [add("hog", number) for number in range(14)]
+    with pytest.raises(RequestError) as caught:
+        add("hog", 14)
+    assert caught.value.reason is ErrorReason.QUEUE_FULL
+    add("quiet", 0)
+    table.remove(held.pop())
+    add("hog", 15)
+    add("quiet", 1)
+    with pytest.raises(RequestError):
+        add("other", 0)
 
 
 @pytest.mark.parametrize(
