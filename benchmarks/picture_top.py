@@ -11,7 +11,8 @@ import re
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from penstock.server.cli.top_view import Board, frame_of
+from penstock.server.cli.top_board import Board
+from penstock.server.cli.top_view import frame_of
 from picture_svg import MONO
 
 COLUMNS = 112

@@ -53,6 +53,9 @@ _WORDS = "To be or not to be, that is the question. "
 _MIB = (_WORDS * 30_000)[: 1 << 20]
 _MB = _MIB[:1_000_000]
 _SHORT = _WORDS * 24
+_NUM_POSITIONS = 1 << 20
+_NUM_IDS = _NUM_POSITIONS - 1
+"""The longest prompt that leaves room for a token."""
 _TENANT_KEY = "x-tenant"
 _CALL_S = 120.0
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
@@ -78,10 +81,9 @@ def options_of(model: Path, num_positions: int) -> tuple[str, ...]:
 
 async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
     """By what came in: the longest stop of the front's loop in ms, and how it was answered."""
-    num_positions = 1 << 20
-    model = model_of(folder, num_positions)
+    model = model_of(folder, _NUM_POSITIONS)
     found: dict[str, dict[str, Any]] = {}
-    with service(*options_of(model, num_positions)) as serving:
+    with service(*options_of(model, _NUM_POSITIONS)) as serving:
         reader = TickReader(ticks, serving.until_up("front", 1).pid)
         async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
             await generate(channel, GenerateRequest(), _SHORT)
@@ -111,6 +113,14 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
 
     async def served() -> str:
         return await generate(channel, GenerateRequest(), _MIB)
+
+    async def listed(num_tokens: int = _NUM_IDS) -> str:
+        message = GenerateRequest()
+        message.token_prompt.ids.extend([200] * num_tokens)
+        return await generate(channel, message)
+
+    async def listed_over() -> str:
+        return await listed(_NUM_IDS + 1)
 
     async def chat() -> str:
         message = GenerateRequest()
@@ -149,6 +159,8 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
         "nothing": nothing,
         "a prompt of 1 MiB, served": served,
         **told_again(channel),
+        "a prompt of 1 Mi token ids, served": listed,
+        "a prompt of 1 Mi token ids, refused": listed_over,
         "a chat of 1 MiB": chat,
         "Tokenize, 1 MiB": tokenized,
         "Detokenize, 256 Ki tokens": detokenized,

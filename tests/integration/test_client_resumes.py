@@ -23,9 +23,11 @@ from penstock.client import (
     Tokens,
     Unavailable,
 )
+from penstock.client.stream_reader import StreamReader
 from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
 from support.cut_relay import CutRelay, cut_relay
-from support.resumed import another_front
+from support.resumed import another_front, resumable
 from support.stepped_service import SteppedService, stepped
 
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
@@ -105,6 +107,22 @@ async def test_a_stream_outlives_its_connections(
     assert told(events) == told(whole)
     sequences = [event.sequence for event in events]
     assert sequences == list(range(len(events)))
+
+
+async def test_a_finish_whose_status_was_lost_is_read_again(service: SteppedService) -> None:
+    whole = await whole_stream(service)
+    reader = StreamReader()
+    for response in whole:
+        reader.receive(response)
+    point = reader.go_on()
+    assert point.next_sequence == whole[-1].sequence
+    async for resumed in service.stub.Resume(point.message()):
+        reader.receive(resumed.response)
+    assert reader.end().outputs[0].num_completion_tokens == 20
+
+
+async def whole_stream(service: SteppedService) -> list[pb.GenerateResponse]:
+    return [response async for response in service.stub.Generate(resumable(20))]
 
 
 async def test_it_goes_on_where_another_front_answers(

@@ -16,6 +16,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.server import FrontServer
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.fronts import PATIENCE_S
 from support.stepped_service import SteppedService, request
 
 
@@ -70,14 +71,19 @@ async def until_read(service: SteppedService, reading: asyncio.Future[Any]) -> A
 
 
 async def read_some(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """So many messages of a call, while the engine runs."""
-
-    async def read() -> list[Any]:
-        messages = aiter(call)
-        return [await anext(messages) for _ in range(num_messages)]
-
-    messages: list[Any] = await until_read(service, asyncio.ensure_future(read()))
-    return messages
+    """So many messages of a call, while the engine runs: no further than it is read, because tokens
+    that wait for their reader share a message."""
+    messages = aiter(call)
+    read: list[Any] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(read) < num_messages:
+            reading = asyncio.ensure_future(anext(messages))
+            while not reading.done():
+                service.step()
+                # Not every step has a message: a while without one is no fault.
+                await asyncio.wait({reading}, timeout=0.05)
+            read.append(await reading)
+    return read
 
 
 @contextlib.asynccontextmanager

@@ -41,6 +41,13 @@ class StreamReader:
             received_token_counts=counts,
         )
 
+    def go_on(self) -> ResumePoint:
+        """Where the next attempt continues: a `finished` whose status was lost is read again."""
+        if self._finished is not None:
+            self._finished = None
+            self._next_sequence -= 1
+        return self.point
+
     def receive(self, response: pb.GenerateResponse) -> Event | None:
         """Take the next message; the event to deliver now, None for none.
 

@@ -4,6 +4,7 @@ Every value here is within the published bounds; `submission.py` checks what dep
 of prompt tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,6 +37,24 @@ class TokenInput:
         return hash(len(self.ids))
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class LongTokenInput:
+    """Token ids that take too long to convert on the event loop.
+
+    `convert` returns int32 [num_tokens], or raises RequestError where one is not within the
+    vocabulary.
+    """
+
+    num_tokens: int
+    convert: Callable[[], NDArray[np.int32]] = field(repr=False)
+
+    def read(self) -> NDArray[np.int32]:
+        """The converted ids. What they were converted from is released."""
+        ids = self.convert()
+        self.convert = lambda: ids
+        return ids
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
     """A chat for the model's chat template; `window_tokens` bounds what is kept of it."""
@@ -46,7 +65,7 @@ class ChatInput:
     data: TemplateData = NO_DATA
 
 
-PromptInput = TextInput | TokenInput | ChatInput
+PromptInput = TextInput | TokenInput | LongTokenInput | ChatInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

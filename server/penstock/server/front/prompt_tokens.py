@@ -28,9 +28,21 @@ from penstock.server.front.errors import (
     refuse_feature,
     refuse_field,
 )
-from penstock.server.front.generation import ChatInput, Generation, TextInput, TokenInput
+from penstock.server.front.generation import (
+    ChatInput,
+    Generation,
+    LongTokenInput,
+    PromptInput,
+    TextInput,
+    TokenInput,
+)
 from penstock.server.front.limits import Limits
-from penstock.server.front.submission import TokenisedPrompt, hash_prompt, refuse_prompt
+from penstock.server.front.submission import (
+    TokenisedPrompt,
+    check_prompt_fits,
+    hash_prompt,
+    refuse_prompt,
+)
 from penstock.server.text.errors import (
     BadTemplateArgument,
     ChatTemplateMissing,
@@ -197,7 +209,7 @@ class Prompts:
 
     async def encode(
         self,
-        prompt: TextInput | TokenInput | ChatInput,
+        prompt: PromptInput,
         path: str,
         limits: Limits,
         *,
@@ -213,6 +225,9 @@ class Prompts:
         """
         if isinstance(prompt, TokenInput):
             return EncodedPrompt(ids=np.array(prompt.ids, dtype=np.int32))
+        if isinstance(prompt, LongTokenInput):
+            ids = await self.on_thread(prompt.read, num_bytes=prompt.num_tokens, tenant=tenant)
+            return EncodedPrompt(ids=ids)
         least = self._least(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
         if least > limits.max_context_prompt_tokens and not is_window:
@@ -247,6 +262,9 @@ class Prompts:
 
         Raises RequestError.
         """
+        if isinstance(generation.prompt, LongTokenInput):
+            # Refused by the count alone, before the ids are converted.
+            check_prompt_fits(generation, generation.prompt.num_tokens, limits)
         encoded = await self.encode(
             generation.prompt,
             generation.prompt_path,

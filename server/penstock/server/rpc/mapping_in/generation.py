@@ -180,8 +180,8 @@ def _read_prompt(
         case "text_prompt":
             return read_text(request.text_prompt, limits, violations), TEXT_PATH
         case "token_prompt":
-            ids = read_token_ids(request.token_prompt.ids, TOKENS_PATH, limits, violations)
-            return TokenInput(ids=ids), TOKENS_PATH
+            ids = request.token_prompt.ids
+            return read_token_ids(ids, TOKENS_PATH, limits, violations), TOKENS_PATH
         case "chat_prompt":
             return read_chat(request.chat_prompt, limits, violations), CHAT_PATH
         case _:
