@@ -114,7 +114,7 @@ async def test_a_finish_whose_status_was_lost_is_read_again(service: SteppedServ
     reader = StreamReader()
     for response in whole:
         reader.receive(response)
-    point = reader.go_on()
+    point = reader.next_point()
     assert point.next_sequence == whole[-1].sequence
     async for resumed in service.stub.Resume(point.message()):
         reader.receive(resumed.response)

@@ -47,7 +47,7 @@ class Passage:
     def next_request(self) -> pb.GenerateRequest | pb.ResumeRequest:
         """The message of the next attempt."""
         if self._request is None or self._recovery.is_under_way:
-            return self.reader.go_on().message()
+            return self.reader.next_point().message()
         return self._request
 
     def delay_after(self, error: PenstockError) -> float | None:

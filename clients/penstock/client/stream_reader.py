@@ -41,8 +41,8 @@ class StreamReader:
             received_token_counts=counts,
         )
 
-    def go_on(self) -> ResumePoint:
-        """Where the next attempt continues: a `finished` whose status was lost is read again."""
+    def next_point(self) -> ResumePoint:
+        """Where the next attempt resumes: before a `finished` whose status was lost."""
         if self._finished is not None:
             self._finished = None
             self._next_sequence -= 1
