@@ -21,6 +21,7 @@ from support.torch_differential import (
     ALL_WAYS,
     AMPLE_BLOCKS,
     NUM_SLOTS,
+    SCARCE_BLOCKS,
     Way,
     check_way,
     mixed_specs,
@@ -238,3 +239,24 @@ def test_a_device_lost_at_an_admission_is_the_executor_s_death(
 
     with pytest.raises(ExecutorDied, match="unspecified launch failure"):
         run_mixed(executor, mixed_specs(hashed=False)[:1], budget=24)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_model_on_the_second_card_leaves_the_first_alone(
+    depth: int, name: str, folder: Path
+) -> None:
+    naive = NaiveModel(folder, device="cuda:1")
+    with torch.cuda.device(0):
+        on_first = torch.cuda.memory_allocated(0)
+        if name in FUSED:
+            executor = make_executor(
+                folder, device="cuda:1", pipeline_depth=depth, num_blocks=SCARCE_BLOCKS
+            )
+        else:
+            executor = make_executor(folder, device="cuda:1", num_blocks=SCARCE_BLOCKS)
+
+        check_way(ALL_WAYS[-1], lambda _: executor, naive)
+
+        assert torch.cuda.memory_allocated(1) > 0
+        assert torch.cuda.memory_allocated(0) == on_first

@@ -30,7 +30,7 @@ def describe_resources(
     if num_weight_bytes is None:
         num_weight_bytes = weight_bytes(model)
     device = model.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = f"{torch.cuda.get_device_name(device)} ({device})" if device.type == "cuda" else "CPU"
     threads = describe_threads(torch.get_num_threads(), os.environ)
     parts = [
         name,
