@@ -133,7 +133,12 @@ void a_stream_is_counted() {
   last.set_sequence(2);
   last.mutable_finished();
   CHECK(!reader.receive(last));
-  CHECK(reader.end().has_finished());
+  // Its status was lost: the next attempt reads it again.
+  CHECK(reader.next_point().next_sequence == 2);
+  CHECK(throws<StreamBroken>([&] { (void)reader.end(); }));
+  CHECK(!reader.receive(last));
+  CHECK(throws<StreamBroken>([&] { reader.receive(tokens(2, 1)); }));
+  CHECK(reader.end().has_finished() && reader.point().next_sequence == 3);
   CHECK(throws<StreamBroken>([&] { reader.receive(tokens(3, 1)); }));
 }
 
