@@ -260,7 +260,7 @@ void fields_that_are_no_utf8_are_named() {
     CHECK(error.code() == grpc::StatusCode::INVALID_ARGUMENT);
     const auto& violations = error.failure().field_violations;
     CHECK(violations.size() == 2);
-    CHECK(violations.at(0).field == "chat.messages[1].content");
+    CHECK(violations.at(0).field == "chat_prompt.messages[1].parts[0].text");
     CHECK(violations.at(1).field == "stopping.stop_strings[0]");
     CHECK(std::string(error.what()).find("private") == std::string::npos);
   }
