@@ -46,7 +46,7 @@ from penstock.server.front.front import Front
 from penstock.server.link.frames import EngineHello
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
-from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
+from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import check_request_id
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.parsing import num_unknown_fields, parse
@@ -145,13 +145,8 @@ class VllmEngineService:
             await deliver(self._front, request, encoder, context)
             if encoder.usage is not None:
                 self._loads.note(encoder.usage)
-        except CallFailed as error:
-            raise CallFailed(
-                with_foreign_paths(error.refusal, bias_ids), error.request_id
-            ) from None
         except RequestError as error:
-            request_id = "" if request is None else request.request_id
-            raise CallFailed(with_foreign_paths(error.refusal, bias_ids), request_id) from None
+            raise RequestError(with_foreign_paths(error.refusal, bias_ids)) from None
         finally:
             if request is not None:
                 self._front.release(request)

@@ -150,7 +150,7 @@ class Front:
     ) -> LiveRequest:
         """Open a request; the caller must `release` it in any case.
 
-        `account`: of this request, if one is kept; its opener closes it.
+        `account`: of this request; its opener closes it.
 
         Raises RequestError for every refusal that does not need the engine; others come over the
         stream.
@@ -184,8 +184,8 @@ class Front:
             tenant=generation.tenant,
             priority=generation.urgency.priority,
         )
-        request_id = generation.request_id or str(uuid.uuid4())
-        request = LiveRequest(request_id, generation, times.arrival_s)
+        request_id = generation.request_id or ("" if account is None else account.request_id)
+        request = LiveRequest(request_id or str(uuid.uuid4()), generation, times.arrival_s)
         self.table.add(request)
         if account is not None:
             account.live = request

@@ -96,8 +96,6 @@ class GenerationService:
                 request.generation.output.chunks, self._front.config, self._front.text.token_bytes
             )
             await deliver(self._front, request, encoder, context)
-        except RequestError as error:
-            raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
 
@@ -108,12 +106,8 @@ class GenerationService:
         message = once.generation
         del data
         self._accounts.describe(account, message, is_stream=False)
-        try:
-            check_no_chunks(message)
-            check_not_resumable(message)
-        except RequestError as error:
-            account.request_id = valid_request_id(message)
-            raise CallFailed(error.refusal, account.request_id) from None
+        check_no_chunks(message)
+        check_not_resumable(message)
         request = await open_request(self._front, message, times, account, refusal)
         # What the loop has not come to encode is not what a client leaves unread.
         request.is_catching_up = True
@@ -122,8 +116,6 @@ class GenerationService:
         try:
             while batch := await request.stream.take():
                 await turns.make(encoder.add(batch))
-        except RequestError as error:
-            raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
         account.num_messages = 1
@@ -193,8 +185,8 @@ class ResumeService:
                 "received_token_counts",
                 f"must have at most {front.config.max_num_outputs} entries",
             )
-        violations.raise_if_any()
         try:
+            violations.raise_if_any()
             request = await self._attachments.attach(
                 message.request_id, caller.tenant, caller.ceilings
             )
@@ -203,7 +195,7 @@ class ResumeService:
             finally:
                 front.release(request)
         except RequestError as error:
-            raise CallFailed(error.refusal, message.request_id) from None
+            raise CallFailed(error.refusal, valid_request_id(message)) from None
 
     async def _deliver(
         self,

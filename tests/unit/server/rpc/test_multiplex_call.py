@@ -159,6 +159,7 @@ async def test_a_refused_request_leaves_the_others(text: ModelText) -> None:
         assert error.retry_s == pytest.approx(1.125), "drawn out, as for a call"
         (invalid,) = call.wire.events(3)
         assert told_error(invalid).reason == "INVALID_ARGUMENT"
+        assert told_error(invalid).request_id, "one that the server gave it"
         call.port.finish(key)
         await call.settle()
         assert call.wire.kinds(1)[-1] == "finished"

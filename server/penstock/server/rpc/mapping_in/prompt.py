@@ -71,6 +71,13 @@ def read_token_ids(
     if len(ids) > limits.max_context_tokens:
         violations.prompt_too_long(refuse_prompt(path, len(ids), limits).refusal)
         return _NO_IDS
+    return token_input(ids, path, limits, violations)
+
+
+def token_input(
+    ids: Sequence[int], path: str, limits: Limits, violations: Violations
+) -> TokenInput | LongTokenInput:
+    """Any number of token ids, each within the vocabulary; of many that is checked later."""
     if len(ids) > IDS_AT_ONCE:
         convert = functools.partial(_long_ids, ids, path, limits)
         return LongTokenInput(num_tokens=len(ids), convert=convert)
