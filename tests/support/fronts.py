@@ -291,7 +291,7 @@ async def serving(
     is_tracing: bool = False,
     security: Security | None = None,
     credentials: grpc.ChannelCredentials | None = None,
-    facade: GatewayServiceMaker | None = None,
+    gateway: GatewayServiceMaker | None = None,
 ) -> AsyncGenerator[ServedFront]:
     """A front server on a real socket with a scripted engine; `credentials`: of the channel."""
     port = ScriptedPort()
@@ -306,7 +306,7 @@ async def serving(
         recorder=recorder,
         is_tracing=is_tracing,
         security=security,
-        facade=facade,
+        gateway=gateway,
     )
     port.listener = server
     if is_up:

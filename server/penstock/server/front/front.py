@@ -118,9 +118,9 @@ class Front:
         return sum(request.stream.num_backlog_tokens for request in self.table)
 
     @property
-    def num_parked(self) -> int:
+    def num_detached(self) -> int:
         """Requests without a reader."""
-        return sum(request.is_parked for request in self.table)
+        return sum(request.is_detached for request in self.table)
 
     @property
     def newest_place(self) -> Queued | None:
@@ -214,7 +214,7 @@ class Front:
         live_keys: list[int] = []
         unread: list[str] = []
         for request in requests:
-            if request.is_released or request.is_parked:
+            if request.is_released or request.is_detached:
                 continue
             is_arriving = self.attaching.pop(request, None) is not None
             if request.generation.resumption is not None and (request.outputs or is_arriving):
@@ -468,7 +468,7 @@ class Front:
 
     def _park(self, request: LiveRequest) -> None:
         """Park a request without a reader: the engine keeps its events, this front its replay."""
-        request.is_parked = True
+        request.is_detached = True
         stream = request.stream
 
         def pass_over() -> None:

@@ -28,7 +28,7 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
     kept = kept_of(request)
     if kept is not None:
         port.submit_kept(specs, kept)
-    elif request.is_parked:
+    elif request.is_detached:
         return False
     else:
         port.submit(specs)
@@ -60,7 +60,7 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
         ),
         keys=tuple(output.key for output in request.outputs),
         tenant=request.tenant,
-        is_read=not request.is_parked,
+        is_read=not request.is_detached,
         history=history,
     )
 
