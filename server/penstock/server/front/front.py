@@ -33,7 +33,7 @@ from penstock.server.front.request_table import RequestTable, view_of
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.watched_write import SharedWriter
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePort, EngineUnavailable, ResumePort
+from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id
@@ -230,7 +230,7 @@ class Front:
             self._remove(request)
             live_keys += request.live_keys
         self._cancel_keys(tuple(live_keys), FinishReason.CANCELLED)
-        if unread and isinstance(self.port, ResumePort):
+        if unread and self.port is not None:
             self.port.detach(tuple(unread))
 
     def detach(self, request: LiveRequest, refusal: Refusal) -> None:
@@ -332,7 +332,7 @@ class Front:
                 self.limits.vocab_size,
             )
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
-        if isinstance(self.port, ResumePort):
+        if self.port is not None:
             for request in self.table:
                 self._keep_result(request)  # of those whose readers have not reached the end
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
@@ -375,7 +375,7 @@ class Front:
         ]
         for request in left:
             self.detach(request, refusal)
-        if left and isinstance(self.port, ResumePort):
+        if left and self.port is not None:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
