@@ -34,7 +34,7 @@ class Site:
         self.clock.now_s = 100.0
         self.executor = NullExecutor(make_info(**(info or {})))
         config = SchedulerConfig(
-            max_num_batched_tokens=budget, **{"foresees_deadlines": False, **settings}
+            max_num_batched_tokens=budget, **{"deadline_admission": False, **settings}
         )
         self.engine = Engine(self.executor, config, self.clock)
         self.told: list[StepEvents] = []
