@@ -1,7 +1,7 @@
 """The contract that the smg gateway speaks to its workers, served over the same front.
 
-Owns what `penstock.server.facades` asks of a gateway. Loads the rest, and the generated code of the
-extra `gateway`, only in a front that serves it.
+Owns what `penstock.server.gateways` asks of a gateway. The rest, and the generated code of the
+extra `gateway`, is loaded only in a front that serves it.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ def check_installed() -> None:
     """Raise ValueError naming the extra where the generated code is missing."""
     if importlib.util.find_spec(_GENERATED) is None:
         raise ValueError(
-            "facade smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
+            "gateway smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
         )
 
 

@@ -142,14 +142,14 @@ def build_config(sources: "Sources") -> "ServerConfig":
     """The service's settings. Raises BadSetting naming the invalid one."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
-    from penstock.server.cli.serve_settings import check_facade, check_security
+    from penstock.server.cli.serve_settings import check_gateway, check_security
     from penstock.server.config import ServerConfig
     from penstock.server.settings.sources import BadSetting
 
     try:
         config = sources.build(ServerConfig, _derived(sources))
         check_security(config)
-        check_facade(config)
+        check_gateway(config)
     except SettingError as error:
         raise BadSetting(error.spelled(sources.spell)) from error
     except (ModelNotFound, ValueError) as error:

@@ -33,7 +33,7 @@ from penstock.server.front.request_table import RequestTable, view_of
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.watched_write import SharedWriter
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePort, EngineUnavailable, ResumePort
+from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id
@@ -118,9 +118,9 @@ class Front:
         return sum(request.stream.num_backlog_tokens for request in self.table)
 
     @property
-    def num_parked(self) -> int:
+    def num_detached(self) -> int:
         """Requests without a reader."""
-        return sum(request.is_parked for request in self.table)
+        return sum(request.is_detached for request in self.table)
 
     @property
     def newest_place(self) -> Queued | None:
@@ -216,7 +216,7 @@ class Front:
         live_keys: list[int] = []
         unread: list[str] = []
         for request in requests:
-            if request.is_released or request.is_parked:
+            if request.is_released or request.is_detached:
                 continue
             is_arriving = self.attaching.pop(request, None) is not None
             if request.generation.resumption is not None and (request.outputs or is_arriving):
@@ -232,7 +232,7 @@ class Front:
             self._remove(request)
             live_keys += request.live_keys
         self._cancel_keys(tuple(live_keys), FinishReason.CANCELLED)
-        if unread and isinstance(self.port, ResumePort):
+        if unread and self.port is not None:
             self.port.detach(tuple(unread))
 
     def detach(self, request: LiveRequest, refusal: Refusal) -> None:
@@ -334,7 +334,7 @@ class Front:
                 self.limits.vocab_size,
             )
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
-        if isinstance(self.port, ResumePort):
+        if self.port is not None:
             for request in self.table:
                 self._keep_result(request)  # of those whose readers have not reached the end
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
@@ -377,7 +377,7 @@ class Front:
         ]
         for request in left:
             self.detach(request, refusal)
-        if left and isinstance(self.port, ResumePort):
+        if left and self.port is not None:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
@@ -478,7 +478,7 @@ class Front:
 
     def _park(self, request: LiveRequest) -> None:
         """Park a request without a reader: the engine keeps its events, this front its replay."""
-        request.is_parked = True
+        request.is_detached = True
         stream = request.stream
 
         def pass_over() -> None:

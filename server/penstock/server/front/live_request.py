@@ -45,9 +45,9 @@ class LiveRequest:
 
     `ends`: of its outputs, once all have ended. `has_last_word`: the engine has reported how its
     first output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: its cancellation was
-    sent to the engine. `num_replays`: engines that it was given to after the first. `is_parked`: no
-    client reads it, and it is here only for another engine to get it. `is_catching_up`: what has
-    come of it waits here, however much that is, since it is not its client that keeps it waiting.
+    sent to the engine. `num_replays`: engines that received it after the first. `is_detached`: no
+    client reads it; it is kept here only to be sent to another engine. `is_catching_up`: its events
+    wait here without a limit, because the delay is not its client's.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class LiveRequest:
         "is_at_engine",
         "is_cancelled",
         "is_catching_up",
-        "is_parked",
+        "is_detached",
         "is_released",
         "num_cached_tokens",
         "num_replays",
@@ -88,7 +88,7 @@ class LiveRequest:
         self.is_at_engine = False
         self.is_cancelled = False
         self.is_catching_up = False
-        self.is_parked = False
+        self.is_detached = False
         self.is_released = False
         self.num_replays = 0
         self._submission: Submission | None = None

@@ -147,7 +147,7 @@ def late_pair(tenant: str) -> list[TraceRequest]:
 
 
 def test_who_expires_is_late_and_waited_for_ever() -> None:
-    config = dataclasses.replace(ONE_AT_A_TIME, scheduler=SchedulerConfig(foresees_deadlines=False))
+    config = dataclasses.replace(ONE_AT_A_TIME, scheduler=SchedulerConfig(deadline_admission=False))
 
     summary = summarise(simulate(late_pair("b"), config))
 
@@ -161,7 +161,7 @@ def test_who_expires_is_late_and_waited_for_ever() -> None:
 
 def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
     config = dataclasses.replace(
-        ONE_AT_A_TIME, scheduler=SchedulerConfig(foresees_deadlines=False, max_num_waiting=1)
+        ONE_AT_A_TIME, scheduler=SchedulerConfig(deadline_admission=False, max_num_waiting=1)
     )
     third = TraceRequest(arrival_s=0.6, num_prompt_tokens=4, num_output_tokens=1)
 

@@ -37,7 +37,7 @@ _ROUTING = {
 }
 """Routers, and the settings that only they take."""
 _CACHE_FIELDS = (
-    *("eviction", "session_ttl_s", "session_retention_priority", "max_session_share"),
+    *("eviction", "session_ttl_s", "session_retention_level", "max_session_share"),
     "max_session_tokens",
 )
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from penstock.server.rpc.access_control import AccessControl
     from penstock.server.rpc.gateway_service import GatewayService
 
-NO_FACADE: Final = "none"
+NO_GATEWAY: Final = "none"
 _GROUP: Final = "penstock.gateways"
 
 
-class Facade(Protocol):
+class Gateway(Protocol):
     """The module of a gateway."""
 
     def check_installed(self) -> None:
@@ -33,10 +33,10 @@ class Facade(Protocol):
         ...
 
 
-def load_facade(name: str) -> Facade:
-    """The facade of this name. Raises SettingError with the names there are."""
+def load_gateway(name: str) -> Gateway:
+    """The gateway of this name. Raises SettingError with the names there are."""
     found = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in found:
-        names = ", ".join([NO_FACADE, *sorted(found)])
-        raise SettingError(f"{{}} must be one of {names}, not {name!r}", "facade")
-    return cast("Facade", found[name].load())
+        names = ", ".join([NO_GATEWAY, *sorted(found)])
+        raise SettingError(f"{{}} must be one of {names}, not {name!r}", "gateway")
+    return cast("Gateway", found[name].load())
