@@ -186,6 +186,8 @@ class Front:
         )
         request_id = generation.request_id or ("" if account is None else account.request_id)
         request = LiveRequest(request_id or str(uuid.uuid4()), generation, times.arrival_s)
+        if self.table.is_full:
+            self._end_unread()
         self.table.add(request)
         if account is not None:
             account.live = request
@@ -452,6 +454,14 @@ class Front:
         # An engine that refuses reports it with its next step. A client can retry only before the
         # first message, so that waits a little for the engine's first event.
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+
+    def _end_unread(self) -> None:
+        """Make places in a full front, of requests that only wait to be read."""
+        now_s = self.clock()
+        unread = self.table.unread(now_s)
+        for request in unread:
+            self._dispatcher.cut(request, "ended and unread in a full front", now_s)
+        self.release_all(unread)
 
     def _remove(self, request: LiveRequest) -> None:
         """Remove the request from this front. Idempotent."""

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.scheduler.events import Wait
-from penstock.server.observe.listeners import ServiceListener
 from penstock.server.observe.metrics import labels
 from penstock.server.observe.metrics.catalogue import CATALOGUE
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
@@ -30,11 +29,6 @@ from support.metric_tellings import (
 
 def service_metrics(**settings: object) -> ServiceMetrics:
     return ServiceMetrics(model="demo", **settings)  # type: ignore[arg-type]  # a builder
-
-
-def test_it_is_a_consumer() -> None:
-    consumer: ServiceListener = service_metrics()
-    consumer.take_records([])
 
 
 def test_all_that_an_alert_needs_is_there_before_anything_happened() -> None:
