@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         # Reported before anything can fail: a misspelt variable is often the cause.
         configure_logging(
             "supervisor",
-            sources.get("log_level", "info"),
-            form=sources.get("log_format", "auto"),
-            has_foreign_text=sources.get("log_foreign_text", False),
+            sources.value("log_level"),
+            form=sources.value("log_format"),
+            has_foreign_text=sources.value("log_foreign_text"),
         )
         for variable in unknown_variables(os.environ):
             log = logging.getLogger(__name__)

@@ -183,7 +183,7 @@ def _made(args: argparse.Namespace) -> "Plan":
 def _candidates(args: argparse.Namespace, target: "PlanTarget") -> "tuple[Candidate, ...]":
     from penstock.executor.config_json import parse_json
     from penstock.tools.plan.candidates import Candidate, candidates_from_json
-    from penstock.tools.simulation.settings import Targets
+    from penstock.tools.targets import Targets
 
     base = Candidate(
         name="default",

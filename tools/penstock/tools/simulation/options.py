@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from penstock.tools.charts import Chart
     from penstock.tools.simulation.calibration import Calibration
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
-    from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
+    from penstock.tools.simulation.settings import Policy, SimulationConfig
     from penstock.tools.simulation.transform import TransformConfig
+    from penstock.tools.targets import Targets
 
 T = TypeVar("T")
 
-_FORMATS = ("azure", "mooncake", "recorded")
 _BATCHES = {("static", "dynamic"): ("batch_size",), ("dynamic",): ("batch_wait_s",)}
 """Policies, and the settings that only they take."""
 _ROUTING = {
@@ -81,6 +81,7 @@ def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a trace and of its transformations."""
+    from penstock.tools.simulation.trace_formats import TraceFormat
     from penstock.tools.simulation.transform import TransformConfig
 
     trace = parser.add_argument_group("trace")
@@ -94,7 +95,11 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--synthetic", metavar="JSON", help="a made-up trace; the fields of SyntheticConfig"
     )
-    trace.add_argument("--format", choices=_FORMATS, help="default: recognised by the first line")
+    trace.add_argument(
+        "--format",
+        choices=[one.value for one in TraceFormat],
+        help="default: recognised by the first line",
+    )
     trace.add_argument(
         "--tenants",
         metavar="NAME=SHARE,...",
