@@ -235,7 +235,7 @@ def _metrics(
     def processes() -> dict[str, int]:
         return processes_of_service(hub.pids)
 
-    board = _board(launch)
+    board = BoardView.taking(launch.board_fd)
 
     def load() -> LoadState | None:
         return None if board is None else board.load
@@ -248,16 +248,6 @@ def _metrics(
         processes=processes,
         load=load,
     )
-
-
-def _board(launch: ObserverLaunch) -> BoardView | None:
-    """The reading side of the engine's load board; None without a board."""
-    if launch.board_fd < 0:
-        return None
-    try:
-        return BoardView(launch.board_fd)
-    finally:
-        os.close(launch.board_fd)
 
 
 def _version() -> str:
