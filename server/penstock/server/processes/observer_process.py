@@ -22,6 +22,7 @@ import uvloop
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.config import ObserverLaunch
+from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.link.board import BoardView, LoadState
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
@@ -240,10 +241,12 @@ def _metrics(
     def load() -> LoadState | None:
         return None if board is None else board.load
 
+    gateway = launch.server.gateway
     return ServiceMetrics(
         model=launch.server.model,
         tenants=launch.server.observer.metrics_tenants,
         version=_version(),
+        gateway_methods=() if gateway == NO_GATEWAY else load_gateway(gateway).request_methods,
         trace_counts=traces,
         processes=processes,
         load=load,
