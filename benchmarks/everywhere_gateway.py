@@ -60,7 +60,7 @@ WHOLE = Size(num_rounds=5, window_s=15.0)
 
 def worker(*options: str) -> contextlib.AbstractContextManager[Service]:
     """A service that a gateway may route to."""
-    return service(*options, "--facade", "smg", "--max-num-seqs", "64")
+    return service(*options, "--gateway", "smg", "--max-num-seqs", "64")
 
 
 @contextlib.contextmanager

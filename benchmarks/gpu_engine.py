@@ -68,7 +68,7 @@ class Load:
             max_num_batched_tokens=budget,
             max_prefill_share=1.0,
             max_num_waiting=4096,
-            foresees_deadlines=False,
+            deadline_admission=False,
         )
         self._engine = Engine(executor, config, time.monotonic)
         self._random = np.random.default_rng(0)

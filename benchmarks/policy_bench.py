@@ -34,7 +34,7 @@ class Contender:
         """The server with this policy."""
         scheduler = dataclasses.replace(
             base.scheduler,
-            foresees_deadlines=self.is_told,
+            deadline_admission=self.is_told,
             target_itl_s=base.targets.itl_s if self.is_told else None,
             max_num_batched_tokens=self.max_num_batched_tokens,
             # Better eviction is ours; the others have what servers have.

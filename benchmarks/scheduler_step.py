@@ -139,10 +139,10 @@ class Bench:
             max_num_waiting=1_000_000,
             max_num_waiting_tokens=1_000_000_000,
             order=order,
-            foresees_deadlines=has_all,
+            deadline_admission=has_all,
             eviction=EvictionPolicy.HIT_DENSITY if has_all else EvictionPolicy.LRU,
             target_itl_s=TARGET_ITL_S if has_all else None,
-            known_prices=PRICES if has_all else None,
+            known_cost=PRICES if has_all else None,
         )
         self._has_all = has_all
         self.engine = Engine(_NoExecutor(info), config, time.monotonic)

@@ -222,7 +222,7 @@ def capacity(num_streams: int, num_tokens: int) -> tuple[str, ...]:
         *("--max-num-waiting", str(4 * num_seqs), "--max-seq-len", str(num_tokens + 96)),
         *("--block-size", "64", "--num-blocks", str(num_seqs * (num_tokens // 64 + 3))),
         # Slow steps on purpose would teach it that nothing can be done in time.
-        *("--pipeline-depth", "2", "--foresee-deadlines", "off"),
+        *("--pipeline-depth", "2", "--deadline-admission", "off"),
     )
 
 

@@ -18,7 +18,7 @@ from picture_timeline import View
 
 COST = {"step_s": 0.006, "prefill_token_s": 1e-4, "decode_slot_s": 5e-4, "context_token_s": 0.0}
 _MACHINE = (
-    *("--simulated-config", json.dumps({"cost": COST}), "--step-prices", json.dumps(COST)),
+    *("--simulated-config", json.dumps({"cost": COST}), "--step-cost", json.dumps(COST)),
     *("--model-name", "demo"),
 )
 _QUEUED = "sum by (reason) (rate(penstock_queue_wait_seconds_total[5m]))"

@@ -50,6 +50,27 @@ func TestLostStreamGoesOn(t *testing.T) {
 	}
 }
 
+func TestAFinishWhoseStatusWasLostIsReadAgain(t *testing.T) {
+	ctx, client := serve(t, &fakeService{
+		generate: func(_ *pb.GenerateRequest, s pb.GenerationService_GenerateServer) error {
+			if err := sendAll(s.Send, accepted("a"), tokens(1, "x"), finished(2)); err != nil {
+				return err
+			}
+			return status.Error(codes.Unavailable, "gone")
+		},
+		resume: func(r *pb.ResumeRequest, s pb.GenerationService_ResumeServer) error {
+			return resumed(s, finished(r.GetNextSequence()))
+		},
+	})
+	stream := client.Generate(ctx, graceful())
+	if text, err := textOf(stream); text != "x" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+	if point := stream.Point(); point.NextSequence != 3 {
+		t.Errorf("the point is %v", point)
+	}
+}
+
 func TestLossIsToldWhenTheRequestIsForgotten(t *testing.T) {
 	ctx, client := serve(t, &fakeService{
 		generate: loseAfterOne,

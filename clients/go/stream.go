@@ -84,7 +84,10 @@ func (s *Stream) connect() {
 	var opened source
 	var err error
 	if s.open == nil || s.recovery.isUnderWay {
-		opened, err = s.client.callResume(s.ctx, s.reader.point)
+		s.mu.Lock()
+		point := s.reader.nextPoint()
+		s.mu.Unlock()
+		opened, err = s.client.callResume(s.ctx, point)
 	} else {
 		opened, err = s.open(s.ctx)
 	}

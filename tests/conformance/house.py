@@ -40,7 +40,7 @@ SERVICE = (
     *simulated(),
     *("--max-num-seqs", "4", "--max-num-waiting", "4", "--fronts", "2"),
     *("--max-seq-len", "262144", "--num-blocks", "20480", "--max-num-batched-tokens", "8192"),
-    *("--operations-port", "0", "--foresee-deadlines", "off"),
+    *("--operations-port", "0", "--deadline-admission", "off"),
 )
 """`penstock serve` as every scenario finds it: steps of 10 ms, four places, four waiting.
 

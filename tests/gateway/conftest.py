@@ -6,7 +6,7 @@ import pytest
 
 from support.gateway import CONTRACT, missing_packages
 
-collect_ignore_glob = ["test_facade_*.py"] if CONTRACT in missing_packages() else []
+collect_ignore_glob = ["test_protocol_*.py"] if CONTRACT in missing_packages() else []
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -89,7 +89,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: str) -> None:
     async with (
-        observed(*simulated(), "--facade", "smg", "--fronts", "1") as (worker, operations),
+        observed(*simulated(), "--gateway", "smg", "--fronts", "1") as (worker, operations),
         gateway(worker.address, arguments=("--cors-allowed-origins", origin)) as made,
     ):
         visit = functools.partial(visited, browser, origin, made.url)

@@ -14,7 +14,7 @@ from penstock.client import Client, TextPrompt
 from support.gateway import Gateway, gateway
 from support.service import Service, simulated, started
 
-WORKER = (*simulated(), "--facade", "smg", "--fronts", "1")
+WORKER = (*simulated(), "--gateway", "smg", "--fronts", "1")
 APPLIED = "KV event relay snapshot applied"
 NUM_PROMPTS = 6
 

@@ -42,7 +42,7 @@ async def house() -> AsyncIterator[House]:
             service, client = await stack.enter_async_context(
                 observed(
                     *simulated(),
-                    "--facade",
+                    "--gateway",
                     "smg",
                     "--fronts",
                     "1",

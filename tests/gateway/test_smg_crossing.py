@@ -27,7 +27,7 @@ DEFAULT_MAX_TOKENS = 7
 MAX_SEATED, MAX_WAITING = 2, 1
 MAX_LOOKS = 30
 WORKER = (
-    *("--executor", "trtllm", "--facade", "smg", "--fronts", "1"),
+    *("--executor", "trtllm", "--gateway", "smg", "--fronts", "1"),
     *("--trtllm-config", json.dumps({
         "guided_decoding_backend": "xgrammar", "max_batch_size": MAX_SEATED,
     })),

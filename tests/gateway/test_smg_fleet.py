@@ -15,7 +15,7 @@ from support.service import simulated, started
 NUM_CALLERS = 4
 RETRIES = ("--retry-max-retries", "2")
 """As docs/gateway.md has it."""
-WORKER = (*simulated(), "--facade", "smg", "--fronts", "1")
+WORKER = (*simulated(), "--gateway", "smg", "--fronts", "1")
 
 
 async def ask(client: Any, num: int, max_tokens: int = 10) -> int:

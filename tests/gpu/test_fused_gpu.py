@@ -14,9 +14,10 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
+from penstock.scheduler.events import Failed
 from penstock.scheduler.executor import Executor, ExecutorDied
 from penstock.scheduler.request import SamplingParams
-from support.core import outputs
+from support.core import ends, outputs
 from support.torch_differential import (
     ALL_WAYS,
     AMPLE_BLOCKS,
@@ -239,6 +240,22 @@ def test_a_device_lost_at_an_admission_is_the_executor_s_death(
 
     with pytest.raises(ExecutorDied, match="unspecified launch failure"):
         run_mixed(executor, mixed_specs(hashed=False)[:1], budget=24)
+
+
+def test_values_that_are_not_finite_end_a_request_with_its_first_chunk(tmp_path: Path) -> None:
+    """Before its blocks are given to others: of the last layer no logits show them yet."""
+    folder = save_tiny_model("llama", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    last = max(name for name in tensors if name.endswith("v_proj.weight"))
+    tensors[last] *= 1e6  # beyond float16
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    spec = max(mixed_specs(hashed=True), key=lambda spec: len(spec.prompt_ids))
+
+    told = run_mixed(make_executor(folder, dtype="float16", pipeline_depth=1), [spec], budget=24)
+
+    (end,) = ends(told).values()
+    assert isinstance(end, Failed)
+    assert len(told) <= 2
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

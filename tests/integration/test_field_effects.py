@@ -305,7 +305,7 @@ CASES = [
     Case(
         "cache.retention.level",
         "cache { retention { level: 90 } }",
-        {"retention": CacheRetention(priority=90)},
+        {"retention": CacheRetention(level=90)},
     ),
     Case(
         "cache.retention.duration",

@@ -242,7 +242,7 @@ async def drain(site: Site) -> None:
 
 async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
     with grpc_receiver() as collector:
-        arguments = (*OPTIONS, "--foresee-deadlines", "off", "--otlp-endpoint", collector.endpoint)
+        arguments = (*OPTIONS, "--deadline-admission", "off", "--otlp-endpoint", collector.endpoint)
         async with observed(*arguments) as (service, operations), service.channel() as channel:
             site = Site(service, operations, channel)
             for end in ENDS:
@@ -257,7 +257,7 @@ async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
 async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> None:
     prices = '{"step_s": 0.02, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
     with grpc_receiver() as collector:
-        arguments = (*OPTIONS, "--step-prices", prices, "--otlp-endpoint", collector.endpoint)
+        arguments = (*OPTIONS, "--step-cost", prices, "--otlp-endpoint", collector.endpoint)
         async with observed(*arguments) as (service, operations), service.channel() as channel:
             site = Site(service, operations, channel)
             # Nobody is refused by prices that no step has borne out.

@@ -103,7 +103,7 @@ async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
     assert fitted.returncode == 0, fitted.stderr
     prices: dict[str, Any] = json.loads(fitted.stdout)
     assert (
-        dataclasses.asdict(merge_settings({"step_prices": fitted.stdout}, {}).get("step_prices"))
+        dataclasses.asdict(merge_settings({"step_cost": fitted.stdout}, {}).get("step_cost"))
         == prices
     )
     limits = ("--num-blocks", 512, "--max-num-seqs", 8, "--front-ms", 5, "--json")

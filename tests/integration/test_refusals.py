@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,8 +12,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
+from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.rpc import model_service
+from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
 from penstock.server.text.model_text import ModelText
@@ -142,20 +146,36 @@ async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> 
         assert b"canary" not in status
 
 
-@pytest.mark.parametrize(
-    ("request_id", "told"), [("mine", "mine"), ("m" * 129, ""), ("mine\n", ""), (None, "")]
-)
-async def test_a_valid_request_id_is_told_with_every_refusal(
-    served: ServedFront, request_id: str | None, told: str
+@pytest.mark.parametrize("request_id", ["mine", "m" * 129, "mine\n", None])
+async def test_every_refusal_of_a_request_has_its_id(
+    served: ServedFront, request_id: str | None
 ) -> None:
+    """The client's where it is valid, or else one that the server gave it."""
+    limited = served.server.front.prompts.quotas = TextQuotas(
+        lambda _: TenantQuota(max_requests_per_minute=1)
+    )
+    limited.charge("", 1)
+    fitting = pb.GenerateRequest(request_id=request_id)
+    fitting.text_prompt.text = "hello"
     for message in (
         pb.GenerateRequest(request_id=request_id),  # no prompt
         pb.GenerateRequest(request_id=request_id, model="other"),
+        fitting,  # beyond its tenant's quota
     ):
-        assert rich_error(await refusal(served, message)).request_id == told
+        _check_id(rich_error(await refusal(served, message)).request_id, request_id)
+        once = pb.GenerateOnceRequest(generation=message)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.GenerateOnce(once, timeout=PATIENCE_S)
+        _check_id(rich_error(caught.value).request_id, request_id)
     served.port.go_down()
-    message = pb.GenerateRequest(request_id=request_id)
-    assert rich_error(await refusal(served, message)).request_id == told
+    _check_id(rich_error(await refusal(served, fitting)).request_id, request_id)
+
+
+def _check_id(told: str, request_id: str | None) -> None:
+    if request_id == "mine":
+        assert told == "mine"
+    else:
+        assert uuid.UUID(told).version == 4
 
 
 async def test_unknown_model_is_not_found(served: ServedFront) -> None:
@@ -284,10 +304,11 @@ async def test_a_long_list_of_ids_is_read_and_its_text_encoded_on_a_thread(
 
         return run
 
-    for name in ("token_array", "_text_as_bytes"):
-        monkeypatch.setattr(model_service, name, watched(getattr(model_service, name)))
+    for module, name in ((prompt, "token_array"), (model_service, "_text_as_bytes")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
     models = model_service_pb2_grpc.ModelServiceStub(served.channel)
     for at_once in (1000, 100):
+        monkeypatch.setattr(prompt, "IDS_AT_ONCE", at_once)
         monkeypatch.setattr(model_service, "_TOKENS_AT_ONCE", at_once)
         request = model_service_pb2.DetokenizeRequest(token_ids=[72] * 200)
         assert (await models.Detokenize(request)).text == "e" * 200

@@ -212,7 +212,7 @@ async def test_without_the_option_a_call_takes_its_request_along(service: Steppe
 
 
 async def test_only_so_many_are_kept_unread(text: ModelText) -> None:
-    front = FrontConfig(max_parked_requests=2)
+    front = FrontConfig(max_detached_requests=2)
     async with stepped(text, front=front) as service:
         for name in "abc":
             await service.end_of(service.stub.Generate(resumable(request_id=name)))

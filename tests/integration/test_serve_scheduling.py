@@ -36,7 +36,7 @@ async def no_sleep(duration_s: float) -> NoReturn:
 async def service() -> AsyncIterator[Service]:
     async with started(
         *simulated(),
-        *("--fronts", "1", "--max-num-seqs", "1", "--step-prices", PRICES),
+        *("--fronts", "1", "--max-num-seqs", "1", "--step-cost", PRICES),
         *("--tenant-metadata-key", KEY, "--tenant-weights", "gold=4"),
         *("--max-num-waiting-per-tenant", "1"),
     ) as service:

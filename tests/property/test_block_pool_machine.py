@@ -22,7 +22,7 @@ from support.naive_eviction import NaiveHitDensity, NaiveLru, NaiveOrder
 DEFAULT, SESSION_LEVEL, TTL_S = 35, 60, 10.0
 WISHES = st.none() | st.builds(
     CacheRetention,
-    priority=st.sampled_from([0, 10, 35, 50, 60, 90]),
+    level=st.sampled_from([0, 10, 35, 50, 60, 90]),
     duration_s=st.sampled_from([1.0, 7.0, math.inf]),
 )
 KEYS: list[SessionKey] = [("", name, b"") for name in "abc"]
@@ -48,7 +48,7 @@ class StandingModel:
         return {block for *_, blocks in self.sessions for block in blocks}
 
     def leave(self, block: int, is_named: bool, wish: CacheRetention | None, now: float) -> None:
-        level = DEFAULT if wish is None else wish.priority
+        level = DEFAULT if wish is None else wish.level
         if level >= DEFAULT:
             self.settled.add(block)
             if self.claims.get(block, (DEFAULT, 0.0))[0] < DEFAULT:

@@ -89,7 +89,7 @@ def check_failure(game: Game, told: Told, end: Failed) -> None:
 def _check_unreachable(game: Game, told: Told, end: Failed, deadline_s: float) -> None:
     """Refused or dropped for a deadline it has, that is still to come."""
     spec = told.spec
-    assert game.config.foresees_deadlines
+    assert game.config.deadline_admission
     assert deadline_s != NO_TIME
     assert end.at_s < deadline_s
     # What runs is given up for a small chance alone.

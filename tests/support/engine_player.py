@@ -59,7 +59,7 @@ class EnginePlayer:
     """One game.
 
     `prices`: step_s, prefill_token_s, decode_slot_s and
-    context_token_s of the device; `known_prices`: those that the engine is told, None for none.
+    context_token_s of the device; `known_cost`: those that the engine is told, None for none.
     `settings`: more fields of SchedulerConfig.
     """
 
@@ -76,7 +76,7 @@ class EnginePlayer:
         watermark: float,
         order: SchedulingOrder,
         prices: list[float],
-        known_prices: list[float] | None,
+        known_cost: list[float] | None,
         settings: dict[str, Any],
     ) -> None:
         self.simulated = SimulatedConfig(
@@ -105,7 +105,7 @@ class EnginePlayer:
             admission_policy=policy,
             watermark=watermark,
             order=order,
-            known_prices=None if known_prices is None else cost_model(known_prices),
+            known_cost=None if known_cost is None else cost_model(known_cost),
             max_num_waiting=MAX_WAITING,
             **settings,
         )
@@ -117,7 +117,7 @@ class EnginePlayer:
             config=config,
             simulated=self.simulated,
             witness=witness,
-            knows_prices=known_prices == prices,
+            knows_prices=known_cost == prices,
         )
         self.num_submitted = 0
         self.num_turns = 0
@@ -333,7 +333,7 @@ def retained(retention: list[float] | None) -> CacheRetention | None:
     """Of a priority and a duration."""
     if retention is None:
         return None
-    return CacheRetention(priority=int(retention[0]), duration_s=retention[1])
+    return CacheRetention(level=int(retention[0]), duration_s=retention[1])
 
 
 def watched(

@@ -70,7 +70,7 @@ def run_alone(game: Game, spec: RequestSpec) -> tuple[float, float]:
         ),
         pacer=clock,
     )
-    config = replace(game.config, foresees_deadlines=False)
+    config = replace(game.config, deadline_admission=False)
     engine = Engine(executor, config, clock)
     timeless = replace(spec, ttft_deadline_s=NO_TIME, deadline_s=NO_TIME, time_limit_s=NO_TIME)
     engine.submit((timeless,))

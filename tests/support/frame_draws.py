@@ -38,7 +38,7 @@ _BOUNDED: dict[Any, dict[str, st.SearchStrategy[Any]]] = {
     FrontHello: {"front_id": st.integers(1, 2**31 - 1)},
     QuotaBreach: {"limit": st.integers(1, MAX_QUOTA)},
     CacheRetention: {
-        "priority": st.integers(0, 100),
+        "level": st.integers(0, 100),
         "duration_s": st.floats(min_value=0, exclude_min=True),
     },
     Constraint: {

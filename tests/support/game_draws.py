@@ -50,7 +50,7 @@ def draw_setup(random: Random) -> dict[str, Any]:
         "watermark": random.choice([0.0, 0.1, 0.3]),
         "order": order,
         "prices": prices,
-        "known_prices": draw_known_prices(random, prices),
+        "known_cost": draw_known_cost(random, prices),
         "settings": draw_settings(random, order),
     }
 
@@ -67,7 +67,7 @@ def draw_prices(random: Random) -> list[float]:
     ]
 
 
-def draw_known_prices(random: Random, prices: list[float]) -> list[float] | None:
+def draw_known_cost(random: Random, prices: list[float]) -> list[float] | None:
     """What the engine is told of them: nothing, the truth, or what was true of another device."""
     factor = random.choice([None, 1.0, 1.0, 2.0, 10.0, 0.1])
     if factor is None or factor == 1.0:
@@ -78,7 +78,7 @@ def draw_known_prices(random: Random, prices: list[float]) -> list[float] | None
 def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
     """Fields of SchedulerConfig."""
     settings: dict[str, Any] = {
-        "foresees_deadlines": random.random() < 0.7,
+        "deadline_admission": random.random() < 0.7,
         "min_deadline_chance": random.choice([0.0, 0.1, 0.5]),
         "target_itl_s": random.choice([None, None, 0.3, 1.5, 4.0]),
         "max_num_waiting_tokens": random.choice([10_000, 10_000, 60]),

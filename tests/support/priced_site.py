@@ -46,7 +46,7 @@ class PricedSite:
         )
         settings: dict[str, Any] = {
             "max_num_batched_tokens": BUDGET,
-            "known_prices": PRICES,
+            "known_cost": PRICES,
             "max_prefill_share": 1.0,
             "min_deadline_chance": 0.0,
         }

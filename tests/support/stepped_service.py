@@ -184,7 +184,7 @@ def stepped_engine(
         clock,
         cache_book=book,
         kept_limits=KeptLimits(
-            max_bytes=bounds.max_resume_bytes, max_unread=bounds.max_parked_requests
+            max_bytes=bounds.max_resume_bytes, max_unread=bounds.max_detached_requests
         ),
     )
     return engine, memory
@@ -198,7 +198,7 @@ async def stepped(
     scheduler: SchedulerConfig | None = None,
     channel_options: ServerOptions = (),
     clock: Callable[[], float] = time.monotonic,
-    facade: GatewayServiceMaker | None = None,
+    gateway: GatewayServiceMaker | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
     """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""
@@ -206,12 +206,12 @@ async def stepped(
         text,
         scheduler=scheduler,
         clock=clock,
-        publishes_cache=facade is not None,
+        publishes_cache=gateway is not None,
         front=front,
         **executor,
     )
     port = memory.port(1)
-    server = FrontServer(text, front or FrontConfig(), port=port, clock=clock, facade=facade)
+    server = FrontServer(text, front or FrontConfig(), port=port, clock=clock, gateway=gateway)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(memory.close)
         bound = await server.start("127.0.0.1:0")

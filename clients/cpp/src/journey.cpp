@@ -75,7 +75,7 @@ Source* Stream::Journey::source(Clock::time_point until) {
   if (is_cancelled_) throw Error(cancelled(reader_.point().request_id));
   if (Clock::now() < begins_at_) return nullptr;
   const bool is_resumed = !request_.has_value() || recovery_.is_under_way();
-  source_ = is_resumed ? core_->resume(reader_.point(), options_, attempts_.deadline())
+  source_ = is_resumed ? core_->resume(reader_.next_point(), options_, attempts_.deadline())
                        : core_->generate(*request_, options_, attempts_.deadline());
   return source_.get();
 }

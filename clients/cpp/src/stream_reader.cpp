@@ -13,13 +13,17 @@ constexpr std::size_t kMaxOutputs = 65536;
 }  // namespace
 
 bool StreamReader::receive(const v1::GenerateResponse& response) {
+  if (finished_.has_value()) fail("a message came after `finished`");
   if (response.sequence() != point_.next_sequence) {
     fail("expected message " + std::to_string(point_.next_sequence) + ", got " +
          std::to_string(response.sequence()));
   }
-  if (finished_.has_value()) fail("a message came after `finished`");
   if ((point_.next_sequence == 0) != response.has_accepted()) {
     fail("`accepted` must come first, and once");
+  }
+  if (response.has_finished()) {
+    finished_ = response;
+    return false;
   }
   ++point_.next_sequence;
   if (response.has_tokens()) {
@@ -33,9 +37,6 @@ bool StreamReader::receive(const v1::GenerateResponse& response) {
     point_.request_id = response.accepted().request_id();
   } else if (response.has_prompt()) {
     has_output_ = true;
-  } else if (response.has_finished()) {
-    finished_ = response;
-    return false;
   }
   // An event that this client does not know is counted and skipped.
   return response.event_case() != v1::GenerateResponse::EVENT_NOT_SET;
@@ -46,6 +47,7 @@ v1::GenerateResponse StreamReader::end() {
     fail("the stream ended without `finished` after " + std::to_string(point_.next_sequence) +
          " messages");
   }
+  ++point_.next_sequence;
   return *finished_;
 }
 

@@ -20,7 +20,13 @@ class StreamReader {
   // The stream ended with status OK: the last event. Throws StreamBroken if there is none.
   [[nodiscard]] v1::GenerateResponse end();
 
+  // Where the stream continues; a `finished` counts once its status is OK.
   [[nodiscard]] const ResumePoint& point() const { return point_; }
+  // Where the next attempt resumes: before a `finished` whose status was lost.
+  [[nodiscard]] const ResumePoint& next_point() {
+    finished_.reset();
+    return point_;
+  }
   // From then on the call must not be tried again.
   [[nodiscard]] bool has_output() const { return has_output_; }
 

@@ -133,7 +133,12 @@ void a_stream_is_counted() {
   last.set_sequence(2);
   last.mutable_finished();
   CHECK(!reader.receive(last));
-  CHECK(reader.end().has_finished());
+  // Its status was lost: the next attempt reads it again.
+  CHECK(reader.next_point().next_sequence == 2);
+  CHECK(throws<StreamBroken>([&] { (void)reader.end(); }));
+  CHECK(!reader.receive(last));
+  CHECK(throws<StreamBroken>([&] { reader.receive(tokens(2, 1)); }));
+  CHECK(reader.end().has_finished() && reader.point().next_sequence == 3);
   CHECK(throws<StreamBroken>([&] { reader.receive(tokens(3, 1)); }));
 }
 
@@ -255,7 +260,7 @@ void fields_that_are_no_utf8_are_named() {
     CHECK(error.code() == grpc::StatusCode::INVALID_ARGUMENT);
     const auto& violations = error.failure().field_violations;
     CHECK(violations.size() == 2);
-    CHECK(violations.at(0).field == "chat.messages[1].content");
+    CHECK(violations.at(0).field == "chat_prompt.messages[1].parts[0].text");
     CHECK(violations.at(1).field == "stopping.stop_strings[0]");
     CHECK(std::string(error.what()).find("private") == std::string::npos);
   }

@@ -32,7 +32,7 @@ class StreamReader:
 
     @property
     def point(self) -> ResumePoint:
-        """Where the stream continues."""
+        """Where the stream continues; a `finished` counts once its status is OK."""
         num_outputs = max(self._num_tokens, default=-1) + 1
         counts = tuple(self._num_tokens.get(index, 0) for index in range(num_outputs))
         return ResumePoint(
@@ -43,9 +43,7 @@ class StreamReader:
 
     def next_point(self) -> ResumePoint:
         """Where the next attempt resumes: before a `finished` whose status was lost."""
-        if self._finished is not None:
-            self._finished = None
-            self._next_sequence -= 1
+        self._finished = None
         return self.point
 
     def receive(self, response: pb.GenerateResponse) -> Event | None:
@@ -53,13 +51,16 @@ class StreamReader:
 
         `Finished` is held back for `end`: it counts only once the status is OK.
         """
-        if response.sequence != self._next_sequence:
-            self._break(f"expected message {self._next_sequence}, got {response.sequence}")
         if self._finished is not None:
             self._break("a message came after `finished`")
+        if response.sequence != self._next_sequence:
+            self._break(f"expected message {self._next_sequence}, got {response.sequence}")
         event = decode_event(response)
         if (self._next_sequence == 0) != isinstance(event, Accepted):
             self._break("`accepted` must come first, and once")
+        if isinstance(event, Finished):
+            self._finished = event
+            return None
         self._next_sequence += 1
         # Tokens first, because nearly all events are that.
         if isinstance(event, Tokens):
@@ -70,15 +71,13 @@ class StreamReader:
             self.request_id = event.request_id
         elif isinstance(event, PromptEcho):
             self.has_output = True
-        elif isinstance(event, Finished):
-            self._finished = event
-            return None
         return event
 
     def end(self) -> Finished:
         """The stream ended with status OK: the last event. Raises StreamBroken if there is none."""
         if self._finished is None:
             self._break(f"the stream ended without `finished` after {self._next_sequence} messages")
+        self._next_sequence += 1
         return self._finished
 
     def _break(self, message: str) -> NoReturn:

@@ -150,7 +150,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     const { begin } = this.#source;
     return begin && !recovery.isUnderWay
       ? begin(timeoutMs)
-      : this.#source.resume(this.#reader.point, timeoutMs);
+      : this.#source.resume(this.#reader.nextPoint(), timeoutMs);
   }
 
   #errorFrom(failed: unknown): PenstockError {

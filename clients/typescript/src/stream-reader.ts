@@ -23,7 +23,7 @@ export class StreamReader {
     return this.#finished !== undefined;
   }
 
-  /** Where the stream goes on. */
+  /** Where the stream continues; a `finished` counts once its status is OK. */
   get point(): ResumePoint {
     return {
       requestId: this.requestId,
@@ -32,18 +32,28 @@ export class StreamReader {
     };
   }
 
+  /** Where the next attempt resumes: before a `finished` whose status was lost. */
+  nextPoint(): ResumePoint {
+    this.#finished = undefined;
+    return this.point;
+  }
+
   /**
    * Take the next message; whether to deliver it now. Events that this client does not know are
    * skipped, and `finished` is held back for `end`: it counts only once the status is OK.
    */
   receive(response: GenerateResponse): boolean {
     const { event, sequence } = response;
+    if (this.#finished) this.#break("a message came after `finished`");
     if (sequence !== this.#nextSequence) {
       this.#break(`expected message ${this.#nextSequence}, got ${sequence}`);
     }
-    if (this.#finished) this.#break("a message came after `finished`");
     if ((sequence === 0n) !== (event.case === "accepted")) {
       this.#break("`accepted` must come first, and once");
+    }
+    if (event.case === "finished") {
+      this.#finished = response;
+      return false;
     }
     this.#nextSequence += 1n;
     switch (event.case) {
@@ -57,9 +67,6 @@ export class StreamReader {
       case "prompt":
         this.hasOutput = true;
         return true;
-      case "finished":
-        this.#finished = response;
-        return false;
       default:
         return event.case !== undefined;
     }
@@ -67,10 +74,11 @@ export class StreamReader {
 
   /** The stream ended with status OK: its last message. */
   end(): GenerateResponse {
-    return (
+    const finished =
       this.#finished ??
-      this.#break(`the stream ended without \`finished\` after ${this.#nextSequence} messages`)
-    );
+      this.#break(`the stream ended without \`finished\` after ${this.#nextSequence} messages`);
+    this.#nextSequence += 1n;
+    return finished;
   }
 
   #count(outputIndex: number, numTokens: number): void {

@@ -87,6 +87,28 @@ test("a lost connection is made good where the request outlives its call", async
   assert.deepEqual(points, [{ requestId: "r1", nextSequence: 4n, receivedTokenCounts: [3] }]);
 });
 
+test("a finish whose status was lost is read again", async () => {
+  const points: bigint[] = [];
+  const service = await serve({
+    generate: (call) => {
+      answer(call, 1);
+      call.write(finishedAt(2));
+      call.emit("error", refusal(Codes.UNAVAILABLE, "DRAINING"));
+    },
+    resume: (call) => {
+      points.push(call.request.nextSequence);
+      call.write(resumedWith(finishedAt(2)));
+      call.end();
+    },
+  });
+  const stream = clientOf(service).generate(GRACE);
+  const events: unknown[] = [];
+  for await (const { event } of stream) events.push(event.case);
+  assert.deepEqual(events, ["accepted", "tokens", "finished"]);
+  assert.deepEqual(points, [2n]);
+  assert.equal(stream.point.nextSequence, 3n);
+});
+
 test("without a grace period a lost connection is told", async () => {
   const service = await serve({ generate: (call) => answer(call, 3) });
   const stream = clientOf(service).generate(REQUEST);

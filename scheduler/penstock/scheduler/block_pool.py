@@ -205,7 +205,7 @@ class BlockPool:
     ) -> None:
         """The claim of a request for the `blocks` it leaves."""
         claims = self._claims
-        level = DEFAULT_LEVEL if retention is None else retention.priority
+        level = DEFAULT_LEVEL if retention is None else retention.level
         if level >= DEFAULT_LEVEL:
             self._is_settled[blocks] = True
             if claims.num_low:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
-from penstock.scheduler.request import DEFAULT_RETENTION_PRIORITY
+from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 
 
 class EvictionOrder(Protocol):
@@ -184,7 +184,7 @@ class RecencyOrder:
         yield "a cached block is younger than the pool" if newest > self.num_turns else ""
 
 
-DEFAULT_LEVEL = DEFAULT_RETENTION_PRIORITY
+DEFAULT_LEVEL = DEFAULT_RETENTION_LEVEL
 """The level of a block without a claim."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota
-from penstock.scheduler.request import DEFAULT_RETENTION_PRIORITY
+from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 MAX_WEIGHT = 1e6
@@ -98,11 +98,11 @@ class SchedulerConfig:
     max_num_running_per_tenant: int | None = setting(
         None, "tenants", "requests of one tenant that may run at once", at_least=1, shown="no limit"
     )
-    foresees_deadlines: bool = setting(
+    deadline_admission: bool = setting(
         True,
         "deadlines",
         "whether requests that are predicted to miss their deadlines are refused",
-        name="foresee_deadlines",
+        name="deadline_admission",
     )
     min_deadline_chance: float = setting(
         0.1,
@@ -121,12 +121,12 @@ class SchedulerConfig:
         above=0,
         shown="no target",
     )
-    known_prices: CostModel | None = setting(
+    known_cost: CostModel | None = setting(
         None,
         "batching",
         "cost model of a step: four coefficients of 0 to 3600 seconds, as printed by penstock"
         " simulate --calibrate-from",
-        name="step_prices",
+        name="step_cost",
         needs_all=True,
         shown="learned from the first steps",
     )
@@ -169,12 +169,11 @@ class SchedulerConfig:
     session_ttl_s: float = setting(
         300.0, "cache", "seconds after its last turn that a session's blocks are kept", above=0
     )
-    session_retention_priority: int = setting(
+    session_retention_level: int = setting(
         60,
         "cache",
-        "eviction priority of session blocks compared with requests' retention: higher is kept"
-        " longer",
-        at_least=DEFAULT_RETENTION_PRIORITY + 1,
+        "retention level of session blocks, compared with requests': higher is kept longer",
+        at_least=DEFAULT_RETENTION_LEVEL + 1,
         at_most=100,
     )
     max_session_share: float = setting(
@@ -193,7 +192,7 @@ class SchedulerConfig:
     max_retention_share: float = setting(
         0.5,
         "cache",
-        "share of the KV cache that requests may keep above the default retention priority",
+        "share of the KV cache that requests may keep above the default retention level",
         at_least=0,
         at_most=1,
     )

@@ -19,7 +19,7 @@ MAX_PRICE_S = 3600.0
 """Upper bound of a coefficient; more is a mistake in the units."""
 
 
-class StepPrices(Protocol):
+class StepCost(Protocol):
     """The four coefficients of the cost model: fixed, or fitted at run time.
 
     All are seconds, finite and not negative; see `CostModel`.

@@ -114,7 +114,7 @@ class DeadlinePredictor:
         self._cache = cache
         self._running = running
         self._queue = queue
-        self._is_foreseeing = config.foresees_deadlines
+        self._is_predicting = config.deadline_admission
         self._is_guaranteed = config.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
         self._info = info
         self._max_tokens = config.max_num_batched_tokens
@@ -128,11 +128,11 @@ class DeadlinePredictor:
         request.num_expected_tokens = round(self._expected_tokens(request))
         request.num_uncached_tokens = num_tokens
         request.recheck_s = min(spec.time_limit_s, deadlines_of(request).earliest_s)
-        if not self._sizing.has_prices:
+        if not self._sizing.has_cost:
             return
         matched = self._cache.match(request)
         request.num_uncached_tokens = self._demand(request, matched).num_prefill_tokens
-        if self._is_foreseeing:
+        if self._is_predicting:
             if not request.num_preemptions:
                 self._prefixes.add(request, len(matched))
             request.recheck_s = min(spec.time_limit_s, self._hopeless_s(request, matched))
@@ -149,7 +149,7 @@ class DeadlinePredictor:
         """The prediction for a request that is about to join the queue, and whether it
         should not.
         """
-        if not self._sizing.has_prices:
+        if not self._sizing.has_cost:
             return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = deadlines_of(request)
         if deadlines.total_s != NO_TIME:
@@ -189,7 +189,7 @@ class DeadlinePredictor:
     def dropped(self, request: Request, now: float) -> Rejection:
         """The rejection of a request at its `hopeless_s`."""
         deadlines = deadlines_of(request)
-        if not self._sizing.has_prices:
+        if not self._sizing.has_cost:
             return Rejection(reason=deadlines.passed_by(now))
         demand = self._demand(request, self._cache.match(request))
         load, ahead = self._contention.of_arrival(request, demand)
@@ -200,7 +200,7 @@ class DeadlinePredictor:
 
     def crowded(self, request: Request, reason: FailureReason, now: float) -> Rejection:
         """The rejection of a request that does not fit into the queue."""
-        if not self._sizing.has_prices:
+        if not self._sizing.has_cost:
             return Rejection(reason=reason)
         demand = self._demand(request, self._cache.match(request))
         load, ahead = self._contention.of_arrival(request, demand)
@@ -296,7 +296,7 @@ class DeadlinePredictor:
 
     @property
     def _is_able(self) -> bool:
-        return self._is_foreseeing and self._sizing.has_prices
+        return self._is_predicting and self._sizing.has_cost
 
     def _is_trial(self, request: Request, now: float) -> bool:
         """Whether this request is admitted to measure whether the machine's speed has changed.

@@ -23,7 +23,7 @@ Two forecasts, and their purposes:
 
 from dataclasses import dataclass, replace
 
-from penstock.scheduler.cost_model import EXACT, StepError, StepPrices
+from penstock.scheduler.cost_model import EXACT, StepCost, StepError
 from penstock.scheduler.request import NO_TIME, FailureReason, Request
 
 
@@ -36,7 +36,7 @@ class Machine:
     without. ValueError names the invalid field.
     """
 
-    prices: StepPrices
+    prices: StepCost
     max_prefill_tokens: int
     prefill_error: StepError = EXACT
     decode_error: StepError = EXACT

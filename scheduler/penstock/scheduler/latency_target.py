@@ -24,7 +24,7 @@ together, and a limit that followed them would admit too many while they are sho
 import math
 from dataclasses import dataclass
 
-from penstock.scheduler.cost_model import StepPrices
+from penstock.scheduler.cost_model import StepCost
 
 _BAND = 17 / 16
 _MAX_RISE_SHARE = 1 / 4
@@ -121,7 +121,7 @@ class PrefillLimit:
 
     def budget(
         self,
-        prices: StepPrices,
+        prices: StepCost,
         *,
         is_trusted: bool,
         num_decodes: int,
@@ -314,7 +314,7 @@ class BatchLimit:
 
     def observe(
         self,
-        prices: StepPrices,
+        prices: StepCost,
         *,
         is_trusted: bool,
         num_decodes: int,
@@ -336,7 +336,7 @@ class BatchLimit:
             self._move(self._ideal(prices, margin) if is_trusted else self._max)
         return self._limit
 
-    def _ideal(self, prices: StepPrices, margin: float) -> int:
+    def _ideal(self, prices: StepCost, margin: float) -> int:
         if self._context_tokens < 0.0:
             return self._limit
         aim_s = self._target_s / (1.0 + min(max(margin, 0.0), _MAX_MARGIN))

@@ -46,24 +46,23 @@ class Constraint:
             raise ValueError(f"constraint of kind {self.kind.name} must have one text")
 
 
-DEFAULT_RETENTION_PRIORITY: Final = 35
+DEFAULT_RETENTION_LEVEL: Final = 35
 """Of blocks without a retention, as in TensorRT-LLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRetention:
-    """The eviction priority of a request's cached blocks: lower `priority` (0 to 100) is evicted
-    earlier.
+    """How long a request's cached blocks are kept: a lower `level` (0 to 100) is evicted earlier.
 
-    `duration_s`: how long the priority lasts after the request, seconds; infinite for no end.
+    `duration_s`: how long the level holds after the request, seconds; infinite for no end.
     """
 
-    priority: int = DEFAULT_RETENTION_PRIORITY
+    level: int = DEFAULT_RETENTION_LEVEL
     duration_s: float = math.inf
 
     def __post_init__(self) -> None:
-        if not 0 <= self.priority <= 100:
-            raise ValueError("retention priority must be in 0 .. 100")
+        if not 0 <= self.level <= 100:
+            raise ValueError("retention level must be in 0 .. 100")
         if not self.duration_s > 0:
             raise ValueError("retention duration_s must be positive")
 

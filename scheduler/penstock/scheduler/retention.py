@@ -40,9 +40,9 @@ class RetentionBudget:
 
     def limit(self, retention: CacheRetention) -> CacheRetention:
         """The same retention for no longer than the budget allows."""
-        if retention.priority <= DEFAULT_LEVEL or retention.duration_s <= self.max_duration_s:
+        if retention.level <= DEFAULT_LEVEL or retention.duration_s <= self.max_duration_s:
             return retention
-        return CacheRetention(priority=retention.priority, duration_s=self.max_duration_s)
+        return CacheRetention(level=retention.level, duration_s=self.max_duration_s)
 
 
 def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudget:
@@ -105,7 +105,7 @@ class BlockClaims:
         """
         limited = self._budget.limit(retention)
         self.cuts.num_shortened += limited is not retention
-        claim = (limited.priority, now + limited.duration_s)
+        claim = (limited.level, now + limited.duration_s)
         for block in blocks:
             if claim > self._claims.get(block, (-1, 0.0)):
                 self.drop(block)
@@ -227,7 +227,7 @@ class EngineRetention:
         self._expire(now)
         leader = as_retention(specs[0], self._config)
         wanted = leader.retention
-        if wanted is not None and wanted.priority > DEFAULT_LEVEL:
+        if wanted is not None and wanted.level > DEFAULT_LEVEL:
             limited = self._budget.limit(wanted)
             blocks = self._blocks_of(leader)
             is_taken = self._take(leader.tenant, blocks, now + limited.duration_s)
@@ -287,7 +287,7 @@ def as_retention(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
     """
     if not spec.session_id:
         return spec
-    level, retention = config.session_retention_priority, spec.retention
-    if retention is None or retention.priority < level:
-        retention = CacheRetention(priority=level, duration_s=config.session_ttl_s)
+    level, retention = config.session_retention_level, spec.retention
+    if retention is None or retention.level < level:
+        retention = CacheRetention(level=level, duration_s=config.session_ttl_s)
     return replace(spec, retention=retention, session_id="")

@@ -221,7 +221,7 @@ class Sessions:
 def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
     """The sessions that `config` allows over the pool of an executor."""
     return Sessions(
-        level=config.session_retention_priority,
+        level=config.session_retention_level,
         ttl_s=config.session_ttl_s,
         max_num_blocks=max(1, int(config.max_session_share * info.num_blocks)),
         max_num_each=max(1, config.max_session_tokens // info.block_size),

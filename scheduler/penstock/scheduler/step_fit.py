@@ -65,7 +65,7 @@ _JUMP_FADE = 4.0
 
 
 class StepFit:
-    """The cost model of a step, fitted at run time; a `StepPrices`.
+    """The cost model of a step, fitted at run time; a `StepCost`.
 
     Model: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C + noise that grows
     with the step, so with the prediction f of a step of features x the relative residual

@@ -25,7 +25,7 @@ class StepSizing:
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
-        prices = config.known_prices
+        prices = config.known_cost
         # Measured coefficients may be of another machine, or in other units: a few steps confirm
         # them.
         self.fit = (
@@ -59,7 +59,7 @@ class StepSizing:
         self._batch = BatchLimit(target_s, max_num_seqs=info.max_num_seqs, min_prefill_tokens=least)
 
     @property
-    def has_prices(self) -> bool:
+    def has_cost(self) -> bool:
         """Whether enough steps were seen for estimates."""
         return not self._is_self_paced and self.fit.has_seen_enough
 

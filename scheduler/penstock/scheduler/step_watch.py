@@ -61,7 +61,7 @@ class StepWatch:
             num_prefill += chunk.count
             num_context += chunk.start + chunk.count
         sizing, predicted_s = self._sizing, math.nan
-        if sizing.has_prices:
+        if sizing.has_cost:
             predicted_s = sizing.fit.step_time_s(
                 num_prefill_tokens=num_prefill,
                 num_decodes=batch.num_decodes,

@@ -11,8 +11,8 @@ from typing import TypeVar
 from penstock.executor.config import ExecutorConfig
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.setting import SettingError, check, made_by, required, setting
-from penstock.server.facades import NO_FACADE
 from penstock.server.front.config import FrontConfig
+from penstock.server.gateways import NO_GATEWAY
 from penstock.server.link.quarantine import SuspectedRequest
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
@@ -153,10 +153,9 @@ class ServerConfig:
         name="record_max_mib",
         scale=1024 * 1024,
         at_least=1,
-        shown="256",
     )
-    facade: str = setting(
-        NO_FACADE,
+    gateway: str = setting(
+        NO_GATEWAY,
         "network",
         "gateway protocol to serve on the same port: smg for the gateway of that name, an"
         " OpenAI-compatible HTTP server in front of many workers (extra gateway)",

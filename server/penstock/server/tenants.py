@@ -10,7 +10,7 @@ NO_TENANT: Final = ""
 """The one tenant of a service without tenants."""
 MAX_TENANT_CHARS: Final = 128
 MAX_PRIORITY: Final = 100
-"""The highest scheduling priority and the highest retention priority."""
+"""The highest scheduling priority and the highest retention level."""
 _SEPARATOR = "\x1f"
 
 

@@ -76,7 +76,7 @@ def wrong_command(words: tuple[str, ...]) -> str | None:
     try:
         parsed = vars(PARSER.parse_args(list(arguments)))
         if arguments[0] == "serve":
-            files = ("config", "step_prices", "simulated_config", "trtllm_config")
+            files = ("config", "step_cost", "simulated_config", "trtllm_config")
             merge_settings(parsed | dict.fromkeys(files), {})
     except (SystemExit, BadSetting):
         return f"does not parse: {' '.join(words)}"

@@ -149,7 +149,7 @@ def test_a_version_without_an_argument_that_is_needed_is_refused(missing: str) -
 def test_retention_holds_for_the_prompt_and_the_output(
     duration_s: float, duration: timedelta | None
 ) -> None:
-    asked = spec(retention=CacheRetention(priority=80, duration_s=duration_s))
+    asked = spec(retention=CacheRetention(level=80, duration_s=duration_s))
     config = arguments(asked)["kv_cache_retention_config"]
     (prompt,) = config["token_range_retention_configs"]
     assert prompt.arguments == {

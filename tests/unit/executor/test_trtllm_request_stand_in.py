@@ -42,7 +42,7 @@ ASKED = {
     "penalised": spec(sampling=PENALISED, min_tokens=3, stop_ids=(30, 2)),
     "biased": sampled(logit_bias=((3, -100.0),)),
     "adapted": spec(adapter="law"),
-    "retained": spec(retention=CacheRetention(priority=80, duration_s=60.0)),
+    "retained": spec(retention=CacheRetention(level=80, duration_s=60.0)),
     **{kind.name: constrained(kind, "{}") for kind in ConstraintKind},
 }
 

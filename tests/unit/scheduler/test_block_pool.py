@@ -34,9 +34,7 @@ def name(block: int) -> bytes:
 def leave(
     pool: BlockPool, blocks: list[int], priority: int | None = None, duration_s: float = np.inf
 ) -> None:
-    retention = (
-        None if priority is None else CacheRetention(priority=priority, duration_s=duration_s)
-    )
+    retention = None if priority is None else CacheRetention(level=priority, duration_s=duration_s)
     pool.release(np.array(blocks, dtype=np.int32), retention, now=0.0)
     assert not any(pool.faults())
 

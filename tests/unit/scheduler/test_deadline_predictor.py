@@ -106,7 +106,7 @@ def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> 
 
 
 def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
-    site = PricedSite(known_prices=None, is_settled=False)
+    site = PricedSite(known_cost=None, is_settled=False)
     site.submit(1, 100, ttft_deadline_s=0.05)
     site.run()
     assert 1 in site.queued
@@ -116,7 +116,7 @@ def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
 
 
 def test_prices_are_learnt_from_the_steps() -> None:
-    site = PricedSite(known_prices=None)
+    site = PricedSite(known_cost=None)
     for key in range(2, 42):
         site.submit(key, 10 + 2 * key)
         site.run()
@@ -130,7 +130,7 @@ def test_prices_are_learnt_from_the_steps() -> None:
 
 
 def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
-    site = PricedSite(foresees_deadlines=False)
+    site = PricedSite(deadline_admission=False)
     site.submit(1, 300, ttft_deadline_s=0.15)
     site.run()
     failure = site.failure(1)

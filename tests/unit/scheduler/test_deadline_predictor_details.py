@@ -254,7 +254,7 @@ def test_who_is_promised_room_to_the_end_counts_with_all_of_it(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"foresees_deadlines": False}, {"known_prices": None, "is_settled": False}],
+    [{}, {"deadline_admission": False}, {"known_cost": None, "is_settled": False}],
 )
 def test_a_time_limit_ends_one_that_waits(options: dict[str, Any]) -> None:
     site = PricedSite(num_seqs=1, **options)

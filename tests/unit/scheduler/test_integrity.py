@@ -27,7 +27,7 @@ def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
     engine = Engine(NullExecutor(info), config, FakeClock())
     engine.keep_cache_book()
     serve(engine, 1, NUM_BLOCKS)
-    serve(engine, 100, NUM_BLOCKS, retention=CacheRetention(priority=80, duration_s=50.0))
+    serve(engine, 100, NUM_BLOCKS, retention=CacheRetention(level=80, duration_s=50.0))
     serve(engine, 200, 9, session_id="a")
     return engine
 
@@ -105,7 +105,7 @@ def move_level(pool: BlockPool) -> None:
 
 def claim_nameless_block(pool: BlockPool) -> None:
     blocks = [int(pool._stack[0])]
-    pool._claims.make(blocks, CacheRetention(priority=80, duration_s=50.0), "a", 0.0)
+    pool._claims.make(blocks, CacheRetention(level=80, duration_s=50.0), "a", 0.0)
 
 
 def miscount_low_claims(pool: BlockPool) -> None:

@@ -24,7 +24,7 @@ def test_constraints_have_texts(kind: ConstraintKind, texts: tuple[str, ...]) ->
         Constraint(kind=kind, texts=texts)
 
 
-@pytest.mark.parametrize("fields", [{"priority": 101}, {"priority": -1}, {"duration_s": 0.0}])
+@pytest.mark.parametrize("fields", [{"level": 101}, {"level": -1}, {"duration_s": 0.0}])
 def test_retention_is_bounded(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="retention"):
         CacheRetention(**fields)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
 def test_a_stay_ends_with_a_preemption_and_another_begins() -> None:
     engine, _ = make_engine(
         make_info(num_blocks=6, max_seq_len=24, max_num_seqs=2),
-        SchedulerConfig(max_num_batched_tokens=32, watermark=0.0, foresees_deadlines=False),
+        SchedulerConfig(max_num_batched_tokens=32, watermark=0.0, deadline_admission=False),
     )
     for key in (1, 2):
         engine.submit((make_spec(key, 8, max_tokens=14, hashed=False),))

@@ -17,7 +17,7 @@ from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.retention import BlockClaims, EngineRetention, RetentionBudget
 from support.core import FakeClock, NullExecutor, make_info, make_spec
 
-HIGH = CacheRetention(priority=100)
+HIGH = CacheRetention(level=100)
 BUDGET = RetentionBudget(max_num_blocks=6, max_num_of_tenant=4, max_duration_s=10.0)
 
 
@@ -59,14 +59,14 @@ def test_a_claim_ends_with_the_longest_duration(claims: BlockClaims) -> None:
     assert claims.expire(9.9) == []
     assert claims.expire(10.0) == [1]
     assert claims.cuts.num_shortened == 1
-    claims.make([1], CacheRetention(priority=100, duration_s=5.0), "a", 20.0)
+    claims.make([1], CacheRetention(level=100, duration_s=5.0), "a", 20.0)
     assert claims.cuts.num_shortened == 1
     assert claims.cuts.num_dropped_blocks == 0, "they lapsed"
     assert faults(claims) == []
 
 
 def test_priorities_up_to_the_default_need_no_budget(claims: BlockClaims) -> None:
-    assert claims.make(range(100), CacheRetention(priority=1), "a", 0.0) == []
+    assert claims.make(range(100), CacheRetention(level=1), "a", 0.0) == []
     assert claims.expire(1e9) == []
     assert len(claims) == 100
 
@@ -125,14 +125,14 @@ def test_an_executor_with_its_own_cache_is_asked_within_the_budget() -> None:
 
     def ask(tenant: str, now: float, priority: int = 80) -> CacheRetention | None:
         spec = make_spec(next(keys), prompt=16, tenant=tenant)
-        spec = replace(spec, retention=CacheRetention(priority=priority))
+        spec = replace(spec, retention=CacheRetention(level=priority))
         return account.limit((spec,), now)[0].retention
 
-    assert ask("a", 0.0) == CacheRetention(priority=80, duration_s=10.0)
+    assert ask("a", 0.0) == CacheRetention(level=80, duration_s=10.0)
     assert ask("a", 1.0) is None
     assert ask("b", 2.0) is not None
     assert ask("c", 3.0) is None
-    assert ask("c", 3.0, priority=DEFAULT_LEVEL) == CacheRetention(priority=DEFAULT_LEVEL)
+    assert ask("c", 3.0, priority=DEFAULT_LEVEL) == CacheRetention(level=DEFAULT_LEVEL)
     assert ask("a", 10.0) is not None
     assert (account.cuts.num_shortened, account.cuts.num_dropped_blocks) == (3, 8)
 

@@ -208,7 +208,7 @@ def test_a_turn_that_is_cancelled_or_preempted_keeps_what_was_computed() -> None
 def test_retention_works_without_a_session() -> None:
     clock = FakeClock()
     engine = engine_of(8, clock)
-    keep = CacheRetention(priority=90, duration_s=5.0)
+    keep = CacheRetention(level=90, duration_s=5.0)
     told(engine, replace(turn(1, session_id=""), retention=keep))
     told(engine, stranger(2, 6), stranger(3, 6))
     assert num_cached(told(engine, turn(4, "", prompt=list(range(9)))), 4) == 8
@@ -218,15 +218,15 @@ def test_retention_works_without_a_session() -> None:
 
 
 def test_an_executor_with_its_own_cache_is_asked_for_a_retention() -> None:
-    config = SchedulerConfig(session_ttl_s=9.0, session_retention_priority=70)
+    config = SchedulerConfig(session_ttl_s=9.0, session_retention_level=70)
     asked = as_retention(turn(1), config)
-    assert asked.retention == CacheRetention(priority=70, duration_s=9.0)
+    assert asked.retention == CacheRetention(level=70, duration_s=9.0)
     assert asked.session_id == "", "and there is no second account of it here"
-    higher = CacheRetention(priority=71, duration_s=1.0)
+    higher = CacheRetention(level=71, duration_s=1.0)
     assert as_retention(replace(turn(1), retention=higher), config).retention == higher
-    lower = CacheRetention(priority=5)
+    lower = CacheRetention(level=5)
     asked = as_retention(replace(turn(1), retention=lower), config)
-    assert asked.retention == CacheRetention(priority=70, duration_s=9.0)
+    assert asked.retention == CacheRetention(level=70, duration_s=9.0)
     plain = make_spec(2)
     assert as_retention(plain, config) is plain
 
@@ -238,7 +238,7 @@ def test_a_self_paced_engine_is_given_the_retention() -> None:
     batch = engine.schedule(0.0)
     assert batch is not None
     (request,) = batch.admitted
-    assert request.spec.retention == CacheRetention(priority=60, duration_s=300.0)
+    assert request.spec.retention == CacheRetention(level=60, duration_s=300.0)
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_a_self_paced_engine_is_given_the_retention() -> None:
     [
         ("session_ttl_s", 0.0, "session_ttl_s"),
         ("session_ttl_s", float("inf"), "session_ttl_s"),
-        ("session_retention_priority", 35, "session_retention_priority must be in 36..100"),
-        ("session_retention_priority", 101, "session_retention_priority"),
+        ("session_retention_level", 35, "session_retention_level must be in 36..100"),
+        ("session_retention_level", 101, "session_retention_level"),
         ("max_session_share", 0.0, "max_session_share"),
         ("max_session_share", 1.1, "max_session_share"),
         ("max_session_tokens", 0, "max_session_tokens"),

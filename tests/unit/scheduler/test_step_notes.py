@@ -54,7 +54,7 @@ def noted(
 ) -> tuple[Engine, list[StepNote], NullExecutor]:
     listener = Notes()
     executor = NullExecutor(make_info(pipeline_depth=depth, max_num_seqs=2))
-    config = SchedulerConfig(max_num_batched_tokens=8, known_prices=prices)
+    config = SchedulerConfig(max_num_batched_tokens=8, known_cost=prices)
     engine = Engine(executor, config, clock or FakeClock(), listener=listener)
     return engine, listener.notes, executor
 
@@ -155,7 +155,7 @@ def test_a_step_is_predicted_by_the_prices_known_before_it() -> None:
     engine.submit((make_spec(1, 3, max_tokens=60),))
     run_until_idle(engine)
     pace = engine.sizing
-    assert pace.has_prices
+    assert pace.has_cost
     assert math.isnan(notes[0].predicted_s)
     known = [note.predicted_s for note in notes if not math.isnan(note.predicted_s)]
     assert 0 < len(known) < len(notes)

@@ -67,7 +67,7 @@ def make_engine(
         ),
         pacer=clock,
     )
-    settings = SchedulerConfig(max_num_batched_tokens=200, known_prices=PRICES)
+    settings = SchedulerConfig(max_num_batched_tokens=200, known_cost=PRICES)
     engine = Engine(executor, replace(settings, **config), clock, steps)
     return engine, clock
 
@@ -116,7 +116,7 @@ def test_without_a_target_the_limits_are_the_fixed_ones() -> None:
 
 
 def test_a_target_leaves_prefill_what_decodes_leave() -> None:
-    config = SchedulerConfig(max_num_batched_tokens=200, target_itl_s=0.06, known_prices=PRICES)
+    config = SchedulerConfig(max_num_batched_tokens=200, target_itl_s=0.06, known_cost=PRICES)
     pace = StepSizing(make_info(max_num_seqs=32, block_size=4), config)
     for _ in range(200):
         pace.learn(
@@ -136,7 +136,7 @@ def test_an_executor_that_paces_itself_takes_no_target() -> None:
     info = replace(make_info(), is_self_paced=True)
     with pytest.raises(ValueError, match="target_itl_s"):
         StepSizing(info, SchedulerConfig(target_itl_s=0.05))
-    assert not StepSizing(info, SchedulerConfig(known_prices=PRICES)).has_prices
+    assert not StepSizing(info, SchedulerConfig(known_cost=PRICES)).has_cost
 
 
 def test_running_requests_keep_their_time_while_prompts_keep_coming() -> None:

@@ -18,7 +18,6 @@ from penstock.executor.config import (
     SimulatedConfig,
     SimulatedPace,
 )
-from penstock.executor.config_json import to_json_value
 from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.config import (
     AdmissionPolicy,
@@ -39,6 +38,7 @@ from penstock.server.config import (
 from penstock.server.front.config import FrontConfig
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import LOG_LEVELS
+from penstock.server.settings.json_values import to_json_value
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 
@@ -74,7 +74,7 @@ def test_a_record_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -> None:
     config = configured(
-        *("--session-ttl-s", "20", "--session-retention-priority", "77"),
+        *("--session-ttl-s", "20", "--session-retention-level", "77"),
         *("--max-session-share", "0.125", "--max-session-tokens", "640"),
         *("--share-prefixes-across-tenants", "on", "--eviction", "lru"),
         *("--max-retention-share", "0.75", "--max-tenant-retention-share", "0.5"),
@@ -82,7 +82,7 @@ def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -
     )
     assert config.scheduler == SchedulerConfig(
         session_ttl_s=20.0,
-        session_retention_priority=77,
+        session_retention_level=77,
         max_session_share=0.125,
         max_session_tokens=640,
         max_retention_share=0.75,
@@ -114,7 +114,7 @@ EVERY_OPTION = (
     *("--order", "fair", "--target-itl-ms", "40", "--tenant-metadata-key", "x-tenant"),
     *("--tenant-weights", "a=2,b=0.5,=3", "--aging-s", "inf", "--max-prefill-share", "0.25"),
     *("--max-num-waiting-per-tenant", "6", "--max-num-running-per-tenant", "3"),
-    *("--foresee-deadlines", "off", "--step-prices", PRICES),
+    *("--deadline-admission", "off", "--step-cost", PRICES),
 )
 
 
@@ -148,9 +148,9 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT,
             max_num_waiting_per_tenant=6,
             max_num_running_per_tenant=3,
-            foresees_deadlines=False,
+            deadline_admission=False,
             target_itl_s=0.04,
-            known_prices=CostModel(
+            known_cost=CostModel(
                 step_s=0.005, prefill_token_s=1e-5, decode_slot_s=2e-5, context_token_s=0.0
             ),
             tenant_weights={"a": 2.0, "b": 0.5, "": 3.0},
@@ -206,7 +206,7 @@ def test_the_order_is_one_of_two() -> None:
     assert configured().scheduler.order is SchedulingOrder.FAIR
     assert configured("--order", "fcfs").scheduler.order is SchedulingOrder.FCFS
     assert configured(PENSTOCK_ORDER="fcfs").scheduler.order is SchedulingOrder.FCFS
-    assert configured("--foresee-deadlines", "on").scheduler.foresees_deadlines
+    assert configured("--deadline-admission", "on").scheduler.deadline_admission
 
 
 def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
@@ -215,8 +215,8 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
         BadSetting, match="--min-deadline-chance must be at least 0 and below 1, not 1"
     ):
         configured("--min-deadline-chance", "1")
-    with pytest.raises(BadSetting, match="min-deadline-chance requires --foresee-deadlines on"):
-        configured("--min-deadline-chance", "0.3", "--foresee-deadlines", "off")
+    with pytest.raises(BadSetting, match="min-deadline-chance requires --deadline-admission on"):
+        configured("--min-deadline-chance", "0.3", "--deadline-admission", "off")
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
             ["--order", "fcfs", "--max-num-running-per-tenant", "3"],
             "max-num-running-per-tenant has no effect with the order fcfs",
         ),
-        (["--step-prices", "{"], "step-prices is not valid JSON"),
-        (["--step-prices", "[1"], "step-prices is not valid JSON"),
+        (["--step-cost", "{"], "step-cost is not valid JSON"),
+        (["--step-cost", "[1"], "step-cost is not valid JSON"),
         (["--session-ttl-s", "0"], "session-ttl-s must be above 0"),
         (["--max-num-waiting", "0"], "max-num-waiting must be at least 1"),
         (["--record", "r", "--record-max-mib", "0"], "record-max-mib must be at least 1, not 0"),
@@ -261,11 +261,11 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
             ["--prefix-caching", "off", "--eviction", "lru"],
             "eviction requires prefix caching",
         ),
-        (["--step-prices", "none.json"], "step-prices: none.json cannot be read"),
-        (["--step-prices", '{"step": 1}'], "step-prices.step is unknown"),
-        (["--step-prices", '{"step_s": -1}'], "step-prices.step_s must be in 0..3600"),
+        (["--step-cost", "none.json"], "step-cost: none.json cannot be read"),
+        (["--step-cost", '{"step": 1}'], "step-cost.step is unknown"),
+        (["--step-cost", '{"step_s": -1}'], "step-cost.step_s must be in 0..3600"),
         (
-            ["--step-prices", '{"step_s": 1}'],
+            ["--step-cost", '{"step_s": 1}'],
             "prefill_token_s, decode_slot_s, context_token_s miss",
         ),
     ],
@@ -310,7 +310,7 @@ def test_prices_come_from_a_file_as_calibration_prints_them(tmp_path: Path) -> N
     prices = CostModel(step_s=0.004, prefill_token_s=3e-5, decode_slot_s=0.0, context_token_s=1e-8)
     path = tmp_path / "prices.json"
     path.write_text(json.dumps(to_json_value(prices)) + "\n", encoding="utf-8")
-    assert configured("--step-prices", str(path)).scheduler.known_prices == prices
+    assert configured("--step-cost", str(path)).scheduler.known_cost == prices
 
 
 def test_arguments_win_over_the_environment_and_it_over_defaults() -> None:

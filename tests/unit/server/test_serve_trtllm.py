@@ -247,9 +247,9 @@ MEANINGLESS = {
     "quantization": "int8",
     "target-itl-ms": "50",
     "max-prefill-share": "0.5",
-    "foresee-deadlines": "on",
+    "deadline-admission": "on",
     "min-deadline-chance": "0.2",
-    "step-prices": '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}',
+    "step-cost": '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}',
     "eviction": "lru",
     "max-session-share": "0.5",
     "max-tenant-session-share": "0.25",
@@ -267,11 +267,11 @@ def test_every_setting_of_executors_is_refused_or_has_a_meaning(model: Path) -> 
     groups = ("executor", "batching", "cache")
     names = {option.flag for option in SETTINGS if option.setting.group in groups}
     has_meaning = {
-        *("watermark", "prefix-caching", "session-ttl-s", "session-retention-priority"),
+        *("watermark", "prefix-caching", "session-ttl-s", "session-retention-level"),
         *("share-prefixes-across-tenants", "max-retention-share", "max-tenant-retention-share"),
         *("max-retention-s", "trtllm-config"),
     }
-    deadlines = {"foresee-deadlines", "min-deadline-chance"}
+    deadlines = {"deadline-admission", "min-deadline-chance"}
 
     assert names - has_meaning == {*REPLACED, *MEANINGLESS, "simulated-config"} - deadlines
     with pytest.raises(BadSetting, match="simulated-config has no effect with the trtllm executor"):

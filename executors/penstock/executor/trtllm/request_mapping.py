@@ -222,11 +222,11 @@ class RequestMapping:
         is_endless = retention.duration_s > _MAX_RETENTION_S
         duration = None if is_endless else timedelta(seconds=retention.duration_s)
         prompt = self._package.token_range_retention_config(
-            token_start=0, token_end=None, priority=retention.priority, duration_ms=duration
+            token_start=0, token_end=None, priority=retention.level, duration_ms=duration
         )
         config: KvCacheRetentionConfig = self._package.retention_config(
             token_range_retention_configs=[prompt],
-            decode_retention_priority=retention.priority,
+            decode_retention_priority=retention.level,
             decode_duration_ms=duration,
         )
         return config

@@ -1,7 +1,7 @@
 """The contract that the smg gateway speaks to its workers, served over the same front.
 
-Owns what `penstock.server.facades` asks of a gateway. Loads the rest, and the generated code of the
-extra `gateway`, only in a front that serves it.
+Owns what `penstock.server.gateways` asks of a gateway. The rest, and the generated code of the
+extra `gateway`, is loaded only in a front that serves it.
 """
 
 import importlib.util
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.server.rpc.access_control import AccessControl
     from penstock.server.rpc.gateway_service import GatewayService
 
+request_methods: Final = ("vllm.grpc.engine.VllmEngine/Generate",)
 _GENERATED: Final = "smg_grpc_proto"
 
 
@@ -20,7 +21,7 @@ def check_installed() -> None:
     """Raise ValueError naming the extra where the generated code is missing."""
     if importlib.util.find_spec(_GENERATED) is None:
         raise ValueError(
-            "facade smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
+            "gateway smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
         )
 
 

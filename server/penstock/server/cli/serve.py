@@ -74,9 +74,9 @@ def _add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until requested to stop; the exit code."""
-    from penstock.executor.config_json import did_you_mean
     from penstock.server.observe.logs import configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
+    from penstock.server.settings.json_values import did_you_mean
     from penstock.server.settings.sources import BadSetting
 
     try:
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         # Reported before anything can fail: a misspelt variable is often the cause.
         configure_logging(
             "supervisor",
-            sources.get("log_level", "info"),
-            form=sources.get("log_format", "auto"),
-            has_foreign_text=sources.get("log_foreign_text", False),
+            sources.value("log_level"),
+            form=sources.value("log_format"),
+            has_foreign_text=sources.value("log_foreign_text"),
         )
         for variable in unknown_variables(os.environ):
             log = logging.getLogger(__name__)
@@ -142,14 +142,14 @@ def build_config(sources: "Sources") -> "ServerConfig":
     """The service's settings. Raises BadSetting naming the invalid one."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
-    from penstock.server.cli.serve_settings import check_facade, check_security
+    from penstock.server.cli.serve_settings import check_gateway, check_security
     from penstock.server.config import ServerConfig
     from penstock.server.settings.sources import BadSetting
 
     try:
         config = sources.build(ServerConfig, _derived(sources))
         check_security(config)
-        check_facade(config)
+        check_gateway(config)
     except SettingError as error:
         raise BadSetting(error.spelled(sources.spell)) from error
     except (ModelNotFound, ValueError) as error:

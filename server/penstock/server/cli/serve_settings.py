@@ -16,7 +16,7 @@ from penstock.executor.device_defaults import device_defaults
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
-from penstock.server.facades import NO_FACADE, load_facade
+from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.security.security import Security, check_exposure, is_loopback
 from penstock.server.settings.sources import Sources
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _FAIR_ONLY = ("tenant_weights", "aging_s", "max_num_running_per_tenant", "max_prefill_share")
 _CACHE_ONLY = (
-    *("eviction", "session_ttl_s", "session_retention_priority", "max_session_share"),
+    *("eviction", "session_ttl_s", "session_retention_level", "max_session_share"),
     *("max_session_tokens", "max_retention_share", "max_tenant_retention_share"),
     *("max_retention_s", "share_prefixes_across_tenants"),
 )
@@ -56,10 +56,10 @@ _MEANINGLESS = {
     "threads": "it does not use the CPU",
     "quantization": "it serves checkpoints as they are quantised",
     **dict.fromkeys(
-        ("target_itl_ms", "max_prefill_share", "foresee_deadlines", "min_deadline_chance"),
+        ("target_itl_ms", "max_prefill_share", "deadline_admission", "min_deadline_chance"),
         _OWN_PACE,
     ),
-    "step_prices": _OWN_PACE,
+    "step_cost": _OWN_PACE,
     **dict.fromkeys(
         ("eviction", "max_session_share", "max_tenant_session_share", "max_session_tokens"),
         _OWN_CACHE,
@@ -100,13 +100,13 @@ def check_security(config: "ServerConfig") -> None:
         )
 
 
-def check_facade(config: "ServerConfig") -> None:
+def check_gateway(config: "ServerConfig") -> None:
     """Raise ValueError where a gateway's service cannot be served; warn where no gateway could call
     it.
     """
-    if config.facade == NO_FACADE:
+    if config.gateway == NO_GATEWAY:
         return
-    load_facade(config.facade).check_installed()
+    load_gateway(config.gateway).check_installed()
     security = config.security
     what = [
         *(["TLS"] if security.has_tls else []),
@@ -116,7 +116,7 @@ def check_facade(config: "ServerConfig") -> None:
         _log.warning(
             "the %s gateway keeps one connection to this worker, so one of its %d fronts gets all"
             " requests: --fronts 1 is enough here, and more workers add throughput",
-            config.facade,
+            config.gateway,
             config.num_fronts,
             extra=ALWAYS,
         )
@@ -125,7 +125,7 @@ def check_facade(config: "ServerConfig") -> None:
             "the port asks for %s and the %s gateway has none: it needs a separate proxy that"
             " adds them",
             " and ".join(what),
-            config.facade,
+            config.gateway,
             extra=ALWAYS,
         )
 
@@ -134,10 +134,10 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
     """Raise ValueError for a setting that has no effect. `is_caching`: of prefixes."""
     if sources.get("order") is SchedulingOrder.FCFS:
         sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
-    if not (is_caching and sources.get("prefix_caching", True)):
+    if not (is_caching and sources.value("prefix_caching")):
         sources.refuse(_CACHE_ONLY, "requires prefix caching")
-    if not sources.get("foresee_deadlines", True):
-        sources.refuse(["min_deadline_chance"], "requires --foresee-deadlines on")
+    if not sources.value("deadline_admission"):
+        sources.refuse(["min_deadline_chance"], "requires --deadline-admission on")
     if "policy_file" in sources:
         sources.refuse(
             ["tenant_weights"], "cannot be combined with --policy-file, which has the weights"
@@ -157,7 +157,7 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
     """Of executors with our own batching. Raises ValueError naming a setting."""
-    kind, device = sources.get("executor", ExecutorKind.TORCH), sources.get("device", "cpu")
+    kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
     derived: dict[str, Any] = {}
@@ -220,7 +220,7 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
     """Fields by their paths. Raises ValueError naming the setting, or the variable."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
-        port = sources.get("port", 50051)
+        port = sources.value("port")
         # There is none after the last port.
         behind = port + step if 0 < port <= _MAX_PORT - step else 0
         ports[name] = sources.get(name) if name in sources else behind

@@ -70,7 +70,7 @@ class FrontConfig:
 
     `max_text_bytes_per_tenant`: a single text that is longer is taken when its tenant has no other.
     `tenant_metadata_key`: empty for a single tenant. What the engine keeps for Resume is
-    bounded by `max_resume_bytes`, prompts included, and `max_parked_requests`; beyond a bound the
+    bounded by `max_resume_bytes`, prompts included, and `max_detached_requests`; beyond a bound the
     tenant that has most gives way. `has_content`: prompts and outputs are a part of the records of
     requests that have ended.
     """
@@ -174,8 +174,11 @@ class FrontConfig:
         " many of their results",
         at_least=1,
     )
-    max_parked_requests: int = setting(
-        1024, "survival", "such requests without a reader that the engine keeps", at_least=1
+    max_detached_requests: int = setting(
+        1024,
+        "survival",
+        "detached requests (such requests without a reader) that the engine keeps",
+        at_least=1,
     )
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from penstock.server.front.request_table import RequestTable, view_of
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.watched_write import SharedWriter
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePort, EngineUnavailable, ResumePort
+from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id
@@ -118,9 +118,9 @@ class Front:
         return sum(request.stream.num_backlog_tokens for request in self.table)
 
     @property
-    def num_parked(self) -> int:
+    def num_detached(self) -> int:
         """Requests without a reader."""
-        return sum(request.is_parked for request in self.table)
+        return sum(request.is_detached for request in self.table)
 
     @property
     def newest_place(self) -> Queued | None:
@@ -150,7 +150,7 @@ class Front:
     ) -> LiveRequest:
         """Open a request; the caller must `release` it in any case.
 
-        `account`: of this request, if one is kept; its opener closes it.
+        `account`: of this request; its opener closes it.
 
         Raises RequestError for every refusal that does not need the engine; others come over the
         stream.
@@ -184,8 +184,10 @@ class Front:
             tenant=generation.tenant,
             priority=generation.urgency.priority,
         )
-        request_id = generation.request_id or str(uuid.uuid4())
-        request = LiveRequest(request_id, generation, times.arrival_s)
+        request_id = generation.request_id or ("" if account is None else account.request_id)
+        request = LiveRequest(request_id or str(uuid.uuid4()), generation, times.arrival_s)
+        if self.table.is_full:
+            self._end_unread()
         self.table.add(request)
         if account is not None:
             account.live = request
@@ -214,7 +216,7 @@ class Front:
         live_keys: list[int] = []
         unread: list[str] = []
         for request in requests:
-            if request.is_released or request.is_parked:
+            if request.is_released or request.is_detached:
                 continue
             is_arriving = self.attaching.pop(request, None) is not None
             if request.generation.resumption is not None and (request.outputs or is_arriving):
@@ -230,7 +232,7 @@ class Front:
             self._remove(request)
             live_keys += request.live_keys
         self._cancel_keys(tuple(live_keys), FinishReason.CANCELLED)
-        if unread and isinstance(self.port, ResumePort):
+        if unread and self.port is not None:
             self.port.detach(tuple(unread))
 
     def detach(self, request: LiveRequest, refusal: Refusal) -> None:
@@ -332,7 +334,7 @@ class Front:
                 self.limits.vocab_size,
             )
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
-        if isinstance(self.port, ResumePort):
+        if self.port is not None:
             for request in self.table:
                 self._keep_result(request)  # of those whose readers have not reached the end
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
@@ -375,7 +377,7 @@ class Front:
         ]
         for request in left:
             self.detach(request, refusal)
-        if left and isinstance(self.port, ResumePort):
+        if left and self.port is not None:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
@@ -453,6 +455,14 @@ class Front:
         # first message, so that waits a little for the engine's first event.
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
+    def _end_unread(self) -> None:
+        """Make places in a full front, of requests that only wait to be read."""
+        now_s = self.clock()
+        unread = self.table.unread(now_s)
+        for request in unread:
+            self._dispatcher.cut(request, "ended and unread in a full front", now_s)
+        self.release_all(unread)
+
     def _remove(self, request: LiveRequest) -> None:
         """Remove the request from this front. Idempotent."""
         if request.is_released:
@@ -468,7 +478,7 @@ class Front:
 
     def _park(self, request: LiveRequest) -> None:
         """Park a request without a reader: the engine keeps its events, this front its replay."""
-        request.is_parked = True
+        request.is_detached = True
         stream = request.stream
 
         def pass_over() -> None:

@@ -30,6 +30,15 @@ class TokenInput:
 
     ids: NDArray[np.int32] | tuple[int, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        """How many they are."""
+        return len(self.ids)
+
+    def read(self) -> NDArray[np.int32]:
+        """The ids, int32 [num_tokens]."""
+        return np.asarray(self.ids, dtype=np.int32)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenInput) and np.array_equal(self.ids, other.ids)
 

@@ -13,7 +13,7 @@ from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, 
 from penstock.scheduler.events import Finished as EngineFinished
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.front.errors import ErrorReason, Refusal, refusal_for
+from penstock.server.front.errors import ENGINE_DOWN, Refusal, refusal_for
 from penstock.server.front.events import (
     Accepted,
     Finished,
@@ -37,7 +37,6 @@ OwnOutput: TypeAlias = "LiveOutput[LiveRequest]"
 
 _REASON_NAMES = {reason: reason.name for reason in FinishReason}
 _OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-_ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 
 
 class LiveRequest:
@@ -45,9 +44,9 @@ class LiveRequest:
 
     `ends`: of its outputs, once all have ended. `has_last_word`: the engine has reported how its
     first output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: its cancellation was
-    sent to the engine. `num_replays`: engines that it was given to after the first. `is_parked`: no
-    client reads it, and it is here only for another engine to get it. `is_catching_up`: what has
-    come of it waits here, however much that is, since it is not its client that keeps it waiting.
+    sent to the engine. `num_replays`: engines that received it after the first. `is_detached`: no
+    client reads it; it is kept here only to be sent to another engine. `is_catching_up`: its events
+    wait here without a limit, because the delay is not its client's.
     """
 
     __slots__ = (
@@ -63,7 +62,7 @@ class LiveRequest:
         "is_at_engine",
         "is_cancelled",
         "is_catching_up",
-        "is_parked",
+        "is_detached",
         "is_released",
         "num_cached_tokens",
         "num_replays",
@@ -88,7 +87,7 @@ class LiveRequest:
         self.is_at_engine = False
         self.is_cancelled = False
         self.is_catching_up = False
-        self.is_parked = False
+        self.is_detached = False
         self.is_released = False
         self.num_replays = 0
         self._submission: Submission | None = None
@@ -150,6 +149,11 @@ class LiveRequest:
         if not self.stream.is_closed:
             return self.phases.state
         return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
+
+    def is_unread_since(self, since_s: float) -> bool:
+        """Whether it ended before `since_s`, and its reader has started and not finished."""
+        is_over = self.stream.is_closed and not self.is_catching_up
+        return is_over and self.phases.marks[-1].since_s < since_s
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
@@ -278,7 +282,7 @@ class LiveRequest:
             return
         if output.num_repeating and end.reason in _OWN_ENDS:
             # It ended before it reached its earlier length: this is a different output.
-            self.fail(_ENGINE_DOWN, now_s)
+            self.fail(ENGINE_DOWN, now_s)
             return
         self.head.accept()
         delta = output.text.finish()
@@ -364,7 +368,7 @@ class LiveRequest:
         self.phases.token(at_s)
         if not output.repeats(token_id):
             # The continuation would not match what was delivered.
-            self.fail(_ENGINE_DOWN, now_s)
+            self.fail(ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
         """The request runs or waits again: report it, and let the next token be timed."""

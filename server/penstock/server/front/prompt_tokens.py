@@ -1,18 +1,19 @@
-"""Tokenises prompts of every kind, off the event loop where that takes long.
+"""Prompts of every kind to token ids, and these to text, off the event loop where that takes long.
 
-Owns the order of the checks: what can be refused by counting bytes is refused before it is
-tokenised, and a text counts against its tenant's quotas first. Every text is charged, also of
-prompts that are refused afterwards and of calls that only tokenise, to this front's accounts of the
-limits per minute; the engine's accounts, which all fronts share, are charged for admitted requests
-(`quota_accounts.py`), so a tenant must meet both. An account holds a minute's worth and fills at
-the rate of the limit, as the engine's do; it is stored as the time at which it is full again.
+Owns the order of the checks: what can be refused by counting bytes or ids is refused before any
+work, and a prompt counts against its tenant's quotas first. Every prompt is charged, also those
+that are refused afterwards and those of calls that only tokenise or detokenise, to this front's
+accounts of the limits per minute; the engine's accounts, which all fronts share, are charged for
+admitted requests (`quota_accounts.py`), so a tenant must meet both. An account holds a minute's
+worth and fills at the rate of the limit, as the engine's do; it is stored as the time at which it
+is full again.
 """
 
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +55,14 @@ from penstock.server.text.errors import (
 )
 from penstock.server.text.model_text import ModelText
 from penstock.server.text.token_bound import num_utf8_bytes
-from penstock.server.text.tokenizer_pool import in_one_step
+from penstock.server.text.tokenizer import TextAccount
+from penstock.server.text.tokenizer_pool import Steps, in_one_step, run_at_once
 
 _MAX_TOKENS_HASHED_ON_LOOP = 4096
 """About a third of a millisecond."""
 _MAX_TOKENS_DECODED_ON_LOOP = 1024
+_BYTES_PER_TOKEN: Final = 4
+"""Of the text of token ids, about: by it they take turns, and are bounded, as texts are."""
 _SALT_BYTES = 16
 _WINDOW_PATH = "chat_prompt.window_tokens"
 _TOOLS_PATH = "chat_prompt.tools"
@@ -97,7 +101,7 @@ class TextQuotas:
         self._accounts: dict[str, _Account] = {}
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """Charge one text of at least `num_tokens`; `settle` once they are known.
+        """Charge one prompt of at least `num_tokens`; `settle` once they are known.
 
         Raises RequestError (QUOTA_EXCEEDED), without charging, where a limit is exceeded.
         """
@@ -142,7 +146,7 @@ class TextQuotas:
         self._add(tenant, 0, num_tokens)
 
     def take_back(self, tenant: str, num_tokens: int) -> None:
-        """Refund a charged text that is not tokenised."""
+        """Refund a charged prompt that was not worked on."""
         self._add(tenant, -1, -num_tokens)
 
     def _add(self, tenant: str, num_requests: int, num_tokens: int) -> None:
@@ -184,16 +188,14 @@ def refuse_waiting_text(tenant: str, error: TooMuchText) -> RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedPrompt:
-    """Token ids int32 [n] and the `text` they came from, empty for token ids.
+    """Token ids int32 [n] and their `text`, empty for token ids unless it was asked for.
 
-    `num_dropped_messages`: the oldest chat messages that its window left out. `num_tokenised`: as
-    in `EncodedChat`.
+    `num_dropped_messages`: the oldest chat messages that its window left out.
     """
 
     ids: NDArray[np.int32]
     text: str = ""
     num_dropped_messages: int = 0
-    num_tokenised: int = 0
 
 
 class Prompts:
@@ -215,43 +217,39 @@ class Prompts:
         *,
         tenant: str,
         max_tokens: int | None = None,
+        has_text: bool = False,
         is_replay: bool = False,
     ) -> EncodedPrompt:
-        """The prompt as token ids.
+        """The prompt as token ids. `has_text`: of token ids, the text is needed too.
 
         Raises RequestError when the text is too long to ever fit, is invalid, has more than
         `max_tokens`, exceeds the tenant's quotas, or contains tokens that the model does not have
         (a tokenizer may have more of them than the model embeds).
         """
-        if isinstance(prompt, TokenInput):
-            return EncodedPrompt(ids=np.array(prompt.ids, dtype=np.int32))
-        if isinstance(prompt, LongTokenInput):
-            ids = await self.on_thread(prompt.read, num_bytes=prompt.num_tokens, tenant=tenant)
-            return EncodedPrompt(ids=ids)
         least = self._least(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
         if least > limits.max_context_prompt_tokens and not is_window:
             raise refuse_prompt(path, least, limits, qualifier="at least ")
         if not is_replay:
             self.quotas.charge(tenant, least)
-        num_tokens = least
+
+        def settle(num_tokens: int) -> None:
+            if not is_replay:
+                self.quotas.settle(tenant, max(0, num_tokens - least))
+
         try:
-            encoded = await self._encoded(prompt, limits, tenant, max_tokens, is_replay=is_replay)
-            # A chat that is cut to a window was tokenised in full.
-            num_tokens = max(least, len(encoded.ids), encoded.num_tokenised)
+            if isinstance(prompt, TokenInput | LongTokenInput):
+                return await self._read(prompt, tenant, has_text=has_text, is_bounded=not is_replay)
+            encoded = await self._encoded(
+                prompt, limits, max_tokens, TextAccount(tenant, not is_replay, settle)
+            )
         except TooMuchText as error:
             self.quotas.take_back(tenant, least)
             raise refuse_waiting_text(tenant, error) from None
         except TooManyTokens as error:
-            num_tokens = error.num_tokens
-            raise refuse_prompt(path, num_tokens, limits, qualifier="at least ") from None
+            raise refuse_prompt(path, error.num_tokens, limits, qualifier="at least ") from None
         except TextError as error:
-            if isinstance(error, WindowTooSmall):
-                num_tokens = max(least, error.num_tokenised)
             raise _refuse_text(error, path) from error
-        finally:
-            if not is_replay:
-                self.quotas.settle(tenant, num_tokens - least)
         _check_embedded(encoded.ids, path, limits)
         return encoded
 
@@ -262,8 +260,8 @@ class Prompts:
 
         Raises RequestError.
         """
-        if isinstance(generation.prompt, LongTokenInput):
-            # Refused by the count alone, before the ids are converted.
+        if isinstance(generation.prompt, TokenInput | LongTokenInput):
+            # Refused by the count alone, before the ids are converted or decoded.
             check_prompt_fits(generation, generation.prompt.num_tokens, limits)
         encoded = await self.encode(
             generation.prompt,
@@ -271,6 +269,7 @@ class Prompts:
             limits,
             tenant=generation.tenant,
             max_tokens=limits.max_context_prompt_tokens,
+            has_text=generation.output.echo,
             is_replay=is_replay,
         )
         ids = encoded.ids
@@ -292,63 +291,66 @@ class Prompts:
         if len(ids) <= _MAX_TOKENS_HASHED_ON_LOOP:
             prompt = hashed()
         else:
-            prompt = await self.on_thread(hashed, num_bytes=len(ids), tenant=generation.tenant)
-        text = ""
-        if generation.output.echo:
-            text = encoded.text or await self._decode(ids, generation.tenant)
-        return prompt, text
+            prompt = await self.on_thread(hashed, num_tokens=len(ids), tenant=generation.tenant)
+        return prompt, encoded.text if generation.output.echo else ""
 
     async def detokenise(
-        self, ids: NDArray[np.integer[Any]], *, tenant: str, skip_special_tokens: bool
+        self, ids: TokenInput | LongTokenInput, *, tenant: str, skip_special_tokens: bool
     ) -> str:
         """The text of token ids, for Detokenize. Raises RequestError."""
-        self.quotas.charge(tenant, len(ids))
+        self.quotas.charge(tenant, ids.num_tokens)
         try:
-            return await self._decode(
-                ids, tenant, skip_special_tokens=skip_special_tokens, is_bounded=True
+            read = await self._read(
+                ids, tenant, has_text=True, skip_special_tokens=skip_special_tokens
             )
         except TooMuchText as error:
-            self.quotas.take_back(tenant, len(ids))
+            self.quotas.take_back(tenant, ids.num_tokens)
             raise refuse_waiting_text(tenant, error) from None
+        return read.text
 
-    async def on_thread(
-        self, task: Callable[[], T], *, num_bytes: int, tenant: str, is_bounded: bool = False
-    ) -> T:
-        """Run long work for a tenant on the pool, in turn with other texts.
-
-        `is_bounded`: raises TooMuchText where it has too much waiting.
-        """
+    async def on_thread(self, task: Callable[[], T], *, num_tokens: int, tenant: str) -> T:
+        """Run long work on tokens that were charged on the pool, in turn with other texts."""
+        num_bytes = num_tokens * _BYTES_PER_TOKEN
         return await self._text.tokenizer.pool.run(
-            in_one_step(task, num_bytes), tenant=tenant, num_bytes=num_bytes, is_bounded=is_bounded
+            in_one_step(task, num_bytes), tenant=tenant, num_bytes=num_bytes, is_bounded=False
         )
 
-    async def _decode(
+    async def _read(
         self,
-        ids: NDArray[np.integer[Any]],
+        prompt: TokenInput | LongTokenInput,
         tenant: str,
         *,
+        has_text: bool,
         skip_special_tokens: bool = True,
-        is_bounded: bool = False,
-    ) -> str:
-        def decoded() -> str:
-            return self._text.tokenizer.decode(
+        is_bounded: bool = True,
+    ) -> EncodedPrompt:
+        """Token ids, and their text if needed. Raises TooMuchText, as for a text of that length."""
+        num_bytes = prompt.num_tokens * _BYTES_PER_TOKEN
+
+        def steps() -> Steps[EncodedPrompt]:
+            yield num_bytes
+            ids = prompt.read()
+            if not has_text:
+                return EncodedPrompt(ids=ids)
+            yield num_bytes
+            text = self._text.tokenizer.decode(
                 ids.tolist(), skip_special_tokens=skip_special_tokens
             )
+            return EncodedPrompt(ids=ids, text=text)
 
-        if len(ids) <= _MAX_TOKENS_DECODED_ON_LOOP:
-            return decoded()
-        return await self.on_thread(
-            decoded, num_bytes=len(ids), tenant=tenant, is_bounded=is_bounded
+        is_long = has_text and prompt.num_tokens > _MAX_TOKENS_DECODED_ON_LOOP
+        if not (is_long or isinstance(prompt, LongTokenInput)):
+            return run_at_once(steps())
+        return await self._text.tokenizer.pool.run(
+            steps(), tenant=tenant, num_bytes=num_bytes, is_bounded=is_bounded
         )
 
     async def _encoded(
         self,
         prompt: TextInput | ChatInput,
         limits: Limits,
-        tenant: str,
         max_tokens: int | None,
-        *,
-        is_replay: bool,
+        account: TextAccount,
     ) -> EncodedPrompt:
         tokenizer = self._text.tokenizer
         if isinstance(prompt, TextInput):
@@ -356,8 +358,7 @@ class Prompts:
                 prompt.text,
                 add_special_tokens=prompt.add_special_tokens,
                 max_tokens=max_tokens,
-                tenant=tenant,
-                is_bounded=not is_replay,
+                account=account,
             )
             return EncodedPrompt(ids=ids, text=prompt.text)
         chat = await tokenizer.encode_chat_async(
@@ -367,18 +368,16 @@ class Prompts:
             window_tokens=prompt.window_tokens,
             max_tokens=max_tokens,
             data=prompt.data,
-            tenant=tenant,
-            is_bounded=not is_replay,
+            account=account,
         )
         return EncodedPrompt(
-            ids=chat.ids,
-            text=chat.text,
-            num_dropped_messages=chat.num_dropped_messages,
-            num_tokenised=chat.num_tokenised,
+            ids=chat.ids, text=chat.text, num_dropped_messages=chat.num_dropped_messages
         )
 
-    def _least(self, prompt: TextInput | ChatInput) -> int:
-        """A lower bound of the number of its tokens."""
+    def _least(self, prompt: PromptInput) -> int:
+        """A lower bound of the number of its tokens; of token ids, their number."""
+        if isinstance(prompt, TokenInput | LongTokenInput):
+            return prompt.num_tokens
         if isinstance(prompt, TextInput):
             num_bytes = num_utf8_bytes(prompt.text)
         else:

@@ -23,7 +23,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig
-from penstock.server.facades import NO_FACADE
+from penstock.server.gateways import NO_GATEWAY
 from penstock.server.link.board import EngineBoard, create_board
 from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.engine_loop import EngineLoop, StatusBoardExecutor, StatusPublisher
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
             cache_book=book,
             kept_limits=KeptLimits(
                 max_bytes=launch.server.front.max_resume_bytes,
-                max_unread=launch.server.front.max_parked_requests,
+                max_unread=launch.server.front.max_detached_requests,
             ),
         )
         hub = FrontConnections(listener, dispatcher)
@@ -249,7 +249,7 @@ def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None)
 
 def _cache_book(launch: EngineLaunch, engine: Engine) -> CacheBook | None:
     """The index of cached blocks for gateways; None if no gateway is served or it is unknown."""
-    if launch.server.facade == NO_FACADE or engine.ready_fd is not None:
+    if launch.server.gateway == NO_GATEWAY or engine.ready_fd is not None:
         return None
     return engine.keep_cache_book()
 

@@ -22,10 +22,10 @@ import uvloop
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig
-from penstock.server.facades import NO_FACADE, load_facade
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
+from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.frames import EngineHello
 from penstock.server.link.ports import EnginePortListener
@@ -81,9 +81,9 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
             max_bytes_per_tenant=config.front.max_text_bytes_per_tenant,
         )
         security = _security(launch.server)
-        board = _board(launch)
+        board = BoardView.taking(launch.board_fd)
         recorder = None if watch is None else watch.recorder
-        server = _server(launch, text, port, security, recorder, _facade(config, board))
+        server = _server(launch, text, port, security, recorder, _gateway(config, board))
         server.front.gate = QueueGate(
             board,
             config.num_fronts,
@@ -122,22 +122,12 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     return EXIT_OK
 
 
-def _board(launch: FrontLaunch) -> BoardView | None:
-    """The engine's status board: queue and load; None without a board."""
-    if launch.board_fd < 0:
-        return None
-    try:
-        return BoardView(launch.board_fd)
-    finally:
-        os.close(launch.board_fd)
-
-
-def _facade(config: ServerConfig, board: BoardView | None) -> GatewayServiceMaker | None:
+def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMaker | None:
     """The gateway protocol to serve, if one is configured; its code is loaded only then."""
-    if config.facade == NO_FACADE:
+    if config.gateway == NO_GATEWAY:
         return None
-    facade = load_facade(config.facade)
-    return lambda front, gate: facade.make_service(front, gate, board)
+    gateway = load_gateway(config.gateway)
+    return lambda front, gate: gateway.make_service(front, gate, board)
 
 
 class _Heartbeat:
@@ -194,7 +184,7 @@ def _server(
     port: UnixEnginePort,
     security: Security,
     recorder: RequestRecorder | None,
-    facade: GatewayServiceMaker | None,
+    gateway: GatewayServiceMaker | None,
 ) -> FrontServer:
     observer, front = launch.server.observer, launch.server.front
     is_tracing = recorder is not None and observer.tracing.is_on
@@ -211,7 +201,7 @@ def _server(
         recorder=recorder,
         is_tracing=is_tracing,
         security=security,
-        facade=facade,
+        gateway=gateway,
     )
 
 

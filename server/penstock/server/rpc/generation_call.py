@@ -1,6 +1,6 @@
 """Opens one request on a front and writes its stream, for any contract.
 
-Owns the call's times, that a refusal carries the request id, the loop that takes events and writes
+Owns the call's times, the loop that takes events and writes
 messages, and the distinction between a stalled reader and a client that disconnected. Takes our own
 message; gateway services translate theirs first. The encoder owns the form of the messages.
 """
@@ -16,12 +16,8 @@ from penstock.server.front.errors import Refusal, RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
-from penstock.server.rpc.handlers import CallFailed, Context, call_timeout_s
-from penstock.server.rpc.mapping_in.generation import (
-    num_lowered_priorities,
-    read_generation,
-    valid_request_id,
-)
+from penstock.server.rpc.handlers import Context, call_timeout_s
+from penstock.server.rpc.mapping_in.generation import num_lowered_priorities, read_generation
 from penstock.server.rpc.parsing import num_unknown_fields
 from penstock.v1 import generation_service_pb2 as pb
 
@@ -41,30 +37,22 @@ async def open_request(
     account: RequestAccount,
     refusal: Refusal | None = None,
 ) -> LiveRequest:
-    """Validate the message and open its request; the caller releases it. Raises CallFailed, also
+    """Validate the message and open its request; the caller releases it. Raises RequestError, also
     for a `refusal` while it was parsed.
     """
     if refusal is not None:
-        raise _failure(message, refusal, account)
-    try:
-        generation = read_generation(
-            message,
-            front.current_limits(),
-            front.model_names,
-            tenant=account.tenant,
-            ceilings=account.ceilings,
-            trace_id=account.trace.trace_id,
-        )
-        front.counters.num_unknown_fields += num_unknown_fields(message)
-        front.counters.num_lowered_priorities += num_lowered_priorities(message, account.ceilings)
-        return await front.open(generation, times, account)
-    except RequestError as error:
-        raise _failure(message, error.refusal, account) from None
-
-
-def _failure(message: pb.GenerateRequest, refusal: Refusal, account: RequestAccount) -> CallFailed:
-    account.request_id = valid_request_id(message)
-    return CallFailed(refusal, account.request_id)
+        raise RequestError(refusal)
+    generation = read_generation(
+        message,
+        front.current_limits(),
+        front.model_names,
+        tenant=account.tenant,
+        ceilings=account.ceilings,
+        trace_id=account.trace.trace_id,
+    )
+    front.counters.num_unknown_fields += num_unknown_fields(message)
+    front.counters.num_lowered_priorities += num_lowered_priorities(message, account.ceilings)
+    return await front.open(generation, times, account)
 
 
 class Encoder(Protocol):

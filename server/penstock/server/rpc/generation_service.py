@@ -17,7 +17,6 @@ from penstock.server.front.errors import RequestError, refuse_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.ports import ResumePort
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
@@ -96,8 +95,6 @@ class GenerationService:
                 request.generation.output.chunks, self._front.config, self._front.text.token_bytes
             )
             await deliver(self._front, request, encoder, context)
-        except RequestError as error:
-            raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
 
@@ -108,12 +105,8 @@ class GenerationService:
         message = once.generation
         del data
         self._accounts.describe(account, message, is_stream=False)
-        try:
-            check_no_chunks(message)
-            check_not_resumable(message)
-        except RequestError as error:
-            account.request_id = valid_request_id(message)
-            raise CallFailed(error.refusal, account.request_id) from None
+        check_no_chunks(message)
+        check_not_resumable(message)
         request = await open_request(self._front, message, times, account, refusal)
         # What the loop has not come to encode is not what a client leaves unread.
         request.is_catching_up = True
@@ -122,8 +115,6 @@ class GenerationService:
         try:
             while batch := await request.stream.take():
                 await turns.make(encoder.add(batch))
-        except RequestError as error:
-            raise CallFailed(error.refusal, request.request_id) from None
         finally:
             self._front.release(request)
         account.num_messages = 1
@@ -177,7 +168,7 @@ class ResumeService:
 
     def on_engine(self) -> None:
         """An engine has connected: release requests that other fronts attach."""
-        if isinstance(self._front.port, ResumePort):
+        if self._front.port is not None:
             self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
@@ -193,8 +184,8 @@ class ResumeService:
                 "received_token_counts",
                 f"must have at most {front.config.max_num_outputs} entries",
             )
-        violations.raise_if_any()
         try:
+            violations.raise_if_any()
             request = await self._attachments.attach(
                 message.request_id, caller.tenant, caller.ceilings
             )
@@ -203,7 +194,7 @@ class ResumeService:
             finally:
                 front.release(request)
         except RequestError as error:
-            raise CallFailed(error.refusal, message.request_id) from None
+            raise CallFailed(error.refusal, valid_request_id(message)) from None
 
     async def _deliver(
         self,

@@ -17,6 +17,7 @@ import logging
 import math
 import random
 import traceback
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -26,7 +27,7 @@ import grpc.aio
 from google.rpc.status_pb2 import Status
 
 from penstock.server.front.accounts import Outcome, RequestAccount
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import INTERNAL, ErrorReason, Refusal, RequestError
 from penstock.server.front.front import Front
 from penstock.server.observe.request_record import RequestOptions
 from penstock.server.observe.trace_context import (
@@ -37,6 +38,7 @@ from penstock.server.observe.trace_context import (
     parse_traceparent,
     trace_metadata,
 )
+from penstock.server.rpc.mapping_in.generation import valid_request_id
 from penstock.server.rpc.statuses import STATUS_RULES, abort_of, retry_delay_s, status_of
 from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
@@ -50,7 +52,6 @@ UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes
 StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
-_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 _ABORT_TIMEOUT_S = 5.0
 """How long writing a status may block on a full flow-control window before the call is reset."""
 _OPTION_DIGITS = 6
@@ -77,7 +78,7 @@ Arrived = AdmittedCall | Refusal
 
 
 class CallFailed(Exception):
-    """A failure with the id of the request it belongs to, for RequestInfo."""
+    """A failure of a call about another call's request, whose id RequestInfo carries."""
 
     def __init__(self, refusal: Refusal, request_id: str) -> None:
         super().__init__(refusal.reason.value)
@@ -133,7 +134,8 @@ class CallAccounts:
     def describe(
         self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
     ) -> None:
-        """Record the options of `message`, whether or not it is refused later."""
+        """Record the id and the options of `message`, whether or not it is refused later."""
+        account.request_id = valid_request_id(message) or str(uuid.uuid4())
         if not self._accounts.are_kept:
             return
         # Another name could be anything, and would add a series to every metric.
@@ -265,14 +267,14 @@ class HandlerWrapper:
         frames = "".join(traceback.format_tb(error.__traceback__))
         extra = {"request_id": request_id, "trace_id": trace_id.hex()}
         _log.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
-        return _INTERNAL
+        return INTERNAL
 
     def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Refusal:
         if account is None:
             return self.internal_error(method, error)
-        known = account if account.live is None else account.live
-        trace_id = account.trace.trace_id
-        return self.internal_error(method, error, request_id=known.request_id, trace_id=trace_id)
+        return self.internal_error(
+            method, error, request_id=account.request_id, trace_id=account.trace.trace_id
+        )
 
     def _retry_delay_s(self, refusal: Refusal) -> float | None:
         return retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
@@ -303,13 +305,14 @@ class HandlerWrapper:
         self._num_active_calls += 1
         self._num_calls += 1
         self._idle.clear()
+        request_id = ""
         try:
             try:
                 return await call
             except CallFailed as error:
                 refusal, request_id = error.refusal, error.request_id
             except RequestError as error:
-                refusal, request_id = error.refusal, ""
+                refusal = error.refusal
             except grpc.aio.AbortError:
                 raise
             except grpc.aio.BaseError as error:
@@ -317,7 +320,7 @@ class HandlerWrapper:
                 # There is no client left to report to, and it is not our error.
                 raise asyncio.CancelledError from error
             except Exception as error:
-                refusal, request_id = self._bug_of(method, error, account), ""
+                refusal = self._bug_of(method, error, account)
             return await self._abort(refusal, request_id, context, account)
         finally:
             self._num_active_calls -= 1
@@ -327,10 +330,11 @@ class HandlerWrapper:
     async def _abort(
         self, refusal: Refusal, request_id: str, context: Context, account: RequestAccount | None
     ) -> NoReturn:
+        if account is not None:
+            account.refusal, request_id = refusal, account.request_id
         abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
         trailers = abort.trailers
         if account is not None:
-            account.refusal = refusal
             trailers = (*trailers, *trace_metadata(account.trace))
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_S):

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import grpc
-import numpy as np
 
 from penstock.server.front.errors import ErrorReason, refuse, refuse_feature
 from penstock.server.front.front import Front
-from penstock.server.front.generation import ChatInput, TextInput
+from penstock.server.front.generation import ChatInput, LongTokenInput, TextInput, TokenInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.prompt_tokens import EncodedPrompt
 from penstock.server.rpc.handlers import Context, HandlerWrapper, UnaryHandler
@@ -21,10 +20,9 @@ from penstock.server.rpc.mapping_in.generation import check_model
 from penstock.server.rpc.mapping_in.prompt import (
     CHAT_PATH,
     TEXT_PATH,
-    check_token_ids,
     read_chat,
     read_text,
-    token_array,
+    token_input,
 )
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.mapping_model import model_of
@@ -130,22 +128,19 @@ class ModelService:
         check_model(request.model if request.HasField("model") else None, self._front.model_names)
         limits = self._limits()
         violations = Violations()
-        ids = np.array([], dtype=np.int64)
+        ids: TokenInput | LongTokenInput = TokenInput(ids=())
         if violations.count("token_ids", len(request.token_ids), limits.max_total_tokens):
-            ids = await self._worked(
-                functools.partial(token_array, request.token_ids), len(request.token_ids), tenant
-            )
-            check_token_ids(ids, "token_ids", limits, violations)
+            ids = token_input(request.token_ids, "token_ids", limits, violations)
         violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._front.prompts.detokenise(ids, tenant=tenant, skip_special_tokens=skip)
-        return await self._worked(functools.partial(_text_as_bytes, text), len(ids), tenant)
+        return await self._worked(functools.partial(_text_as_bytes, text), ids.num_tokens, tenant)
 
     async def _worked(self, task: Callable[[], T], num_tokens: int, tenant: str) -> T:
         """The result of a task for so many tokens, on a thread if it takes long."""
         if num_tokens <= _TOKENS_AT_ONCE:
             return task()
-        return await self._front.prompts.on_thread(task, num_bytes=num_tokens, tenant=tenant)
+        return await self._front.prompts.on_thread(task, num_tokens=num_tokens, tenant=tenant)
 
     def _model(self) -> model_pb2.ModelInfo:
         return model_of(self._front, self._keepalive, has_operations=self._has_operations)

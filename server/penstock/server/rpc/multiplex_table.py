@@ -20,11 +20,7 @@ from penstock.server.front.submission import CallTimes
 from penstock.server.front.watched_write import SharedWriter
 from penstock.server.observe.trace_context import RemoteParent, parse_traceparent
 from penstock.server.rpc.handlers import OK, CallAccounts, HandlerWrapper, outcome_of
-from penstock.server.rpc.mapping_in.generation import (
-    num_lowered_priorities,
-    read_generation,
-    valid_request_id,
-)
+from penstock.server.rpc.mapping_in.generation import num_lowered_priorities, read_generation
 from penstock.server.rpc.mapping_out import encoder_for
 from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
 from penstock.server.rpc.parsing import num_unknown_fields
@@ -51,7 +47,6 @@ class MultiplexedRequest:
         "_is_marked",
         "_num_credit_tokens",
         "_refusal",
-        "_request_id",
         "_stream",
         "_writer",
         "account",
@@ -79,7 +74,6 @@ class MultiplexedRequest:
         self._stream: TokenStream | None = None
         self._is_marked = False
         self._refusal: Refusal | None = None
-        self._request_id = ""
 
     @property
     def refusal(self) -> Refusal | None:
@@ -95,8 +89,8 @@ class MultiplexedRequest:
 
     @property
     def request_id(self) -> str:
-        """Its id, if known; else empty."""
-        return self._request_id if self.request is None else self.request.request_id
+        """Its id."""
+        return self.account.request_id
 
     def live(self, request: LiveRequest, front: Front) -> None:
         """`front` has opened it: from now on its events are written."""
@@ -112,9 +106,9 @@ class MultiplexedRequest:
         request.stream.attach(self.mark)
         self.mark()
 
-    def refuse(self, refusal: Refusal, request_id: str) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """The front has refused it."""
-        self._refusal, self._request_id = refusal, request_id
+        self._refusal = refusal
         self.mark()
 
     def give_credit(self, num_tokens: int) -> None:
@@ -215,7 +209,6 @@ class MultiplexTable:
         account = self._open_account(message)
         if message.key in self._requests:
             error = refuse_field("submit.key", "is the key of a request that has not ended")
-            account.request_id = valid_request_id(message.generation)
             self._accounts.close(account, outcome_of(error.refusal))
             raise error
         request = MultiplexedRequest(
@@ -240,8 +233,7 @@ class MultiplexTable:
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
                 return
-        account.request_id = valid_request_id(message.generation)
-        self._refuse(request, refusal, account.request_id)
+        self._refuse(request, refusal)
 
     def cancel(self, key: int) -> None:
         """End a request as CANCELLED; no effect on a key that is not live."""
@@ -338,8 +330,8 @@ class MultiplexTable:
             )
             live.fail(refusal, self._front.clock())
 
-    def _refuse(self, request: MultiplexedRequest, refusal: Refusal, request_id: str) -> None:
-        request.refuse(refusal, request_id)
+    def _refuse(self, request: MultiplexedRequest, refusal: Refusal) -> None:
+        request.refuse(refusal)
         self._num_unsent_refusals += 1
         if self._num_unsent_refusals >= MAX_UNSENT_REFUSALS:
             self._room.clear()

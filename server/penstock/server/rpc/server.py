@@ -66,7 +66,7 @@ class FrontServer:
     this as its listener. `recorder` and `is_tracing`: see `Front`; every record is noted when
     `drain` or `stop` returns.
     `has_operations`: the service has an OperationsService, on a separate port. `security` None:
-    plain text, and every client may call. `facade` makes a service of another contract over the
+    plain text, and every client may call. `gateway` makes a service of another contract over the
     same front, None for none.
     """
 
@@ -84,7 +84,7 @@ class FrontServer:
         recorder: RequestRecorder | None = None,
         is_tracing: bool = False,
         security: Security | None = None,
-        facade: GatewayServiceMaker | None = None,
+        gateway: GatewayServiceMaker | None = None,
     ) -> None:
         self.front = Front(
             text, config, port=port, clock=clock, recorder=recorder, is_tracing=is_tracing
@@ -92,9 +92,11 @@ class FrontServer:
         self._keepalive = keepalive or KeepaliveConfig()
         self._tls = None if security is None else security.tls
         self._gate = AccessControl(security, tenant_metadata_key=config.tenant_metadata_key)
-        self._facade = None if facade is None else facade(self.front, self._gate)
-        foreign = () if self._facade is None else (self._facade.name,)
-        self._services = (*_OWN_SERVICES, *foreign)
+        self._gateway = None if gateway is None else gateway(self.front, self._gate)
+        self._services = _OWN_SERVICES
+        if self._gateway is not None:
+            self._services += (self._gateway.name,)
+            self._gate.add_rights(self._gateway.rights)
         self.health = Health(self._services, max_stall_s=config.max_reader_stall_s)
         self._models = ModelService(self.front, self._keepalive, has_operations=has_operations)
         own_options = server_options(self._keepalive, config.transport)
@@ -142,8 +144,8 @@ class FrontServer:
                 self._models.handlers(self._wrapper),
             )
         )
-        if self._facade is not None:
-            timely.add_generic_rpc_handlers((self._facade.handlers(self._wrapper),))
+        if self._gateway is not None:
+            timely.add_generic_rpc_handlers((self._gateway.handlers(self._wrapper),))
         # Annotated with concrete servers, but accepts a wrapper of one.
         health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
         # Untyped upstream.
@@ -189,7 +191,7 @@ class FrontServer:
             async with asyncio.timeout(grace_s):
                 await self._wrapper.wait_until_idle()
         if self.num_live_requests:
-            num_unread = self.front.num_parked
+            num_unread = self.front.num_detached
             if num_unread:
                 _log.info(
                     "drain: %d requests without a reader are left for other fronts", num_unread

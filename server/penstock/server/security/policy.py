@@ -24,13 +24,13 @@ MAX_LEEWAY_S: Final = 300.0
 class TenantPolicy(TenantQuota):
     """The rights and limits of one tenant. Raises SettingError naming the field.
 
-    `max_priority`, `max_retention_priority`: a higher priority in the queue, or for blocks in the
+    `max_priority`, `max_retention_level`: a higher priority in the queue, or level of blocks in the
     prefix cache, is lowered to this. `weight`: its share under fair order.
     """
 
     rights: frozenset[Right] = CLIENT_RIGHTS
     max_priority: int = setting(0, at_least=-MAX_PRIORITY, at_most=MAX_PRIORITY)
-    max_retention_priority: int = setting(MAX_PRIORITY, at_least=0, at_most=MAX_PRIORITY)
+    max_retention_level: int = setting(MAX_PRIORITY, at_least=0, at_most=MAX_PRIORITY)
     weight: float = setting(1.0, at_least=1 / MAX_WEIGHT, at_most=MAX_WEIGHT)
 
     @property
@@ -40,7 +40,7 @@ class TenantPolicy(TenantQuota):
 
     def caller(self, tenant: str) -> Caller:
         """A caller of this tenant."""
-        ceilings = PriorityCeilings(self.max_priority, self.max_retention_priority)
+        ceilings = PriorityCeilings(self.max_priority, self.max_retention_level)
         return Caller(tenant=tenant, rights=self.rights, ceilings=ceilings)
 
 

@@ -77,9 +77,9 @@ def fit_window(
     encode: Callable[[Sequence[ChatMessage]], Steps[EncodedT]],
     num_tokens: Callable[[str], Steps[int]],
     cost: TemplateCost,
-) -> Steps[tuple[EncodedT, int, int]]:
-    """The kept part of a chat, encoded, at most `window_tokens` long; the number of dropped
-    messages; the number of tokens that were encoded in all.
+) -> Steps[tuple[EncodedT, int]]:
+    """The kept part of a chat, encoded, at most `window_tokens` long, and the number of dropped
+    messages.
 
     `encode` renders and encodes a chat, `num_tokens` counts those of a plain text. Raises
     WindowTooSmall when the leading messages and the last turn alone are longer, and the exceptions
@@ -98,7 +98,6 @@ def fit_window(
     last_start = max((index for index, may in enumerate(may_start) if may), default=0)
     tried: set[int] = set()
     num_encoded = 0
-    num_made = sum(costs)
     for share in _SMALLER_WINDOWS:
         room_tokens = int(window_tokens * share) - base_tokens
         start = last_start if share == _SMALLER_WINDOWS[-1] else cut(sums, may_start, room_tokens)
@@ -107,13 +106,11 @@ def fit_window(
         tried.add(start)
         encoded = yield from encode([*messages[:num_leading], *turns[start:]])
         num_encoded = len(encoded)
-        num_made += num_encoded
         if num_encoded <= window_tokens:
-            return encoded, start, num_made
+            return encoded, start
     raise WindowTooSmall(
         "is too small for the leading messages and the last turn, which have at"
-        f" least {num_encoded} tokens",
-        num_made,
+        f" least {num_encoded} tokens"
     )
 
 

@@ -86,8 +86,9 @@ class ControlTokens:
         is_guarded: bool,
         add_special_tokens: bool,
         max_tokens: int | None = None,
+        count: Callable[[int], None] = lambda _: None,
     ) -> Steps[NDArray[np.int32]]:
-        """Token ids of a guarded text, int32 [n], a slice in each step.
+        """Token ids of a guarded text, int32 [n], a slice in each step; `count` gets their numbers.
 
         `is_guarded`: some part of the text was changed. Control tokens that the text spells without
         a mark are the template's and are allowed. Raises ControlTokenError if there are more:
@@ -98,12 +99,14 @@ class ControlTokens:
         before, after = self._added_ids if add_special_tokens else ([], [])
         parts: list[NDArray[np.int32]] = [np.array(before, dtype=np.int32)]
         num_tokens = len(before) + len(after)
+        count(num_tokens)
         for index, part in enumerate(self._cuts.slices(text)):
             if index:
                 yield len(part)
             # Not `encode`, which holds the interpreter lock until it is done.
             (encoding,) = tokenizer.encode_batch_fast([part], add_special_tokens=False)
             num_tokens += len(encoding)
+            count(len(encoding))
             if max_tokens is not None and num_tokens > max_tokens:
                 raise TooManyTokens(num_tokens)
             parts.append(_int32(encoding.ids))

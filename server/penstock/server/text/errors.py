@@ -26,14 +26,7 @@ class BadTemplateArgument(TextError):
 
 
 class WindowTooSmall(TextError):
-    """The last turn of a chat alone exceeds the requested window.
-
-    `num_tokenised`: tokens that were encoded to find that out.
-    """
-
-    def __init__(self, message: str, num_tokenised: int = 0) -> None:
-        super().__init__(message)
-        self.num_tokenised = num_tokenised
+    """The last turn of a chat alone exceeds the requested window."""
 
 
 class ControlTokenError(TextError):

@@ -11,7 +11,7 @@ tokens work. A client that wants control tokens sends token ids.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from penstock.server.text.errors import ChatTemplateMissing, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.text_cuts import SLICE_CHARS
 from penstock.server.text.token_bound import TokenBound
-from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_steps
+from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_steps, run_at_once
 
 _T = TypeVar("_T")
 
@@ -40,17 +40,37 @@ MAX_BYTES_PER_TENANT = 8 << 20
 class EncodedChat:
     """An encoded chat: `ids` int32 [n], and the `text` the template made of it.
 
-    `num_dropped_messages`: how many of the oldest a window dropped. `num_tokenised`: tokens that
-    were encoded for it, those dropped by a window too; 0: no more than `ids`.
+    `num_dropped_messages`: how many of the oldest a window dropped.
     """
 
     ids: NDArray[np.int32]
     text: str
     num_dropped_messages: int = 0
-    num_tokenised: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(slots=True)
+class TextAccount:
+    """To whom a text counts. `is_bounded`: it is refused where the tenant has too much waiting.
+
+    `num_made`: tokens that were made of it, those that a window drops and those of a refused or
+    cancelled text too; `on_end` gets them when no more are made.
+    """
+
+    tenant: str = ""
+    is_bounded: bool = True
+    on_end: Callable[[int], None] = lambda _: None
+    num_made: int = 0
+
+    def add(self, num_tokens: int) -> None:
+        """So many more tokens were made."""
+        self.num_made += num_tokens
+
+    def end(self) -> None:
+        """No more are made."""
+        self.on_end(self.num_made)
 
 
 class Tokenizer:
@@ -104,7 +124,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a client's text, int32 [n]. Raises ControlTokenError."""
-        return _result(self._encode(text, add_special_tokens=add_special_tokens))
+        steps = self._encode(text, add_special_tokens=add_special_tokens, account=TextAccount())
+        return run_at_once(steps)
 
     async def encode_async(
         self,
@@ -112,16 +133,18 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
-        tenant: str = "",
-        is_bounded: bool = True,
+        account: TextAccount | None = None,
     ) -> NDArray[np.int32]:
         """`encode`, in threads if the text is long, in turn with other tenants' texts.
 
-        Raises TooManyTokens as soon as there are more than `max_tokens`. `is_bounded`: raises
-        TooMuchText where the tenant has too much waiting.
+        Raises TooManyTokens as soon as there are more than `max_tokens`, and TooMuchText where the
+        tenant has too much waiting; then `account.on_end` is not called.
         """
-        steps = self._encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
-        return await self._run(steps, len(text), tenant, is_bounded=is_bounded)
+        account = account or TextAccount()
+        steps = self._encode(
+            text, add_special_tokens=add_special_tokens, max_tokens=max_tokens, account=account
+        )
+        return await self._run(steps, len(text), account)
 
     def encode_chat(
         self,
@@ -137,13 +160,14 @@ class Tokenizer:
         Raises ChatTemplateMissing, ChatTemplateError (also when the text is longer than
         `max_bytes`), ToolsUnsupported, BadTemplateArgument, ControlTokenError, and TooManyTokens.
         """
-        return _result(
+        return run_at_once(
             self._encode_chat(
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 max_bytes=max_bytes,
                 max_tokens=max_tokens,
                 data=data,
+                account=TextAccount(),
             )
         )
 
@@ -156,14 +180,14 @@ class Tokenizer:
         window_tokens: int | None = None,
         max_tokens: int | None = None,
         data: TemplateData = NO_DATA,
-        tenant: str = "",
-        is_bounded: bool = True,
+        account: TextAccount | None = None,
     ) -> EncodedChat:
         """`encode_chat`, in threads if the chat is long; otherwise as `encode_async`.
 
         With `window_tokens` the oldest turns are dropped to fit (chat_window.py), or WindowTooSmall
         is raised.
         """
+        account = account or TextAccount()
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes
         if window_tokens is None:
             steps = self._encode_chat(
@@ -172,6 +196,7 @@ class Tokenizer:
                 max_bytes=max_bytes,
                 max_tokens=max_tokens,
                 data=data,
+                account=account,
             )
         else:
             encode = functools.partial(
@@ -180,6 +205,7 @@ class Tokenizer:
                 max_bytes=max_bytes,
                 max_tokens=window_tokens,
                 data=data,
+                account=account,
             )
             steps = in_larger_steps(
                 self._encode_window(
@@ -187,17 +213,23 @@ class Tokenizer:
                     window_tokens,
                     encode,
                     cost_key=add_generation_prompt if data == NO_DATA else None,
+                    account=account,
                 ),
                 SLICE_CHARS // 2,
             )
-        return await self._run(steps, num_chars, tenant, is_bounded=is_bounded)
+        return await self._run(steps, num_chars, account)
 
     def close(self) -> None:
         """End the threads. Texts that still wait are dropped."""
         self.pool.close()
 
     def _encode(
-        self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        account: TextAccount,
+        max_tokens: int | None = None,
     ) -> Steps[NDArray[np.int32]]:
         yield self._controls.first_step_bytes(len(text))
         guarded = self._controls.guard(text)
@@ -206,8 +238,10 @@ class Tokenizer:
             is_guarded=guarded != text,
             add_special_tokens=add_special_tokens,
             max_tokens=max_tokens,
+            count=account.add,
         )
         if add_special_tokens and len(self._prepended):
+            account.add(len(self._prepended))
             return np.concatenate([self._prepended, ids])
         return ids
 
@@ -219,6 +253,7 @@ class Tokenizer:
         max_bytes: int,
         max_tokens: int | None,
         data: TemplateData,
+        account: TextAccount,
     ) -> Steps[EncodedChat]:
         if self._template is None:
             raise ChatTemplateMissing("the model has no chat template; send text or token ids")
@@ -233,7 +268,11 @@ class Tokenizer:
             data=guarded_data,
         )
         ids = yield from self._controls.encode(
-            text, is_guarded=is_guarded, add_special_tokens=False, max_tokens=max_tokens
+            text,
+            is_guarded=is_guarded,
+            add_special_tokens=False,
+            max_tokens=max_tokens,
+            count=account.add,
         )
         return EncodedChat(ids=ids, text=text.replace(MARK, "") if is_guarded else text)
 
@@ -244,11 +283,12 @@ class Tokenizer:
         encode: Callable[[Sequence[ChatMessage]], Steps[EncodedChat]],
         *,
         cost_key: bool | None,
+        account: TextAccount,
     ) -> Steps[EncodedChat]:
         """`cost_key`: under which the template's cost is cached; None measures it for this call."""
 
         def num_tokens(text: str) -> Steps[int]:
-            ids = yield from self._encode(text, add_special_tokens=False)
+            ids = yield from self._encode(text, add_special_tokens=False, account=account)
             return len(ids)
 
         def encode_up_to(turns: Sequence[ChatMessage]) -> Steps[EncodedChat]:
@@ -262,29 +302,30 @@ class Tokenizer:
         cost = None if cost_key is None else self._template_costs.get(cost_key)
         if cost is None:
             cost = measure_template(
-                lambda turns: _result(encode_up_to(turns)), lambda text: _result(num_tokens(text))
+                lambda turns: run_at_once(encode_up_to(turns)),
+                lambda text: run_at_once(num_tokens(text)),
             )
         if cost_key is not None:
             self._template_costs[cost_key] = cost
-        encoded, num_dropped, num_made = yield from fit_window(
+        encoded, num_dropped = yield from fit_window(
             messages,
             window_tokens,
             encode=encode_up_to,
             num_tokens=num_tokens,
             cost=cost,
         )
-        return replace(encoded, num_dropped_messages=num_dropped, num_tokenised=num_made)
+        return replace(encoded, num_dropped_messages=num_dropped)
 
-    async def _run(self, steps: Steps[_T], num_chars: int, tenant: str, *, is_bounded: bool) -> _T:
-        if num_chars <= MAX_INLINE_CHARS:
-            return _result(steps)
-        return await self.pool.run(steps, tenant=tenant, num_bytes=num_chars, is_bounded=is_bounded)
-
-
-def _result(steps: Steps[_T]) -> _T:
-    """Run all steps at once."""
-    while True:
+    async def _run(self, steps: Steps[_T], num_chars: int, account: TextAccount) -> _T:
+        if num_chars > MAX_INLINE_CHARS:
+            return await self.pool.run(
+                steps,
+                tenant=account.tenant,
+                num_bytes=num_chars,
+                is_bounded=account.is_bounded,
+                on_end=account.end,
+            )
         try:
-            next(steps)
-        except StopIteration as end:
-            return cast("_T", end.value)
+            return run_at_once(steps)
+        finally:
+            account.end()

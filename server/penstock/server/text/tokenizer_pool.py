@@ -40,13 +40,18 @@ _MAX_REMEMBERED: Final = 1024
 
 @dataclass(slots=True, eq=False)
 class _Step(Generic[T]):
-    """One step and the future of its result; `start`: its place in the order."""
+    """One step and the future of its result; `start`: its place in the order.
+
+    `on_end`: called when a running step has ended whose work was cancelled.
+    """
 
     start: float
     num_bytes: int
     is_large: bool
     task: Callable[[], T]
     done: "asyncio.Future[T]"
+    is_running: bool = False
+    on_end: Callable[[], None] | None = None
 
 
 class TokenizerPool:
@@ -87,12 +92,19 @@ class TokenizerPool:
         return self._bytes_of.get(tenant, 0)
 
     async def run(
-        self, steps: Steps[T], *, tenant: str = "", num_bytes: int, is_bounded: bool = True
+        self,
+        steps: Steps[T],
+        *,
+        tenant: str = "",
+        num_bytes: int,
+        is_bounded: bool = True,
+        on_end: Callable[[], None] | None = None,
     ) -> T:
         """Run all steps of a work on `num_bytes` in turn with others', and return its result.
 
         Raises TooMuchText where the tenant has too much here already, unless not `is_bounded`, and
-        the exceptions of the work. When cancelled, it ends after the current step.
+        the exceptions of the work. When cancelled, it ends after the current step, and counts as
+        the tenant's until then. `on_end` is called when work that was begun has ended.
         """
         held = self._bytes_of.get(tenant, 0)
         if is_bounded and held and held + num_bytes > self._max_bytes_per_tenant:
@@ -100,19 +112,28 @@ class TokenizerPool:
                 max_bytes=self._max_bytes_per_tenant, retry_after_s=held / self._bytes_per_s
             )
         self._bytes_of[tenant] = held + num_bytes
-        try:
-            is_done, result = _advance(steps)
-            while not is_done:
-                is_done, result = await self._step(
-                    steps, tenant, result, is_large=num_bytes > _LARGE_BYTES
-                )
-            return cast("T", result)
-        finally:
+        step: _Step[tuple[bool, Any]] | None = None
+
+        def ended() -> None:
             left = self._bytes_of[tenant] - num_bytes
             if left:
                 self._bytes_of[tenant] = left
             else:
                 del self._bytes_of[tenant]
+            if on_end is not None:
+                on_end()
+
+        try:
+            is_done, result = _advance(steps)
+            while not is_done:
+                step = self._queue(steps, tenant, result, is_large=num_bytes > _LARGE_BYTES)
+                is_done, result = await step.done
+            return cast("T", result)
+        finally:
+            if step is not None and step.is_running:
+                step.on_end = ended
+            else:
+                ended()
 
     def close(self) -> None:
         """End the threads. Work that still waits is dropped."""
@@ -122,9 +143,9 @@ class TokenizerPool:
             step.done.cancel()
         self._small, self._large = [], []
 
-    async def _step(
+    def _queue(
         self, steps: Steps[Any], tenant: str, num_bytes: int, *, is_large: bool
-    ) -> tuple[bool, Any]:
+    ) -> _Step[tuple[bool, Any]]:
         start = max(self._now, self._finish.get(tenant, 0.0))
         self._finish[tenant] = start + num_bytes + _STEP_BYTES
         done: asyncio.Future[tuple[bool, Any]] = asyncio.get_running_loop().create_future()
@@ -132,7 +153,7 @@ class TokenizerPool:
         queue = self._large if is_large else self._small
         heapq.heappush(queue, (start, next(self._numbers), step))
         self._start_some()
-        return await done
+        return step
 
     def _start_some(self) -> None:
         while self._num_running < self._num_threads:
@@ -147,6 +168,7 @@ class TokenizerPool:
             work = threads.submit(step.task)
             self._num_running += 1
             self._num_large_running += step.is_large
+            step.is_running = True
             self._watch(step, work)
 
     def _next(self) -> _Step[Any] | None:
@@ -162,6 +184,7 @@ class TokenizerPool:
         def left() -> None:
             self._num_running -= 1
             self._num_large_running -= step.is_large
+            step.is_running = False
 
         def ended() -> None:
             left()
@@ -169,6 +192,8 @@ class TokenizerPool:
                 took_s = max(self._clock() - started_s, 1e-6)
                 self._bytes_per_s += _NEWEST_SHARE * (step.num_bytes / took_s - self._bytes_per_s)
             _hand_on(work, step.done)
+            if step.on_end is not None:
+                step.on_end()
             # Not before the continuing work has its next step in the queue.
             loop.call_soon(self._start_some)
 
@@ -191,6 +216,15 @@ def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
     """Work in a single step."""
     yield num_bytes
     return task()
+
+
+def run_at_once(steps: Steps[T]) -> T:
+    """The result of all steps, run here and now."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
 
 
 def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:

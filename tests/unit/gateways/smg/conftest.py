@@ -1,4 +1,4 @@
-"""What tests of the facade need: the foreign contract's generated code."""
+"""What tests of the gateway protocol need: the gateway protocol's generated code."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_every_output_is_asked_for_in_the_same_form() -> None:
         sampling=Sampling(num_outputs=3),
         adapter="poet",
         constraint=Constraint(kind=ConstraintKind.REGEX, texts=("a+",)),
-        retention=CacheRetention(priority=90, duration_s=5.0),
+        retention=CacheRetention(level=90, duration_s=5.0),
     )
     for spec in submit(generation).specs:
         assert spec.adapter == "poet"

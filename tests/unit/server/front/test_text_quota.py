@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, QuotaViolation, RequestError
 from penstock.server.front.front import Front
-from penstock.server.front.generation import ChatInput, Generation, TextInput
+from penstock.server.front.generation import (
+    ChatInput,
+    Generation,
+    Output,
+    PromptInput,
+    TextInput,
+    TokenInput,
+)
 from penstock.server.front.limits import Limits
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.front.submission import CallTimes
@@ -72,8 +83,12 @@ def front_of(text: ModelText, **limits: int) -> Front:
     return front
 
 
-async def refusal_of(front: Front, prompt: TextInput | ChatInput) -> RequestError:
-    made = Generation(prompt=prompt, prompt_path="text_prompt.text", tenant="t")
+async def refusal_of(
+    front: Front, prompt: PromptInput, output: Output | None = None
+) -> RequestError:
+    made = Generation(
+        prompt=prompt, prompt_path="text_prompt.text", tenant="t", output=output or Output()
+    )
     with pytest.raises(RequestError) as caught:
         await front.open(made, CallTimes(arrival_s=front.clock()))
     return caught.value
@@ -103,7 +118,7 @@ async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: Model
         await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
     assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
     with pytest.raises(RequestError):
-        await prompts.detokenise(first.ids, tenant="t", skip_special_tokens=True)
+        await prompts.detokenise(TokenInput(ids=first.ids), tenant="t", skip_special_tokens=True)
     # What was let in before and comes once more is not refused.
     again = TextInput(text="x")
     told = await prompts.encode(again, "text_prompt.text", LIMITS, tenant="t", is_replay=True)
@@ -125,10 +140,105 @@ async def test_all_of_a_dialogue_counts_whatever_is_kept_of_it(text: ModelText) 
 
 async def test_detokenising_counts(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
-    ids = np.full(900, 60, dtype=np.int32)
+    ids = TokenInput(ids=(60,) * 900)
     assert await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
     with pytest.raises(RequestError) as caught:
         await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
+    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+
+
+async def test_token_ids_count_before_they_are_decoded(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = front_of(text, max_tokens_per_minute=500)
+    decoded: list[int] = []
+
+    def decode(ids: list[int], **_: Any) -> str:
+        decoded.append(len(ids))
+        return ""
+
+    monkeypatch.setattr(text.tokenizer, "decode", decode)
+    prompt = TokenInput(ids=(60,) * 400)
+    made = Generation(
+        prompt=prompt, prompt_path="token_prompt.ids", tenant="t", output=Output(echo=True)
+    )
+    await front.open(made, CallTimes(arrival_s=front.clock()))
+    refused = await refusal_of(front, prompt, Output(echo=True))
+    assert refused.reason is ErrorReason.QUOTA_EXCEEDED
+    assert decoded == [400]
+
+
+async def test_an_echo_of_token_ids_waits_as_a_text_of_four_bytes_each_does(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = ScriptedPort()
+    front = Front(text, FrontConfig(), port=port)
+    front.prompts.quotas = quotas(Clock(), max_requests_per_minute=1)
+    port.listener = front
+    port.info = replace(INFO, max_seq_len=4096, num_blocks=1024)
+    port.come_up()
+    bounds: list[tuple[int, bool]] = []
+
+    async def full(*_: object, num_bytes: int, is_bounded: bool, **__: object) -> object:
+        bounds.append((num_bytes, is_bounded))
+        raise TooMuchText(max_bytes=8, retry_after_s=2.5)
+
+    monkeypatch.setattr(text.tokenizer.pool, "run", full)
+    for _ in range(2):  # the first has cost nothing
+        refused = await refusal_of(front, TokenInput(ids=(60,) * 2000), Output(echo=True))
+        assert refused.refusal.quota == QuotaViolation(
+            subject="tenant:t", description="max_text_bytes_per_tenant is 8"
+        )
+    assert bounds == [(8000, True)] * 2
+
+
+class HeldTokenizer:
+    """Encodes once it is let go."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self._loop = asyncio.get_running_loop()
+        self.entered = asyncio.Event()
+        self.go_on = threading.Event()
+
+    def encode_batch_fast(self, *args: Any, **kwargs: Any) -> Any:
+        self._loop.call_soon_threadsafe(self.entered.set)
+        assert self.go_on.wait(60)
+        return self._real.encode_batch_fast(*args, **kwargs)
+
+
+async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = WORDS * 400
+    num_tokens = len(text.tokenizer.encode(words))
+    assert num_tokens > text.tokenizer.min_num_tokens(len(words))
+    prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts
+    settled = asyncio.Event()
+    settle = prompts.quotas.settle
+
+    def noted(tenant: str, num_more: int) -> None:
+        settle(tenant, num_more)
+        settled.set()
+
+    monkeypatch.setattr(prompts.quotas, "settle", noted)
+    controls: Any = text.tokenizer._controls
+    held = HeldTokenizer(controls._tokenizer)
+    monkeypatch.setattr(controls, "_tokenizer", held)
+    encoding = asyncio.create_task(
+        prompts.encode(TextInput(text=words), "text_prompt.text", LIMITS, tenant="t")
+    )
+    await held.entered.wait()
+    encoding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await encoding
+    assert not settled.is_set(), "its number is not known yet"
+    assert text.tokenizer.pool.bytes_of("t") == len(words)
+    held.go_on.set()
+    await settled.wait()
+    assert text.tokenizer.pool.bytes_of("t") == 0
+    with pytest.raises(RequestError) as caught:
+        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
     assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
 
 

@@ -170,7 +170,7 @@ def test_a_retention_priority_above_the_tenants_is_lowered(wanted: int, kept: in
     ceilings = PriorityCeilings(retention=40)
     generation = read_generation(message, LIMITS, ("tiny",), ceilings=ceilings)
     assert generation.retention is not None
-    assert generation.retention.priority == kept
+    assert generation.retention.level == kept
     assert num_lowered_priorities(message, ceilings) == (wanted > kept)
 
 
@@ -206,7 +206,7 @@ def test_a_schema_may_be_nested_so_deep_and_no_deeper() -> None:
 
 def test_what_is_asked_of_the_executor_is_read_as_it_was_said() -> None:
     generation = read(edited(retention(level=90, seconds=60)))
-    assert generation.retention == CacheRetention(priority=90, duration_s=60.0)
+    assert generation.retention == CacheRetention(level=90, duration_s=60.0)
     assert read(edited(retention())).retention == CacheRetention()
     assert read(edited(choices("b", "a"))).constraint == Constraint(
         kind=ConstraintKind.CHOICE, texts=("b", "a")

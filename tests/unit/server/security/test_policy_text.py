@@ -26,7 +26,7 @@ max_requests_per_minute = 10
 
 [tenants.acme]
 max_priority = 10
-max_retention_priority = 50
+max_retention_level = 50
 weight = 2
 max_num_live = 64
 max_tokens_per_minute = 200000
@@ -111,8 +111,8 @@ def test_what_is_not_said_is_modest() -> None:
         ("version = 1\n[tenants.a]\nmax_num_live = 1.5", "tenants.a.max_num_live must be an"),
         ("version = 1\n[tenants.a]\nmax_priority = 101", "tenants.a.max_priority must be in"),
         (
-            "version = 1\n[tenants.a]\nmax_retention_priority = 101",
-            "tenants.a.max_retention_priority must be in",
+            "version = 1\n[tenants.a]\nmax_retention_level = 101",
+            "tenants.a.max_retention_level must be in",
         ),
         ("version = 1\n[tenants.a]\nweight = 0", "tenants.a.weight must be in"),
         ("version = 1\n[tenants.a]\nweight = nan", "tenants.a.weight must be in"),

@@ -17,7 +17,7 @@ from penstock.server.text.chat_window import TemplateCost, cut, fit_window, meas
 from penstock.server.text.errors import ChatTemplateError, WindowTooSmall
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.tokenizer import Tokenizer
-from penstock.server.text.tokenizer_pool import Steps, in_one_step
+from penstock.server.text.tokenizer_pool import Steps, in_one_step, run_at_once
 from support.tiny_tokenizers import write_model_folder
 
 T = TypeVar("T")
@@ -59,19 +59,11 @@ class Encoder:
         return [*messages, *[None] * (size - len(messages))]
 
 
-def result_of(steps: Steps[T]) -> T:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return cast("T", end.value)
-
-
 def kept(
     messages: Sequence[ChatMessage], window_tokens: int, encode: Encoder | None = None
 ) -> tuple[list[ChatMessage], int]:
     encode = encode or Encoder()
-    encoded, num_dropped, num_made = result_of(
+    encoded, num_dropped = run_at_once(
         fit_window(
             messages,
             window_tokens,
@@ -81,7 +73,6 @@ def kept(
         )
     )
     assert len(encoded) <= window_tokens
-    assert num_made >= sum(num_tokens(message.content) for message in messages)
     return [message for message in encoded if message is not None], num_dropped
 
 

@@ -10,12 +10,13 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.pages import html_table
 from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
-from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
+from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.sweep import SweepProgress, Trial, sweep
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.transform import TransformConfig
+from penstock.tools.targets import Targets
 from support.sim_traffic import every_second, failing
 
 TRACE = list(synthetic_trace(SyntheticConfig(rate_per_s=20.0, duration_s=3.0, seed=3)))
@@ -147,7 +148,7 @@ def late_pair(tenant: str) -> list[TraceRequest]:
 
 
 def test_who_expires_is_late_and_waited_for_ever() -> None:
-    config = dataclasses.replace(ONE_AT_A_TIME, scheduler=SchedulerConfig(foresees_deadlines=False))
+    config = dataclasses.replace(ONE_AT_A_TIME, scheduler=SchedulerConfig(deadline_admission=False))
 
     summary = summarise(simulate(late_pair("b"), config))
 
@@ -161,7 +162,7 @@ def test_who_expires_is_late_and_waited_for_ever() -> None:
 
 def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
     config = dataclasses.replace(
-        ONE_AT_A_TIME, scheduler=SchedulerConfig(foresees_deadlines=False, max_num_waiting=1)
+        ONE_AT_A_TIME, scheduler=SchedulerConfig(deadline_admission=False, max_num_waiting=1)
     )
     third = TraceRequest(arrival_s=0.6, num_prompt_tokens=4, num_output_tokens=1)
 

@@ -147,7 +147,7 @@ async def _scene(args: argparse.Namespace) -> int:
                 return await kill_scene(service, demo_requests(_KILLED_TOKENS))
         module = flood if args.scene == "flood" else deadline
         play = flood.flood_scene if args.scene == "flood" else deadline.deadline_scene
-        plain = ("--order", "fcfs", "--foresee-deadlines", "off")
+        plain = ("--order", "fcfs", "--deadline-admission", "off")
         async with (
             _service(args, *module.SERVE_ARGS) as usual,
             _service(args, *module.SERVE_ARGS, *plain) as fcfs,

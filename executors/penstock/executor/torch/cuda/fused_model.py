@@ -74,13 +74,13 @@ def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
 class PackedHidden:
     """A packed step before its head: of each token the residual and what is still to be added.
 
-    `keys` [tokens, kv elements]: of the last layer, before rotation; any invalid value of an
-    earlier layer shows there, also for tokens without sampled logits.
+    `keys_and_values` [tokens, 2 x kv elements]: of the last layer, before rotation; any invalid
+    value of an earlier layer shows there, also for tokens without sampled logits.
     """
 
     residual: Tensor
     added: Product
-    keys: Tensor
+    keys_and_values: Tensor
 
 
 class FusedModel:
@@ -154,9 +154,7 @@ class FusedModel:
         tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)
         residual = self._embed(staged, tokens, num_tokens)
         last = len(self._layers) - 1
-        layout = self._attention.layout
-        first_key = layout.num_query_elements
-        num_elements = layout.num_kv_heads * layout.head_dim
+        first_key = self._attention.layout.num_query_elements
         kept: list[Tensor] = []
 
         def attend(index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
@@ -165,11 +163,11 @@ class FusedModel:
                 self._attention.decode(index, layer, qkv, out, staged, rows=num_decodes, tile=tile)
             self._attention.chunks(index, layer, qkv, out, staged, chunks)
             if index == last:
-                kept.append(qkv[:, first_key : first_key + num_elements])
+                kept.append(qkv[:, first_key:])
             return out
 
         added = self._run_layers(residual, attend)
-        return PackedHidden(residual=residual, added=added, keys=kept[0])
+        return PackedHidden(residual=residual, added=added, keys_and_values=kept[0])
 
     def head(self, hidden: PackedHidden, rows: Tensor) -> Tensor:
         """Logits of the packed tokens `rows` int32 [m]."""

@@ -67,8 +67,9 @@ class LaunchedPrompt:
 class LaunchedStep:
     """A launched step. `refusals`: slots that must not run at all, and why.
 
-    `token_flags` bool [tokens] on the host: which of a packed step's keys were finite, None when
-    every row's logits show it; `token_ends` [rows]: where each row's tokens end among them.
+    `token_flags` bool [tokens] on the host: which of a packed step's keys and values were
+    finite, None when every row's logits show it; `token_ends` [rows]: where each row's tokens end
+    among them.
     """
 
     slots: NDArray[np.int32]

@@ -80,8 +80,8 @@ class PackedStep:
             launched.prompts = self._score_prompts(batch, hidden, rows)
 
     def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: LaunchedStep) -> None:
-        """Tokens without sampled logits are checked by their keys."""
-        is_good = torch.isfinite(hidden.keys).all(1)
+        """Tokens without sampled logits are checked by their keys and values."""
+        is_good = torch.isfinite(hidden.keys_and_values).all(1)
         launched.token_flags = self._fetched(is_good)
         launched.token_ends = rows.last_of_row + 1
 

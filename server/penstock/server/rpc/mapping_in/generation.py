@@ -33,7 +33,7 @@ from penstock.server.rpc.mapping_in.prompt import (
 )
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.tenants import MAX_PRIORITY, NO_CEILINGS, NO_TENANT, PriorityCeilings
-from penstock.v1.generation_service_pb2 import GenerateRequest
+from penstock.v1.generation_service_pb2 import GenerateRequest, ResumeRequest
 from penstock.v1.options_pb2 import SchedulingOptions
 
 MAX_ID_CHARS: Final = 128
@@ -159,8 +159,8 @@ def check_model(name: str | None, model_names: Collection[str]) -> None:
         raise refuse(ErrorReason.MODEL_NOT_FOUND, message, model=name)
 
 
-def valid_request_id(request: GenerateRequest) -> str:
-    """The client's request id, for error reports; empty when it is not valid."""
+def valid_request_id(request: GenerateRequest | ResumeRequest) -> str:
+    """The client's request id; empty when there is none or it is not valid."""
     violations = Violations()
     check_request_id("request_id", request.request_id, violations)
     return "" if violations.is_any else request.request_id

@@ -284,13 +284,13 @@ def read_retention(
     violations.require_feature(feature.value, _RETENTION, is_supported=feature in limits.features)
     wanted, default = options.retention, CacheRetention()
     return CacheRetention(
-        priority=(
+        level=(
             min(
                 violations.integer(f"{_RETENTION}.level", wanted.level, 0, MAX_PRIORITY),
                 max_priority,
             )
             if wanted.HasField("level")
-            else default.priority
+            else default.level
         ),
         duration_s=(
             violations.duration_s(f"{_RETENTION}.duration", wanted.duration)

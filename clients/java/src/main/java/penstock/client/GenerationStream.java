@@ -263,7 +263,7 @@ public final class GenerationStream
     Source opened;
     try {
       boolean isResume = opener == null || recovery.isUnderWay();
-      opened = isResume ? client.openResume(reader.point(), terms) : opener.get();
+      opened = isResume ? client.openResume(reader.nextPoint(), terms) : opener.get();
     } catch (PenstockException problem) {
       opened = new Source.Failed(problem);
     }

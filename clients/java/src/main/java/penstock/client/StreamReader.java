@@ -38,26 +38,26 @@ final class StreamReader {
    * counts only once the status is OK.
    */
   synchronized GenerateResponse receive(GenerateResponse response) {
+    if (finished != null) {
+      throw PenstockException.streamBroken("a message came after finished");
+    }
     long sequence = response.getSequence();
     if (sequence != nextSequence) {
       throw PenstockException.streamBroken(
           "expected message " + nextSequence + ", got " + sequence);
     }
-    if (finished != null) {
-      throw PenstockException.streamBroken("a message came after finished");
-    }
     if ((sequence == 0) != response.hasAccepted()) {
       throw PenstockException.streamBroken("accepted must come first, and once");
+    }
+    if (response.hasFinished()) {
+      finished = response;
+      return null;
     }
     nextSequence++;
     switch (response.getEventCase()) {
       case ACCEPTED -> requestId = response.getAccepted().getRequestId();
       case PROMPT -> hasOutput = true;
       case TOKENS -> count(response.getTokens());
-      case FINISHED -> {
-        finished = response;
-        return null;
-      }
       default -> {
         // Events that are not known are the caller's to skip.
       }
@@ -71,6 +71,7 @@ final class StreamReader {
       throw PenstockException.streamBroken(
           "the stream ended after " + nextSequence + " messages without finished");
     }
+    nextSequence++;
     isComplete = true;
     return finished;
   }
@@ -86,6 +87,12 @@ final class StreamReader {
 
   synchronized ResumePoint point() {
     return new ResumePoint(requestId, nextSequence, receivedTokenCounts, gracePeriod);
+  }
+
+  /** Where the next attempt resumes: before a {@code finished} whose status was lost. */
+  synchronized ResumePoint nextPoint() {
+    finished = null;
+    return point();
   }
 
   private void count(TokenDelta tokens) {

@@ -34,6 +34,17 @@ class StreamReaderTest {
   }
 
   @Test
+  void readsFinishedAgainWhenItsStatusWasLost() {
+    reader.receive(FakeServer.accepted());
+    assertNull(reader.receive(FakeServer.finished(1)));
+    assertEquals(1, reader.nextPoint().nextSequence());
+    assertBroken(reader::end);
+    assertNull(reader.receive(FakeServer.finished(1)));
+    assertEquals(1, reader.end().getSequence());
+    assertEquals(2, reader.point().nextSequence());
+  }
+
+  @Test
   void countsTokensByOutput() {
     reader.receive(FakeServer.accepted());
     TokenDelta second = TokenDelta.newBuilder().setOutputIndex(1).setNumTokens(3).build();

@@ -1,4 +1,4 @@
-"""The facade as a gateway calls it: real sockets and the real contract, over a played engine."""
+"""The protocol as a gateway calls it: real sockets and the real contract, over a played engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.rpc.access_control import AccessControl, right_of
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
 from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
 from support.guarded import ACME, OPERATOR, Premises, bearing
@@ -29,7 +29,7 @@ from support.guarded import ACME, OPERATOR, Premises, bearing
 CODE = grpc.StatusCode
 
 
-def facade(front: Front, gate: AccessControl) -> VllmEngineService:
+def gateway(front: Front, gate: AccessControl) -> VllmEngineService:
     return VllmEngineService(front, gate, wall_clock=lambda: 1.8e9)
 
 
@@ -42,7 +42,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
 
 @pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text, facade=facade) as served:
+    async with serving(text, gateway=gateway) as served:
         yield served
 
 
@@ -149,7 +149,7 @@ async def test_refusals_come_as_statuses_with_their_details(served: ServedFront)
 
 
 async def test_a_form_the_executor_lacks_is_refused_by_its_foreign_name(text: ModelText) -> None:
-    async with serving(text, facade=facade, is_up=False) as served:
+    async with serving(text, gateway=gateway, is_up=False) as served:
         features = frozenset(Feature) - {Feature.JSON_SCHEMA}
         served.port.info = ExecutorInfo(
             name="formless", vocab_size=600, block_size=16, num_blocks=64, max_seq_len=512,
@@ -249,7 +249,7 @@ async def test_every_method_of_the_contract_answers_and_says_whom_it_is_for(
     (service,) = vllm.DESCRIPTOR.services_by_name.values()
     handlers: Any = served.server
     for method in service.methods:
-        right_of(f"/{SERVICE_NAME}/{method.name}")
+        assert f"/{SERVICE_NAME}/{method.name}" in VllmEngineService.rights
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/{method.name}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff", timeout=PATIENCE_S).read()
@@ -262,7 +262,7 @@ async def test_every_method_of_the_contract_answers_and_says_whom_it_is_for(
 async def test_rights_hold_for_a_gateway_too(text: ModelText, tmp_path: Path) -> None:
     security = Premises(tmp_path).tokens()
     async with serving(
-        text, FrontConfig(acceptance_delay_s=0.0), facade=facade,
+        text, FrontConfig(acceptance_delay_s=0.0), gateway=gateway,
         security=security,
     ) as served:  # fmt: skip
         assert (await ask(served, "HealthCheck")).healthy  # a probe

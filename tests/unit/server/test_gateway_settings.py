@@ -1,4 +1,4 @@
-"""`--facade`: what it takes, and who is told what it needs."""
+"""`--gateway`: what it takes, and who is told what it needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.server.cli.serve import build_config, merge_settings
-from penstock.server.cli.serve_settings import check_facade
+from penstock.server.cli.serve_settings import check_gateway
 from penstock.server.config import FrontLaunch, decode_launch, encode_launch
 from penstock.server.settings.sources import BadSetting, Sources
 from support.guarded import Premises
@@ -26,30 +26,30 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_by_itself_there_is_none() -> None:
-    assert build_config(settings()).facade == "none"
+    assert build_config(settings()).gateway == "none"
 
 
 @pytest.mark.usefixtures("installed")
 def test_flag_and_variable() -> None:
-    assert build_config(settings(facade="smg")).facade == "smg"
-    config = build_config(settings({"PENSTOCK_FACADE": "smg"}))
-    assert config.facade == "smg"
+    assert build_config(settings(gateway="smg")).gateway == "smg"
+    config = build_config(settings({"PENSTOCK_GATEWAY": "smg"}))
+    assert config.gateway == "smg"
     launch = FrontLaunch(server=config, socket_path=Path("/tmp/x"), front_id=1, port=1)
     assert decode_launch(FrontLaunch, encode_launch(launch)) == launch
 
 
 def test_an_unknown_one_is_refused_by_name() -> None:
-    with pytest.raises(BadSetting, match="PENSTOCK_FACADE must be one of none, smg"):
-        build_config(settings({"PENSTOCK_FACADE": "vllm"}))
-    with pytest.raises(BadSetting, match="--facade must be one of none, smg"):
-        build_config(settings(facade="vllm"))
+    with pytest.raises(BadSetting, match="PENSTOCK_GATEWAY must be one of none, smg"):
+        build_config(settings({"PENSTOCK_GATEWAY": "vllm"}))
+    with pytest.raises(BadSetting, match="--gateway must be one of none, smg"):
+        build_config(settings(gateway="vllm"))
 
 
 def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     with pytest.raises(BadSetting, match=r"pip install 'penstock\[gateway\]'"):
-        build_config(settings(facade="smg"))
+        build_config(settings(gateway="smg"))
     build_config(settings())  # needs nothing
 
 
@@ -65,13 +65,13 @@ def test_what_the_gateway_cannot_show_is_told(
         "tls_client_ca": str(premises.clients.ca_file),
     }
     with caplog.at_level(logging.WARNING):
-        config = build_config(settings(facade="smg", **files))
+        config = build_config(settings(gateway="smg", **files))
     assert "the port asks for TLS and credentials and the smg gateway has none" in caplog.text
 
     caplog.clear()
-    check_facade(build_config(settings(facade="smg", fronts=1)))
+    check_gateway(build_config(settings(gateway="smg", fronts=1)))
     assert caplog.text == ""
-    assert config.facade == "smg"
+    assert config.gateway == "smg"
 
 
 @pytest.mark.usefixtures("installed")
@@ -81,6 +81,6 @@ def test_fronts_that_the_gateway_would_never_reach_are_told(
     with caplog.at_level(logging.WARNING):
         build_config(settings(fronts=2))
         assert caplog.text == ""
-        build_config(settings(facade="smg", fronts=2))
+        build_config(settings(gateway="smg", fronts=2))
 
     assert "one of its 2 fronts gets all requests: --fronts 1" in caplog.text

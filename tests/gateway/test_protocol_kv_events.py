@@ -35,7 +35,7 @@ NOTHING = CacheUpdate(ticket=0, changes=(), part=ALL)
 TENANT_KEY = "x-tenant"
 
 
-def facade(front: Front, gate: AccessControl) -> VllmEngineService:
+def gateway(front: Front, gate: AccessControl) -> VllmEngineService:
     return VllmEngineService(front, gate, wall_clock=lambda: 1.8e9)
 
 
@@ -48,7 +48,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
 
 @pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    async with serving(text, QUIET, facade=facade, is_up=False) as served:
+    async with serving(text, QUIET, gateway=gateway, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
         yield served
@@ -234,7 +234,7 @@ async def test_a_cache_of_which_nothing_is_known_says_so_at_once(text: ModelText
         (QUIET, False),
         (FrontConfig(acceptance_delay_s=0.0, is_prefix_caching=False), True),
     ):
-        async with serving(text, config, facade=facade, is_up=False) as served:
+        async with serving(text, config, gateway=gateway, is_up=False) as served:
             served.port.publishes_cache = publishes_cache
             served.port.come_up()
             error = await refused(subscribe(served.channel))
@@ -245,7 +245,7 @@ async def test_a_cache_of_which_nothing_is_known_says_so_at_once(text: ModelText
 async def test_a_tenant_hears_of_its_own_blocks_alone(text: ModelText, tmp_path: Path) -> None:
     premises = Premises(tmp_path)
     security = premises.tokens()
-    async with serving(text, QUIET, facade=facade, security=security, is_up=False) as served:
+    async with serving(text, QUIET, gateway=gateway, security=security, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
         assert (await refused(subscribe(served.channel))).code() is CODE.UNAUTHENTICATED
@@ -266,12 +266,12 @@ async def test_a_tenant_hears_of_its_own_blocks_alone(text: ModelText, tmp_path:
 async def test_blocks_that_all_share_are_for_operators(text: ModelText, tmp_path: Path) -> None:
     security = Premises(tmp_path).tokens()
     config = FrontConfig(acceptance_delay_s=0.0, shares_prefixes_across_tenants=True)
-    async with serving(text, config, facade=facade, security=security, is_up=False) as served:
+    async with serving(text, config, gateway=gateway, security=security, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
         error = await refused(subscribe(served.channel, metadata=bearing(ACME)))
         assert error.code() is CODE.PERMISSION_DENIED
-    async with serving(text, config, facade=facade, is_up=False) as served:
+    async with serving(text, config, gateway=gateway, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
         (await followed(served, shared_salt(""))).cancel()
@@ -322,7 +322,9 @@ class Replay:
 
 async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
     """Over a real engine whose cache is small: what is told is what is there, to the block."""
-    async with stepped(text, front=QUIET, facade=facade, num_blocks=16, max_seq_len=128) as service:
+    async with stepped(
+        text, front=QUIET, gateway=gateway, num_blocks=16, max_seq_len=128
+    ) as service:
         prompt = range(10, 60)
         await service.end_of(service.stub.Generate(request(20, prompt)))
         call = subscribe(service.channel)
@@ -356,7 +358,7 @@ async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
 async def test_other_tenants_blocks_are_not_told(text: ModelText) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key=TENANT_KEY)
     mine, theirs = ((TENANT_KEY, "mine"),), ((TENANT_KEY, "theirs"),)
-    async with stepped(text, front=config, facade=facade) as service:
+    async with stepped(text, front=config, gateway=gateway) as service:
         await service.end_of(service.stub.Generate(request(4, range(40)), metadata=theirs))
         call = subscribe(service.channel, metadata=mine)
         replay = Replay()

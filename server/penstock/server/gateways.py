@@ -4,6 +4,7 @@ Owns how they are found. An entry point names a module, which is loaded when it 
 before.
 """
 
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
     from penstock.server.rpc.access_control import AccessControl
     from penstock.server.rpc.gateway_service import GatewayService
 
-NO_FACADE: Final = "none"
+NO_GATEWAY: Final = "none"
 _GROUP: Final = "penstock.gateways"
 
 
-class Facade(Protocol):
-    """The module of a gateway."""
+class Gateway(Protocol):
+    """The module of a gateway.
+
+    `request_methods`: those that carry requests ("package.Service/Method"), as metrics name them.
+    """
+
+    @property
+    def request_methods(self) -> Collection[str]:
+        """See above."""
+        ...
 
     def check_installed(self) -> None:
         """Raise ValueError naming the extra where a package is missing."""
@@ -33,10 +42,10 @@ class Facade(Protocol):
         ...
 
 
-def load_facade(name: str) -> Facade:
-    """The facade of this name. Raises SettingError with the names there are."""
+def load_gateway(name: str) -> Gateway:
+    """The gateway of this name. Raises SettingError with the names there are."""
     found = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in found:
-        names = ", ".join([NO_FACADE, *sorted(found)])
-        raise SettingError(f"{{}} must be one of {names}, not {name!r}", "facade")
-    return cast("Facade", found[name].load())
+        names = ", ".join([NO_GATEWAY, *sorted(found)])
+        raise SettingError(f"{{}} must be one of {names}, not {name!r}", "gateway")
+    return cast("Gateway", found[name].load())
