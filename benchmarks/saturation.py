@@ -71,10 +71,20 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
             # The command line has not always been a part of its own.
             module = "penstock.tools" if (before / "tools").exists() else "penstock.server.cli"
             environment = {**os.environ, "PYTHONPATH": path}
+            renamed = [_name_in(before, word) for word in options]
             sides[BEFORE] = stack.enter_context(
-                service(*options, environment=environment, module=module)
+                service(*renamed, environment=environment, module=module)
             )
         yield sides
+
+
+def _name_in(before: Path, option: str) -> str:
+    """The name that an option has in another checkout."""
+    if option != "--deadline-admission":
+        return option
+    sources = (before / "server").rglob("*.py")
+    is_there = any("deadline_admission" in source.read_text() for source in sources)
+    return option if is_there else "--foresee-deadlines"
 
 
 def turn(side: str, service: Service, seed: int, window_s: float) -> Turn:
