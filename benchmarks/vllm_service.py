@@ -70,8 +70,7 @@ async def vllm_service(
         *("--max-num-batched-tokens", str(budget), "--no-enable-prefix-caching"),
         env={**os.environ, **settings},
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,  # its errors go where this program's do
         start_new_session=True,
     )
     try:
@@ -89,8 +88,8 @@ async def _read(arguments: list[str]) -> dict[str, list[float]]:
     """Streams that start together; seconds."""
     address, *numbers, start_at = arguments
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)
-    messages: Any = import_module("smg_grpc_proto.vllm_engine_pb2")
-    calls: Any = import_module("smg_grpc_proto.vllm_engine_pb2_grpc")
+    protocol: Any = import_module("smg_grpc_proto")
+    messages, calls = protocol.vllm_engine_pb2, protocol.vllm_engine_pb2_grpc
     source = random.Random(seed)
     found: dict[str, list[float]] = {"ttft": [], "itl": [], "num_tokens": [0], "elapsed_s": []}
     async with grpc.aio.insecure_channel(address) as channel:

@@ -74,9 +74,9 @@ def _add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until requested to stop; the exit code."""
-    from penstock.executor.config_json import did_you_mean
     from penstock.server.observe.logs import configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
+    from penstock.server.settings.json_values import did_you_mean
     from penstock.server.settings.sources import BadSetting
 
     try:

@@ -6,6 +6,7 @@ and get a new snapshot from the next one. Does not know how frames travel.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -108,13 +109,12 @@ class CacheSubscriber:
     def __init__(self, write: Callable[[Follow | Unfollow], None]) -> None:
         self._write = write
         self._listeners: dict[int, tuple[bytes, CacheListener]] = {}
-        self._next_ticket = 0
+        self._tickets = itertools.count()
         self._is_published = False
 
     def follow(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """See `EnginePort.follow_cache`."""
-        ticket = self._next_ticket
-        self._next_ticket = (ticket + 1) % 2**32
+        ticket = next(self._tickets)
         self._listeners[ticket] = (salt, listener)
         self._send(Follow(ticket=ticket, salt=salt))
 

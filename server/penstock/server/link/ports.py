@@ -7,6 +7,7 @@ front's event loop.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
@@ -126,7 +127,7 @@ class AttachCalls:
         self._write = write
         self._on_detached: DetachListener | None = None
         self._open: dict[int, tuple[asyncio.Future[None], AttachListener]] = {}
-        self._next_ticket = 0
+        self._tickets = itertools.count()
 
     def on_detached(self, listener: DetachListener) -> None:
         """See `EnginePort`."""
@@ -134,8 +135,7 @@ class AttachCalls:
 
     async def attach(self, name: str, on_attached: AttachListener) -> None:
         """See `EnginePort`."""
-        ticket = self._next_ticket
-        self._next_ticket = (ticket + 1) % 2**32
+        ticket = next(self._tickets)
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[ticket] = answered, on_attached
         try:

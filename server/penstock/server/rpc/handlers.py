@@ -17,7 +17,6 @@ import logging
 import math
 import random
 import traceback
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -27,7 +26,7 @@ import grpc.aio
 from google.rpc.status_pb2 import Status
 
 from penstock.server.front.accounts import Outcome, RequestAccount
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import INTERNAL, ErrorReason, Refusal, RequestError
 from penstock.server.front.front import Front
 from penstock.server.observe.request_record import RequestOptions
 from penstock.server.observe.trace_context import (
@@ -41,6 +40,7 @@ from penstock.server.observe.trace_context import (
 from penstock.server.rpc.mapping_in.generation import valid_request_id
 from penstock.server.rpc.statuses import STATUS_RULES, abort_of, retry_delay_s, status_of
 from penstock.server.security.rights import Caller
+from penstock.server.tenants import new_request_id
 from penstock.v1 import generation_service_pb2 as pb
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -52,7 +52,6 @@ UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes
 StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
-_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 _ABORT_TIMEOUT_S = 5.0
 """How long writing a status may block on a full flow-control window before the call is reset."""
 _OPTION_DIGITS = 6
@@ -136,7 +135,7 @@ class CallAccounts:
         self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
     ) -> None:
         """Record the id and the options of `message`, whether or not it is refused later."""
-        account.request_id = valid_request_id(message) or str(uuid.uuid4())
+        account.request_id = valid_request_id(message) or new_request_id()
         if not self._accounts.are_kept:
             return
         # Another name could be anything, and would add a series to every metric.
@@ -268,7 +267,7 @@ class HandlerWrapper:
         frames = "".join(traceback.format_tb(error.__traceback__))
         extra = {"request_id": request_id, "trace_id": trace_id.hex()}
         _log.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
-        return _INTERNAL
+        return INTERNAL
 
     def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Refusal:
         if account is None:

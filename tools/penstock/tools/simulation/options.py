@@ -149,8 +149,8 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
     """The cost model of a step. Raises BadSetting, CalibrationError, OSError."""
-    from penstock.executor.config_json import to_json_value
     from penstock.scheduler.cost_model import CostModel
+    from penstock.server.settings.json_values import to_json_value
     from penstock.tools.simulation.calibration import calibrate
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.settings import SimulationConfig
@@ -284,7 +284,7 @@ def from_json(option: str, kind: type[T], text: str | None) -> T:
 
 
 def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
-    from penstock.executor.config_json import from_json_value
+    from penstock.server.settings.json_values import from_json_value
 
     try:
         return from_json_value(kind, values)
@@ -296,7 +296,7 @@ def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
     """A JSON object, empty where nothing is given. Raises UsageError."""
-    from penstock.executor.config_json import parse_json
+    from penstock.server.settings.json_values import parse_json
 
     if text is None:
         return {}

@@ -274,6 +274,17 @@ def test_names_from_outside_make_no_series() -> None:
     assert total(samples, "records_dropped_total") >= 500
 
 
+def test_methods_of_a_gateway_are_told_where_there_is_one() -> None:
+    method = "acme.v1.Gateway/Generate"
+    without, with_it = service_metrics(), service_metrics(gateway_methods=(method,))
+    for metrics in (without, with_it):
+        metrics.take_heartbeat(beat(1, outcome(2, method=method)))
+
+    found = {"code": "OK", "reason": "none", "finish_reason": "STOP"}
+    assert value(read(with_it), "requests_total", method=method, **found) == 2
+    assert value(read(without), "requests_total", method="other", **found) == 2
+
+
 def test_tenants_are_told_only_when_asked_for() -> None:
     without, with_two = service_metrics(), service_metrics(tenants=("atlas", "borealis"))
     told = record(
