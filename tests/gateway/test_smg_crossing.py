@@ -302,7 +302,7 @@ async def test_images_are_refused_before_they_get_here(house: House) -> None:
 async def test_methods_that_are_not_there_are_told_to_the_client(house: House) -> None:
     embedding = await house.post("/v1/embeddings", input="x")
     assert embedding.status == 501
-    assert "not supported here: embeddings" in embedding.error["message"]
+    assert "embeddings is not supported by this service" in embedding.error["message"]
 
     for path in ("/flush_cache", "/start_profile", "/stop_profile"):
         answer = await house.post(path)

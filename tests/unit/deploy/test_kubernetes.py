@@ -227,7 +227,7 @@ def test_only_the_trial_and_the_gateway_let_strangers_call(builds: Builds) -> No
     assert "PENSTOCK_POLICY_FILE" not in settings_of(builds["overlays/trial"])
     # And the service itself would refuse the trial's settings without that word.
     config = config_of(builds["overlays/trial"])
-    with pytest.raises(ValueError, match="allow-anonymous-network"):
+    with pytest.raises(ValueError, match="allow_anonymous_network"):
         check_exposure(
             type(config.security)(), host=config.host, operations_host=None, metrics_host=None,
             is_behind_proxy=False,

@@ -50,7 +50,7 @@ def test_a_setting_beyond_what_can_be_used_is_reported(caplog: pytest.LogCapture
     assert num_host_blocks(config, bytes_each=MIB, max_seq_len=33) == 12
     assert (
         caplog.messages
-        == ["kv_cache_bytes is 90 MiB; 12 MiB are used: 4 sequences of 33 tokens need no more"] * 2
+        == ["kv_cache_mib is 90; 12 MiB are used: 4 sequences of 33 tokens need no more"] * 2
     )
 
 
@@ -63,8 +63,8 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
     ("fields", "message"),
     [
         ({"num_blocks": 900}, r"^num_blocks asks for 0.9 GiB of pages; 0.8 GiB are free on cuda"),
-        ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_bytes asks for 0.9 GiB of pages; 0.8 GiB"),
-        ({"kv_cache_bytes": 5}, r"^kv_cache_bytes leaves no room for a block of 1048576 bytes"),
+        ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_mib asks for 0.9 GiB of pages; 0.8 GiB"),
+        ({"kv_cache_bytes": 5}, r"^kv_cache_mib leaves no room for a block of 1048576 bytes"),
         ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),
     ],
 )

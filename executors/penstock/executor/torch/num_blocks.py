@@ -15,7 +15,8 @@ def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int
         return config.num_blocks
     num_blocks = config.host_cache_bytes // bytes_each
     if num_blocks < 1:
-        raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
+        given = f"{config.host_cache_bytes / _MIB:g}"
+        raise ValueError(f"kv_cache_mib must hold a block of {bytes_each} bytes, not {given} MiB")
     return _usable_blocks(config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len)
 
 
@@ -57,7 +58,7 @@ def size_setting(config: ExecutorConfig) -> str:
     """The setting that decides how much of a device's memory the pages take."""
     if config.num_blocks is not None:
         return "num_blocks"
-    return "kv_memory_fraction" if config.kv_cache_bytes is None else "kv_cache_bytes"
+    return "kv_memory_fraction" if config.kv_cache_bytes is None else "kv_cache_mib"
 
 
 def _usable_blocks(
@@ -69,7 +70,7 @@ def _usable_blocks(
         return num_blocks
     if config.kv_cache_bytes is not None:
         _log.warning(
-            "kv_cache_bytes is %d MiB; %d MiB are used: %d sequences of %d tokens need no more",
+            "kv_cache_mib is %d; %d MiB are used: %d sequences of %d tokens need no more",
             config.kv_cache_bytes // _MIB,
             most * bytes_each // _MIB,
             config.max_num_seqs,
