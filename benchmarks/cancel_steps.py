@@ -1,7 +1,7 @@
 """From a client's cancel to free pages, in steps of the engine and in time.
 
 Owns a service in one process, on a real socket: so the engine's steps can be counted at the moment
-when the front has noticed and says so, and again when the pages are free.
+when the front has noticed and states so, and again when the pages are free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How late an event loop runs: a ticker within it, and whoever reads its ticks from outside.
+"""How late an event loop runs: a ticker within it, and a caller that reads its ticks from outside.
 
 Owns the memory between both: a file of ticks, each when it was due and how late it came. The loop
 ticks only while the reader wants it to. Knows neither server.
@@ -76,7 +76,7 @@ class TickReader:
 
 
 def start_ticking() -> None:
-    """Tick on the running loop, where the environment says so."""
+    """Tick on the running loop, where the environment states so."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         Ticker(Path(folder)).start()

@@ -64,7 +64,7 @@ def fronts(before: Path | None) -> Generator[dict[str, tuple[int, int]]]:
         }
         if before is not None:
             path = os.pathsep.join(str(before / root) for root in _ROOTS)
-            # The command line has not always been a part of its own.
+            # The command line has not always been a separate part.
             module = "penstock.tools" if (before / "tools").exists() else "penstock.server.cli"
             environment = {**os.environ, "PYTHONPATH": path}
             sides[BEFORE] = stack.enter_context(

@@ -1,12 +1,12 @@
 """What long texts of one client cost the others on the same front.
 
 A service with one front on the simulated executor, real time. First 1 MiB of text comes in, as a
-prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: told is the
+prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: reported is the
 longest that the front's event loop was held up, and the same of a long answer with log
 probabilities. Then one tenant sends 64 prompts of 1 MB at once,
-wave after wave, all of which are refused: told is the time to first token of another tenant's
-short prompts, beside what it is without the flood, and whether a front was killed. Where the
-machine held up an idle loop, neither can be told.
+wave after wave, all of which are refused: reported is the time to first token of another tenant's
+short prompts, next to what it is without the flood, and whether a front was killed. Where the
+machine held up an idle loop, neither can be reported.
 
     python benchmarks/tokenising.py [--full] [--json FILE]
 """
@@ -274,7 +274,7 @@ async def generate(channel: grpc.aio.Channel, message: GenerateRequest, text: st
 
 
 async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
-    """The other tenant's times to first token in ms, quiet and beside the flood."""
+    """The other tenant's times to first token in ms, quiet and next to the flood."""
     num_positions = 1 << 17
     model = model_of(folder, num_positions)
     with service(*options_of(model, num_positions)) as serving:
@@ -335,7 +335,7 @@ async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, floa
 
 async def attack(address: str, duration_s: float) -> dict[str, int]:
     """Waves of 64 prompts of 1 MB at once; how they were answered."""
-    # An attacker has a machine of its own.
+    # An attacker has a separate machine.
     os.nice(10)
     message = GenerateRequest()
     message.text_prompt.text = _MB
@@ -367,7 +367,7 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
 def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list[Check]:
     """Every figure against its goal."""
     ratio = flooded["flooded"]["p99_ms"] / flooded["quiet"]["p99_ms"]
-    # On a machine that holds an idle loop up nothing can be said of a busy one.
+    # On a machine that holds an idle loop up nothing can be stated of a busy one.
     is_quiet = found["nothing"]["stop_ms"] < MAX_OWN_MS
     return [
         *(
@@ -395,7 +395,7 @@ def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     if sys.argv[1:2] == ["--attack"]:
         print(json.dumps(asyncio.run(attack(sys.argv[2], float(sys.argv[3])))))
         return

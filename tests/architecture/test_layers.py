@@ -1,4 +1,4 @@
-"""The arrows between components point one way; pyproject.toml says which."""
+"""The arrows between components point one way; pyproject.toml states which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told about single values that are off."""
+"""What is reported about single values that are off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.server.rpc.mapping_in.violations import Violations
     [
         (0, 0, "must be a positive duration, not 0 seconds"),
         (0, -1, "must be a positive duration, not -1e-09 seconds"),
-        (-1, 10**9 - 1, "must be a positive duration, not -1.00000008274037e-09 seconds"),
+        (-1, 10**9 - 1, "must be a positive duration, not -1e-09 seconds"),
         (1, -1, "nanos must be from 0 to 999999999, not -1"),
         (1, 10**9, "nanos must be from 0 to 999999999, not 1000000000"),
         (3600, 1000, "must be at most 3600 seconds, not 3600.000001"),

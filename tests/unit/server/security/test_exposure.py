@@ -1,4 +1,5 @@
-"""Nobody opens a service to a network by accident, and files that are off are told at the start."""
+"""No client opens a service to a network by accident, and files that are off are reported at the
+start."""
 
 from __future__ import annotations
 

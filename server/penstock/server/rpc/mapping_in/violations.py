@@ -117,7 +117,7 @@ class Violations:
         can_be_zero: bool = False,
     ) -> float:
         """A duration in seconds within (0, max_s]; otherwise a violation and 1."""
-        duration_s = value.seconds + value.nanos / _NANOS
+        duration_s = (value.seconds * _NANOS + value.nanos) / _NANOS
         if duration_s < 0 or (duration_s == 0 and not can_be_zero):
             wanted = "must not be negative" if can_be_zero else "must be a positive duration"
             self.add(path, f"{wanted}, not {duration_s:.15g} seconds")
