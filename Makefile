@@ -3,7 +3,7 @@
 #   make demo      install, start the service, stream three generations, stop
 #   make test      install, check, run the tests
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
-#   make unit      all tests that only compute
+#   make unit      the tests of the serving path that only compute
 #   make tools     the tests of tools/ and benchmarks/; make gateways: those of gateways/ but for Ray
 #   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with checks of every access: a minute
@@ -48,6 +48,7 @@ CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
 	*frames.py board.py cache_feeds.py dispatch*.py memory_link.py orphan*.py))
+UNIT := tests/property $(filter-out $(addprefix tests/unit/,benchmarks deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
 TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one
@@ -129,7 +130,7 @@ quick: $(READY)
 	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) $(wildcard $(QUICK)) $(PYTEST_ARGS)
 
 unit: $(READY)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/unit tests/property $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(UNIT) $(PYTEST_ARGS)
 
 tools: $(READY)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(TOOLS) $(PYTEST_ARGS)

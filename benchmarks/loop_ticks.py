@@ -1,7 +1,8 @@
 """How late an event loop runs: a ticker within it, and a caller that reads its ticks from outside.
 
-Owns the memory between both: a file of ticks, each when it was due and how late it came. The loop
-ticks only while the reader wants it to. Knows neither server.
+Owns the memory between both: a file of ticks, each when it was due, how late it came, and the CPU
+time since the one before: of the loop's thread and of its process. A stop without as much of either
+was another process's. The loop ticks only while the reader wants it to. Knows neither server.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ TICK_S = 0.005
 _IDLE_S = 0.05
 _NUM_TICKS = 1 << 15
 _HEADER_BYTES = 16
-_NUM_BYTES = _HEADER_BYTES + 16 * _NUM_TICKS
+_NUM_COLUMNS = 4
+_NUM_BYTES = _HEADER_BYTES + 8 * _NUM_COLUMNS * _NUM_TICKS
 
 
 class Ticker:
@@ -35,6 +37,7 @@ class Ticker:
         self._clock = clock
         self._num = 0
         self._due_s = 0.0
+        self._thread_s = self._process_s = 0.0
 
     def start(self) -> None:
         """Begin."""
@@ -48,12 +51,14 @@ class Ticker:
         asyncio.get_running_loop().call_later(max(0.0, self._due_s - now_s), self._tick)
 
     def _tick(self) -> None:
+        thread_s, process_s = time.thread_time(), time.process_time()
+        used = thread_s - self._thread_s, process_s - self._process_s
+        self._thread_s, self._process_s = thread_s, process_s
         if not self._header[0]:
             self._wait(_IDLE_S)
             return
-        place = self._num % _NUM_TICKS
-        self._ticks[place, 0] = self._due_s
-        self._ticks[place, 1] = self._clock() - self._due_s
+        late_s = self._clock() - self._due_s
+        self._ticks[self._num % _NUM_TICKS] = self._due_s, late_s, *used
         self._num += 1
         self._wait(TICK_S)
 
@@ -70,9 +75,21 @@ class TickReader:
 
     def lags_ms(self, start_s: float, end_s: float) -> NDArray[np.float64]:
         """How late the ticks came that were due in that time, monotonic clock."""
+        return self._between(start_s, end_s)[:, 1] * 1e3
+
+    def longest_ms(self, start_s: float, end_s: float) -> tuple[float, float, float]:
+        """The latest of these ticks: how late it came, and the CPU time of the loop's thread and of
+        its process since the one before.
+        """
+        ticks = self._between(start_s, end_s)
+        if not len(ticks):
+            return 0.0, 0.0, 0.0
+        _, late_s, thread_s, process_s = ticks[ticks[:, 1].argmax()].tolist()
+        return late_s * 1e3, thread_s * 1e3, process_s * 1e3
+
+    def _between(self, start_s: float, end_s: float) -> NDArray[np.float64]:
         due_s = self._ticks[:, 0]
-        lags: NDArray[np.float64] = self._ticks[(due_s >= start_s) & (due_s < end_s), 1] * 1e3
-        return lags
+        return self._ticks[(due_s >= start_s) & (due_s < end_s)]
 
 
 def start_ticking() -> None:
@@ -90,5 +107,5 @@ def _mapped(path: Path, *, is_new: bool) -> tuple[NDArray[np.int64], NDArray[np.
     with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), _NUM_BYTES)
     header = np.frombuffer(memory, dtype=np.int64, count=2)
-    ticks = np.frombuffer(memory, dtype=np.float64, offset=_HEADER_BYTES).reshape(_NUM_TICKS, 2)
-    return header, ticks
+    ticks = np.frombuffer(memory, dtype=np.float64, offset=_HEADER_BYTES)
+    return header, ticks.reshape(_NUM_TICKS, _NUM_COLUMNS)

@@ -22,11 +22,12 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceError, TraceRequest
 from penstock.tools.charts import Chart, has_matplotlib, write_png
 from penstock.tools.pages import finite_or_none
-from penstock.tools.simulation.settings import SimulationConfig, Targets
+from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
+from penstock.tools.targets import Targets
 from policy_bench import CONTENDERS, FCFS, Bench, Section
 from policy_capacity import NoCapacity, capacity
 from policy_memory import PrefixReuse, Speed

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.tools.simulation.settings import Targets
 from penstock.tools.simulation.sweep import Trial, TrialResult
+from penstock.tools.targets import Targets
 from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender
 from report_page import Table, table_of
 

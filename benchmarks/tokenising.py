@@ -1,14 +1,15 @@
 """What long texts of one client cost the others on the same front.
 
 A service with one front on the simulated executor, real time. First 1 MiB of text comes in, as a
-prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: reported is the
-longest that the front's event loop was held up, and the same of a long answer with log
-probabilities. Then one tenant sends 64 prompts of 1 MB at once,
-wave after wave, all of which are refused: reported is the time to first token of another tenant's
-short prompts, next to what it is without the flood, and whether a front was killed. Where the
-machine held up an idle loop, neither can be reported.
+prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: told is the
+longest that the front's event loop was held up, the median of three times, with the CPU time that
+its thread and its process used then; and the same of a long answer with log probabilities. Then one
+tenant sends 64 prompts of 1 MB at once,
+wave after wave, all of which are refused: told is the time to first token of another tenant's
+short prompts, beside what it is without the flood, and whether a front was killed. Where the
+machine held up an idle loop, neither can be told.
 
-    python benchmarks/tokenising.py [--full] [--json FILE]
+    python benchmarks/tokenising.py [--full] [--only stops|flood] [--json FILE]
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from services import Service, service, simulated
 
 GOAL_STOP_MS = 15.0
 GOAL_RATIO = 2.0
-MAX_OWN_MS = 3.0
+NUM_TIMES = 3
 NUM_ATTACKERS = 64
 WAVE_S = 2.0
 _HERE = Path(__file__).resolve().parent
@@ -90,21 +91,33 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
             for name, call in calls_of(channel).items():
                 # The pages of a process that has never held such a text are new to it.
                 await call()
-                reader.switch(is_on=True)
-                await asyncio.sleep(0.2)
-                began_s = time.monotonic()
-                answer = await call()
-                ended_s = time.monotonic()
-                await asyncio.sleep(0.1)
-                lags = reader.lags_ms(began_s - 0.01, ended_s + 0.05)
-                reader.switch(is_on=False)
-                found[name] = {
-                    "stop_ms": float(lags.max(initial=0.0)),
-                    "took_s": ended_s - began_s,
-                    "answer": answer,
-                }
+                rows = sorted([await stop(reader, call) for _ in range(NUM_TIMES)], key=_stop_ms)
+                found[name] = rows[NUM_TIMES // 2]
                 progress(f"{name}: {found[name]}")
     return found
+
+
+async def stop(reader: TickReader, call: Callable[[], Awaitable[str]]) -> dict[str, Any]:
+    """The longest stop of one call."""
+    reader.switch(is_on=True)
+    await asyncio.sleep(0.2)
+    began_s = time.monotonic()
+    answer = await call()
+    ended_s = time.monotonic()
+    await asyncio.sleep(0.1)
+    stop_ms, thread_ms, process_ms = reader.longest_ms(began_s - 0.01, ended_s + 0.05)
+    reader.switch(is_on=False)
+    return {
+        "stop_ms": stop_ms,
+        "thread_ms": thread_ms,
+        "process_ms": process_ms,
+        "took_s": ended_s - began_s,
+        "answer": answer,
+    }
+
+
+def _stop_ms(row: dict[str, Any]) -> float:
+    return float(row["stop_ms"])
 
 
 def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
@@ -274,7 +287,7 @@ async def generate(channel: grpc.aio.Channel, message: GenerateRequest, text: st
 
 
 async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
-    """The other tenant's times to first token in ms, quiet and next to the flood."""
+    """The other tenant's times to first token in ms, quiet and beside the flood."""
     num_positions = 1 << 17
     model = model_of(folder, num_positions)
     with service(*options_of(model, num_positions)) as serving:
@@ -335,7 +348,7 @@ async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, floa
 
 async def attack(address: str, duration_s: float) -> dict[str, int]:
     """Waves of 64 prompts of 1 MB at once; how they were answered."""
-    # An attacker has a separate machine.
+    # An attacker has a machine of its own.
     os.nice(10)
     message = GenerateRequest()
     message.text_prompt.text = _MB
@@ -364,29 +377,30 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
     return dict(answers)
 
 
-def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list[Check]:
-    """Every figure against its goal."""
-    ratio = flooded["flooded"]["p99_ms"] / flooded["quiet"]["p99_ms"]
-    # On a machine that holds an idle loop up nothing can be stated of a busy one.
-    is_quiet = found["nothing"]["stop_ms"] < MAX_OWN_MS
+def checks_of_stops(found: dict[str, dict[str, Any]]) -> list[Check]:
+    """Every stop against its goal. One without as much CPU time was another process's."""
     return [
-        *(
-            at_most(
-                f"longest stop of the front's loop, {name}",
-                row["stop_ms"],
-                GOAL_STOP_MS,
-                "ms",
-                is_settled=is_quiet,
-            )
-            for name, row in found.items()
-            if name != "nothing"
-        ),
+        at_most(
+            f"longest stop of the front's loop, {name}",
+            row["stop_ms"],
+            GOAL_STOP_MS,
+            "ms",
+            is_settled=row["stop_ms"] <= GOAL_STOP_MS or row["process_ms"] > GOAL_STOP_MS,
+        )
+        for name, row in found.items()
+        if name != "nothing"
+    ]
+
+
+def checks_of_flood(flooded: dict[str, Any]) -> list[Check]:
+    """The flood's figures against their goals."""
+    ratio = flooded["flooded"]["p99_ms"] / flooded["quiet"]["p99_ms"]
+    return [
         at_most(
             "TTFT p99 of another tenant beside 64 refused prompts of 1 MB, to quiet",
             ratio,
             GOAL_RATIO,
             "x",
-            is_settled=is_quiet,
         ),
         at_most(
             "fronts killed", float(flooded["num_killed"] + flooded["num_fronts_started"] - 1), 0.0
@@ -395,11 +409,13 @@ def checks_of(found: dict[str, dict[str, Any]], flooded: dict[str, Any]) -> list
 
 
 def main() -> None:
-    """Measure and report."""
+    """Measure and tell."""
     if sys.argv[1:2] == ["--attack"]:
         print(json.dumps(asyncio.run(attack(sys.argv[2], float(sys.argv[3])))))
         return
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--only", choices=("stops", "flood"))
+    options = parser.parse_args()
     duration_s = 60.0 if options.full else 15.0
     with tempfile.TemporaryDirectory() as folder:
         ticks = Path(folder) / "ticks"
@@ -407,13 +423,27 @@ def main() -> None:
         paths = [str(_HERE / "ticking_site"), str(_HERE), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         os.environ[FOLDER_VARIABLE] = str(ticks)
-        found = asyncio.run(stops(ticks, Path(folder)))
-        flooded = asyncio.run(flood(ticks, Path(folder), duration_s))
-    print_table(
-        "1 MiB of text comes in",
-        ("how", "longest stop ms", "took s", "answer"),
-        [(name, row["stop_ms"], row["took_s"], row["answer"]) for name, row in found.items()],
-    )
+        found = flooded = None
+        if options.only != "flood":
+            found = asyncio.run(stops(ticks, Path(folder)))
+        if options.only != "stops":
+            flooded = asyncio.run(flood(ticks, Path(folder), duration_s))
+    checks: list[Check] = []
+    if found is not None:
+        print_table(
+            "1 MiB of text comes in",
+            ("how", "longest stop ms", "CPU of thread ms", "of process ms", "took s", "answer"),
+            [(name, *row.values()) for name, row in found.items()],
+        )
+        checks += checks_of_stops(found)
+    if flooded is not None:
+        print_flood(flooded)
+        checks += checks_of_flood(flooded)
+    conclude(options, {"stops": found, "flood": flooded}, checks)
+
+
+def print_flood(flooded: dict[str, Any]) -> None:
+    """The flood as a table."""
     print_table(
         "Another tenant's time to first token",
         ("", "calls", "errors", "p50 ms", "p99 ms", "max ms"),
@@ -424,8 +454,6 @@ def main() -> None:
         f" the front's loop was late by {flooded['loop_lag_p99_ms']:.1f} ms (p99),"
         f" {flooded['loop_lag_max_ms']:.1f} ms (max)"
     )
-    checks = checks_of(found, flooded)
-    conclude(options, {"stops": found, "flood": flooded}, checks)
 
 
 if __name__ == "__main__":

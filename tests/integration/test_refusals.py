@@ -16,6 +16,7 @@ from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.rpc import model_service
+from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
 from penstock.server.text.model_text import ModelText
@@ -303,10 +304,11 @@ async def test_a_long_list_of_ids_is_read_and_its_text_encoded_on_a_thread(
 
         return run
 
-    for name in ("token_array", "_text_as_bytes"):
-        monkeypatch.setattr(model_service, name, watched(getattr(model_service, name)))
+    for module, name in ((prompt, "token_array"), (model_service, "_text_as_bytes")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
     models = model_service_pb2_grpc.ModelServiceStub(served.channel)
     for at_once in (1000, 100):
+        monkeypatch.setattr(prompt, "IDS_AT_ONCE", at_once)
         monkeypatch.setattr(model_service, "_TOKENS_AT_ONCE", at_once)
         request = model_service_pb2.DetokenizeRequest(token_ids=[72] * 200)
         assert (await models.Detokenize(request)).text == "e" * 200

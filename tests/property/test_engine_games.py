@@ -19,7 +19,7 @@ import pytest
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.game_runs import played, sights
 
-NUM_GAMES = int(os.environ.get("PENSTOCK_NUM_GAMES", "45"))
+NUM_GAMES = int(os.environ.get("PENSTOCK_NUM_GAMES", "18"))
 FIRST_SEED = int(os.environ.get("PENSTOCK_FIRST_SEED", "0"))
 AT_ONCE = 9
 MAX_GAMES_FOR_SIGHTS = 120

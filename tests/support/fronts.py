@@ -23,9 +23,14 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.stream import TokenStream
-from penstock.server.link.cache_feeds import CacheListener
-from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePortListener, EngineUnavailable
+from penstock.server.link.frames import Attached, EngineHello, KeptRequest
+from penstock.server.link.ports import (
+    AttachListener,
+    CacheListener,
+    DetachListener,
+    EnginePortListener,
+    EngineUnavailable,
+)
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
@@ -73,6 +78,7 @@ class ScriptedPort:
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
         self._cancels: asyncio.Queue[tuple[tuple[int, ...], FinishReason]] = asyncio.Queue()
         self._steps = itertools.count(1)
+        self._up = asyncio.Event()
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         if not self.is_up:
@@ -91,6 +97,25 @@ class ScriptedPort:
             raise EngineUnavailable("down")
         return self.known_elsewhere.get(request_id)
 
+    async def wait_up(self) -> None:
+        await self._up.wait()
+
+    def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
+        del kept
+        if specs:
+            self.submit(specs)
+
+    async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
+        """Nothing is kept here."""
+        del name
+        on_attached(Attached(ticket=0, resume_spec=None))
+
+    def detach(self, names: tuple[str, ...]) -> None:
+        """Nothing is kept here."""
+
+    def on_detached(self, listener: DetachListener) -> None:
+        """Nobody else attaches."""
+
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         self.cache_listeners[salt] = listener
         return lambda: self.cache_listeners.pop(salt, None) and None
@@ -104,6 +129,7 @@ class ScriptedPort:
     def come_up(self, epoch: int = 1) -> None:
         assert self.listener is not None
         self.is_up = True
+        self._up.set()
         self.listener.on_hello(
             EngineHello(
                 epoch=epoch,
@@ -118,6 +144,7 @@ class ScriptedPort:
     def go_down(self) -> None:
         assert self.listener is not None
         self.is_up = False
+        self._up.clear()
         self.listener.on_lost()
 
     def say(

@@ -15,7 +15,7 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.cache_feeds import CacheListener, CacheSubscriber
+from penstock.server.link.cache_feeds import CacheSubscriber
 from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import (
     Attached,
@@ -33,6 +33,7 @@ from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptSt
 from penstock.server.link.ports import (
     AttachCalls,
     AttachListener,
+    CacheListener,
     DetachListener,
     EnginePortListener,
     EngineUnavailable,
@@ -278,24 +279,24 @@ class MemoryPort:
             self._answers.pop(ticket, None)
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """See `ResumePort.submit_kept`."""
+        """See `EnginePort.submit_kept`."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """See `ResumePort.attach_stream`."""
+        """See `EnginePort.attach_stream`."""
         await self._attaching.attach(name, on_attached)
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """See `ResumePort.detach`."""
+        """See `EnginePort.detach`."""
         if self.is_up:
             self._write(encode(Detach(names=names)))
 
     def on_detached(self, listener: DetachListener) -> None:
-        """See `ResumePort.on_detached`."""
+        """See `EnginePort.on_detached`."""
         self._attaching.on_detached(listener)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """See `CachePort.follow_cache`."""
+        """See `EnginePort.follow_cache`."""
         return self._cache.follow(salt, listener)
 
     async def close(self) -> None:

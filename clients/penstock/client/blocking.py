@@ -19,8 +19,8 @@ from collections.abc import (
     Iterator,
 )
 from functools import partial, update_wrapper
-from types import GenericAlias
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args
+from types import GenericAlias, TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, get_args
 
 import grpc
 
@@ -34,8 +34,13 @@ from penstock.client.without_loop import iterate, run
 
 _STATE_PATIENCE_S = 1.0
 
-AsyncT = TypeVar("AsyncT")
-AsyncT_co = TypeVar("AsyncT_co", covariant=True)
+
+class _Client(Protocol):
+    async def close(self) -> None: ...
+
+
+AsyncT = TypeVar("AsyncT", bound=_Client)
+AsyncT_co = TypeVar("AsyncT_co", bound=_Client, covariant=True)
 ResultT = TypeVar("ResultT")
 ParamsT = ParamSpec("ParamsT")
 
@@ -48,6 +53,17 @@ class BlockingFace(Generic[AsyncT_co]):
 
     def __repr__(self) -> str:
         return f"Sync{self._asynchronous!r}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        run(self._asynchronous.close())
 
 
 def _beneath(face: BlockingFace[AsyncT]) -> AsyncT:

@@ -5,8 +5,6 @@ Owns the public class. What it does is written once, and `blocking.py` runs it.
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import grpc
 
@@ -61,17 +59,6 @@ class SyncOperationsClient(BlockingFace[OperationsClient]):
                 sleep=blocking_sleep(sleep),
             )
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     close = answering(OperationsClient.close)
     get_stats = answering(OperationsClient.get_stats)

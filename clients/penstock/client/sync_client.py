@@ -7,8 +7,7 @@ for both clients, and `blocking.py` runs it.
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
 import grpc
 
@@ -80,17 +79,6 @@ class SyncClient(BlockingFace[Client]):
                 sleep=blocking_sleep(sleep),
             )
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def pool_state(self) -> PoolState:

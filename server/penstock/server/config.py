@@ -153,7 +153,6 @@ class ServerConfig:
         name="record_max_mib",
         scale=1024 * 1024,
         at_least=1,
-        shown="256",
     )
     gateway: str = setting(
         NO_GATEWAY,

@@ -4,6 +4,7 @@ Owns how they are found. An entry point names a module, which is loaded when it 
 before.
 """
 
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -20,7 +21,15 @@ _GROUP: Final = "penstock.gateways"
 
 
 class Gateway(Protocol):
-    """The module of a gateway."""
+    """The module of a gateway.
+
+    `request_methods`: those that carry requests ("package.Service/Method"), as metrics name them.
+    """
+
+    @property
+    def request_methods(self) -> Collection[str]:
+        """See above."""
+        ...
 
     def check_installed(self) -> None:
         """Raise ValueError naming the extra where a package is missing."""

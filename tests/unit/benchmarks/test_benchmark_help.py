@@ -65,4 +65,4 @@ def test_a_side_that_is_given_too_little_tells_its_usage() -> None:
     side = ROOT / "benchmarks/delivery_peers.py"
     answer = subprocess.run((sys.executable, side, "aio"), capture_output=True, text=True)
     assert answer.returncode == 1
-    assert answer.stderr.startswith("The processes that Penstock's delivery is set beside")
+    assert answer.stderr.startswith("The processes that Penstock's delivery is compared with")

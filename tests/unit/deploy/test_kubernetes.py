@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.config_json import from_json_value
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
 from penstock.server.config import SETTINGS, ServerConfig
 from penstock.server.rpc.generation_service import SERVICE_NAME
 from penstock.server.security.policy_file import parse_policy
 from penstock.server.security.security import check_exposure
+from penstock.server.settings.json_values import from_json_value
 from penstock.tools.command_line import build_parser
 from support.kubernetes import (
     FOLDER,

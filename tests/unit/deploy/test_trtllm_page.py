@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.config_json import from_json_value
 from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.server.settings.json_values import from_json_value
 from penstock.tools.command_line import build_parser
 
 REPOSITORY = Path(__file__).parents[3]

@@ -13,7 +13,6 @@ import pytest
 
 from penstock.executor import create as create_module
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
-from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.executor.create import create_executor
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.models import ModelNotFound, resolve_model
@@ -30,6 +29,7 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.scheduler.cost_model import CostModel
+from penstock.server.settings.json_values import from_json_value, to_json_value
 
 FULL = ExecutorConfig(
     kind=ExecutorKind.SIMULATED,

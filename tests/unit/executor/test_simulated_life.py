@@ -134,7 +134,7 @@ def test_a_process_exits_as_scripted() -> None:
     program = (
         "import numpy as np\n"
         "from penstock.executor.config import ExecutorConfig\n"
-        "from penstock.executor.config_json import from_json_value\n"
+        "from penstock.server.settings.json_values import from_json_value\n"
         "from penstock.executor.simulated.executor import SimulatedExecutor\n"
         "from penstock.scheduler.batch import NO_SLOTS, Batch\n"
         "from penstock.scheduler.slot_arrays import SlotArrays\n"

@@ -7,7 +7,6 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.executor.trtllm.config import (
     CapacityPolicy,
     CudaGraphSettings,
@@ -16,6 +15,7 @@ from penstock.executor.trtllm.config import (
     SamplerType,
     TrtllmConfig,
 )
+from penstock.server.settings.json_values import from_json_value, to_json_value
 
 README = Path(__file__).resolve().parents[3] / "executors" / "README.md"
 NGRAM: dict[str, Any] = {"decoding_type": "NGram", "max_draft_len": 3}

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.config_json import from_json_value
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.llm_args import llm_arguments
 from penstock.executor.trtllm.model_kind import recognise
 from penstock.executor.trtllm.package import Package, load_package
 from penstock.executor.unavailable import ExecutorUnavailable
+from penstock.server.settings.json_values import from_json_value
 from support.fake_trtllm import fake_trtllm as fake_trtllm
 from support.trtllm_folders import adapter_folder, engine_folder, hugging_face_folder
 

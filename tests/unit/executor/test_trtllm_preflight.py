@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.config_json import from_json_value
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.model_kind import recognise
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
+from penstock.server.settings.json_values import from_json_value
 from support.trtllm_folders import (
     adapter_folder,
     checkpoint_folder,

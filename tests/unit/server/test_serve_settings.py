@@ -18,7 +18,6 @@ from penstock.executor.config import (
     SimulatedConfig,
     SimulatedPace,
 )
-from penstock.executor.config_json import to_json_value
 from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.config import (
     AdmissionPolicy,
@@ -39,6 +38,7 @@ from penstock.server.config import (
 from penstock.server.front.config import FrontConfig
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import LOG_LEVELS
+from penstock.server.settings.json_values import to_json_value
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 
@@ -185,7 +185,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "num_seqs", "budget"),
     [
-        ([], 256, 4096),
+        ([], 256, 3584),
         (["--max-num-seqs", "9000"], 9000, 9000),
         (["--max-num-batched-tokens", "100"], 100, 100),
         (["--max-num-seqs", "16", "--max-num-batched-tokens", "512"], 16, 512),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.client import FinishReason
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.bench.figures import figures_of, percentile_curve, warnings_of
 from penstock.tools.bench.fleet import merged_run
 from penstock.tools.bench.latency_histogram import (
@@ -14,9 +15,10 @@ from penstock.tools.bench.latency_histogram import (
     RecordingUnavailable,
     require_hdr_histogram,
 )
-from penstock.tools.bench.plan import Arrivals, Targets, TraceRow
+from penstock.tools.bench.plan import Arrivals
 from penstock.tools.bench.recorder import Recorder
 from penstock.tools.bench.worker import WorkerDone
+from penstock.tools.targets import Targets
 from support.load_events import finished, plan
 
 
@@ -185,7 +187,7 @@ def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
 
 
 def test_a_replayed_trace_ends_with_its_last_request() -> None:
-    rows = (TraceRow(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
+    rows = (TraceRequest(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
     made = plan(arrivals=Arrivals.REPLAY, rows=rows)
     recorder = Recorder(made)
     served(recorder, 0.0, 0.1, 0.5)

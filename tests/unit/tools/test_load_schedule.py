@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.bench.lengths import (
     FixedLength,
     LogNormalLength,
@@ -15,13 +16,13 @@ from penstock.tools.bench.lengths import (
     lengths_text,
     parse_lengths,
 )
-from penstock.tools.bench.plan import Arrivals, TraceRow
+from penstock.tools.bench.plan import Arrivals
 from penstock.tools.bench.schedule import PromptMaker, part_of, planned_requests, share_of
 from support.load_events import plan
 
 
-def row(arrival_s: float, num_prompt: int = 4, num_output: int = 2, **more: Any) -> TraceRow:
-    return TraceRow(
+def row(arrival_s: float, num_prompt: int = 4, num_output: int = 2, **more: Any) -> TraceRequest:
+    return TraceRequest(
         arrival_s=arrival_s, num_prompt_tokens=num_prompt, num_output_tokens=num_output, **more
     )
 

@@ -15,7 +15,8 @@ from penstock.tools.plan.target import PlanTarget, judge
 from penstock.tools.plan.window import busiest_window
 from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
 from penstock.tools.simulation.routing import RouterKind
-from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
+from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.targets import Targets
 
 BASE = Candidate(name="base", replica=SimulationConfig(policy=Policy.FAIR), price=2.0)
 

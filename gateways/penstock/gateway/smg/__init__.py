@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.server.rpc.access_control import AccessControl
     from penstock.server.rpc.gateway_service import GatewayService
 
+request_methods: Final = ("vllm.grpc.engine.VllmEngine/Generate",)
 _GENERATED: Final = "smg_grpc_proto"
 
 

@@ -22,7 +22,6 @@ from penstock.server.front.event_router import STALLED
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
 from penstock.server.front.watched_write import SharedWriter
-from penstock.server.link.cache_feeds import CachePort
 from penstock.server.link.frames import CacheUpdate
 from penstock.server.rpc.access_control import AccessControl, require
 from penstock.server.rpc.handlers import Context
@@ -133,7 +132,7 @@ class KvEvents:
         if hello is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
         is_known = hello.publishes_cache and front.config.is_prefix_caching
-        if not is_known or not isinstance(port, CachePort):
+        if port is None or not is_known:
             raise refuse_feature("kv_events")
         if message.start_sequence_number:
             raise refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")

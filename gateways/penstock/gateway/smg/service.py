@@ -50,7 +50,7 @@ from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper
 from penstock.server.rpc.mapping_in.generation import check_request_id
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.server.rpc.parsing import num_unknown_fields, parse
-from penstock.server.security.rights import Caller
+from penstock.server.security.rights import Caller, Right
 
 SERVICE_NAME: Final = "vllm.grpc.engine.VllmEngine"
 MISSING_METHODS: Final = {
@@ -60,6 +60,20 @@ MISSING_METHODS: Final = {
     "StopProfile": "profiles_by_gateway",
 }
 """Methods that are refused, with the feature that they would take."""
+_RIGHTS: Final[Mapping[str, Right | None]] = {
+    "Generate": Right.GENERATE,
+    "Embed": Right.GENERATE,
+    "SubscribeKvEvents": Right.GENERATE,
+    "Abort": Right.CANCEL,
+    "FlushCache": Right.OPERATIONS_WRITE,
+    "GetLoads": Right.OPERATIONS_READ,
+    "GetModelInfo": Right.MODELS,
+    "GetServerInfo": Right.MODELS,
+    "GetTokenizer": Right.MODELS,
+    "HealthCheck": None,  # a probe, like grpc.health.v1
+    "StartProfile": Right.OPERATIONS_WRITE,
+    "StopProfile": Right.OPERATIONS_WRITE,
+}
 _MAX_ABORTS: Final = 1024
 PATHS: Final[Mapping[str, str]] = {
     "prompt": "input",
@@ -92,6 +106,7 @@ class VllmEngineService:
     """
 
     name = SERVICE_NAME
+    rights: Final = {f"/{SERVICE_NAME}/{method}": right for method, right in _RIGHTS.items()}
 
     def __init__(
         self,

@@ -80,9 +80,9 @@ def report_start(words: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until requested to stop; the exit code."""
-    from penstock.executor.config_json import did_you_mean
     from penstock.server.observe.logs import IN_BANNER, configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
+    from penstock.server.settings.json_values import did_you_mean
     from penstock.server.settings.sources import BadSetting
 
     try:
@@ -90,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
         # Reported before anything can fail: a misspelt variable is often the cause.
         configure_logging(
             "supervisor",
-            sources.get("log_level", "info"),
-            form=sources.get("log_format", "auto"),
-            has_foreign_text=sources.get("log_foreign_text", False),
+            sources.value("log_level"),
+            form=sources.value("log_format"),
+            has_foreign_text=sources.value("log_foreign_text"),
         )
         log = logging.getLogger(__name__)
         # The next line follows after imports, which may take seconds.

@@ -140,9 +140,9 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
     """Raise ValueError for a setting that has no effect. `is_caching`: of prefixes."""
     if sources.get("order") is SchedulingOrder.FCFS:
         sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
-    if not (is_caching and sources.get("prefix_caching", True)):
+    if not (is_caching and sources.value("prefix_caching")):
         sources.refuse(_CACHE_ONLY, "requires prefix caching")
-    if not sources.get("deadline_admission", True):
+    if not sources.value("deadline_admission"):
         sources.refuse(["min_deadline_chance"], "requires --deadline-admission on")
     if "policy_file" in sources:
         sources.refuse(
@@ -163,7 +163,7 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
     """Of executors with our own batching. Raises ValueError naming a setting."""
-    kind, device = sources.get("executor", ExecutorKind.TORCH), sources.get("device", "cpu")
+    kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
     derived: dict[str, Any] = {}
@@ -226,7 +226,7 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
     """Fields by their paths. Raises ValueError naming the setting, or the variable."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
-        port = sources.get("port", 50051)
+        port = sources.value("port")
         # There is none after the last port.
         behind = port + step if 0 < port <= _MAX_PORT - step else 0
         ports[name] = sources.get(name) if name in sources else behind

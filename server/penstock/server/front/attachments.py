@@ -25,7 +25,7 @@ from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.link.frames import Attached, AttachFailure, EngineHello, ResumeSpec
-from penstock.server.link.ports import EngineUnavailable, ResumePort
+from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.link.step_frames import part_of
 from penstock.server.tenants import PriorityCeilings, engine_request_id
 
@@ -105,7 +105,7 @@ class Attachments:
             def on_attached(
                 answer: Attached,
                 answers: list[_Attachment | RequestError | AttachFailure] = answers,
-                port: ResumePort = port,
+                port: EnginePort = port,
             ) -> None:
                 answers.append(self._on_attached(answer, tenant, ceilings, port))
 
@@ -128,7 +128,7 @@ class Attachments:
                 case _:
                     await asyncio.sleep(_POLL_INTERVAL_S)
 
-    async def _port(self, request_id: str, tenant: str, due_s: float) -> ResumePort:
+    async def _port(self, request_id: str, tenant: str, due_s: float) -> EnginePort:
         """The port to an engine that has this front's requests. Raises RequestError."""
         front = self._front
         while True:
@@ -137,13 +137,13 @@ class Attachments:
             if here is not None and here.generation.resumption is None:
                 raise refuse(ErrorReason.REQUEST_NOT_FOUND)
             is_ready = here is None or here.is_at_engine
-            if isinstance(port, ResumePort) and front.is_engine_up and is_ready:
+            if port is not None and front.is_engine_up and is_ready:
                 front.current_limits()
                 return port
             if front.is_draining or not front.replays.are_on or front.clock() >= due_s:
                 front.current_limits()
                 raise refuse(ErrorReason.ENGINE_DOWN)
-            if isinstance(port, ResumePort) and not front.is_engine_up:
+            if port is not None and not front.is_engine_up:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_INTERVAL_S):
                         await port.wait_up()
@@ -152,7 +152,7 @@ class Attachments:
             await asyncio.sleep(0)
 
     def _on_attached(
-        self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: ResumePort
+        self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: EnginePort
     ) -> "_Attachment | RequestError | AttachFailure":
         """The engine attached a stream to this front: all its later events come here."""
         front, resume_spec = self._front, answer.resume_spec

@@ -87,6 +87,10 @@ class Refusal:
     quota: QuotaViolation | None = None
 
 
+ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
+INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
+
+
 class RequestError(Exception):
     """A call that fails for a reason of the contract. Carries a `Refusal`, never free text."""
 

@@ -13,14 +13,13 @@ from typing import Any
 
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.errors import INTERNAL, ErrorReason, Refusal
 from penstock.server.front.events import LogprobRows
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import SharedWriter
 
 _log = logging.getLogger(__name__)
-_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 STALLED = Refusal(reason=ErrorReason.READER_STALLED)
 LOG_INTERVAL_S = 1.0
 
@@ -218,7 +217,7 @@ class EventRouter:
         for output in request.outputs:
             output.is_live = output.is_plain = False
         self._cancel(live_keys, FinishReason.CANCELLED)
-        request.fail(_INTERNAL, now_s)
+        request.fail(INTERNAL, now_s)
 
 
 class CloseLog:

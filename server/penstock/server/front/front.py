@@ -33,7 +33,7 @@ from penstock.server.front.request_table import RequestTable, view_of
 from penstock.server.front.submission import CallTimes, submission_for
 from penstock.server.front.watched_write import SharedWriter
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePort, EngineUnavailable, ResumePort
+from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id
@@ -186,6 +186,8 @@ class Front:
         )
         request_id = generation.request_id or ("" if account is None else account.request_id)
         request = LiveRequest(request_id or str(uuid.uuid4()), generation, times.arrival_s)
+        if self.table.is_full:
+            self._end_unread()
         self.table.add(request)
         if account is not None:
             account.live = request
@@ -230,7 +232,7 @@ class Front:
             self._remove(request)
             live_keys += request.live_keys
         self._cancel_keys(tuple(live_keys), FinishReason.CANCELLED)
-        if unread and isinstance(self.port, ResumePort):
+        if unread and self.port is not None:
             self.port.detach(tuple(unread))
 
     def detach(self, request: LiveRequest, refusal: Refusal) -> None:
@@ -332,7 +334,7 @@ class Front:
                 self.limits.vocab_size,
             )
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
-        if isinstance(self.port, ResumePort):
+        if self.port is not None:
             for request in self.table:
                 self._keep_result(request)  # of those whose readers have not reached the end
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
@@ -375,7 +377,7 @@ class Front:
         ]
         for request in left:
             self.detach(request, refusal)
-        if left and isinstance(self.port, ResumePort):
+        if left and self.port is not None:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
@@ -452,6 +454,14 @@ class Front:
         # An engine that refuses reports it with its next step. A client can retry only before the
         # first message, so that waits a little for the engine's first event.
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
+
+    def _end_unread(self) -> None:
+        """Make places in a full front, of requests that only wait to be read."""
+        now_s = self.clock()
+        unread = self.table.unread(now_s)
+        for request in unread:
+            self._dispatcher.cut(request, "ended and unread in a full front", now_s)
+        self.release_all(unread)
 
     def _remove(self, request: LiveRequest) -> None:
         """Remove the request from this front. Idempotent."""

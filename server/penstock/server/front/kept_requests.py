@@ -15,7 +15,7 @@ from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.frames import KeptRequest, ResumeSpec
 from penstock.server.link.kept_streams import TenantBytes
-from penstock.server.link.ports import EnginePort, ResumePort
+from penstock.server.link.ports import EnginePort
 from penstock.server.link.step_frames import StepFrame
 from penstock.server.tenants import engine_request_id
 
@@ -26,7 +26,7 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
     False, without effect, for a request without a reader that cannot be resumed.
     """
     kept = kept_of(request)
-    if kept is not None and isinstance(port, ResumePort):
+    if kept is not None:
         port.submit_kept(specs, kept)
     elif request.is_detached:
         return False
@@ -77,7 +77,7 @@ def result_of(request: LiveRequest) -> KeptRequest | None:
 def submit_result(port: EnginePort, request: LiveRequest) -> None:
     """Have the engine keep what an earlier engine generated. Raises EngineUnavailable."""
     result = result_of(request)
-    if result is not None and isinstance(port, ResumePort):
+    if result is not None:
         port.submit_kept((), result)
 
 

@@ -13,7 +13,7 @@ from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, 
 from penstock.scheduler.events import Finished as EngineFinished
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.front.errors import ErrorReason, Refusal, refusal_for
+from penstock.server.front.errors import ENGINE_DOWN, Refusal, refusal_for
 from penstock.server.front.events import (
     Accepted,
     Finished,
@@ -37,7 +37,6 @@ OwnOutput: TypeAlias = "LiveOutput[LiveRequest]"
 
 _REASON_NAMES = {reason: reason.name for reason in FinishReason}
 _OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-_ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 
 
 class LiveRequest:
@@ -150,6 +149,11 @@ class LiveRequest:
         if not self.stream.is_closed:
             return self.phases.state
         return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
+
+    def is_unread_since(self, since_s: float) -> bool:
+        """Whether it ended before `since_s`, and its reader has started and not finished."""
+        is_over = self.stream.is_closed and not self.is_catching_up
+        return is_over and self.phases.marks[-1].since_s < since_s
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
@@ -278,7 +282,7 @@ class LiveRequest:
             return
         if output.num_repeating and end.reason in _OWN_ENDS:
             # It ended before it reached its earlier length: this is a different output.
-            self.fail(_ENGINE_DOWN, now_s)
+            self.fail(ENGINE_DOWN, now_s)
             return
         self.head.accept()
         delta = output.text.finish()
@@ -364,7 +368,7 @@ class LiveRequest:
         self.phases.token(at_s)
         if not output.repeats(token_id):
             # The continuation would not match what was delivered.
-            self.fail(_ENGINE_DOWN, now_s)
+            self.fail(ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
         """The request runs or waits again: report it, and let the next token be timed."""

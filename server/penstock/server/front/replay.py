@@ -20,7 +20,7 @@ from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason, RequestSpec
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.errors import ENGINE_DOWN
 from penstock.server.front.kept_requests import submit, submit_result
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_request import LiveRequest, OwnOutput
@@ -30,7 +30,6 @@ from penstock.server.link.ports import EnginePort, EngineUnavailable
 
 _log = logging.getLogger(__name__)
 
-_ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
 MAX_UNSENT_BYTES: Final = 1024 * 1024
 """How much may wait in the connection before more is added: an engine reads between two steps, and
 thousands of requests exceed its buffer.
@@ -98,7 +97,7 @@ class Replays:
         if request.is_cancelled:
             _end(request, FinishReason.CANCELLED, now_s)
         elif not self.are_on or request.num_replays >= self._config.max_replays:
-            request.fail(_ENGINE_DOWN, now_s)
+            request.fail(ENGINE_DOWN, now_s)
         else:
             request.suspend(now_s)
             number = next(self._numbers)
@@ -147,7 +146,7 @@ class Replays:
         waiting, self._waiting = self._waiting, {}
         now_s = self._clock()
         for request in waiting:
-            request.fail(_ENGINE_DOWN, now_s)
+            request.fail(ENGINE_DOWN, now_s)
         self._due.clear()
         self._set_timer()
 
@@ -186,7 +185,7 @@ class Replays:
         if self._has_new_keys or not self._table.owns_keys(request):
             self._table.renew_keys(request)
         if not submit(port, request, replay_specs(request, limits)):
-            request.fail(_ENGINE_DOWN, now_s)
+            request.fail(ENGINE_DOWN, now_s)
             return
         keys = {output.index: output.key for output in request.outputs}
         first = tuple(replace(spec, key=keys[spec.output_index]) for spec in submission.specs)
@@ -233,7 +232,7 @@ def _time_out(request: LiveRequest, now_s: float) -> None:
     elif request.first_token_s == NO_TIME and leader.ttft_deadline_s <= now_s:
         _fail(request, FailureReason.TTFT_DEADLINE_EXCEEDED, leader.ttft_deadline_s, now_s)
     else:
-        request.fail(_ENGINE_DOWN, now_s)
+        request.fail(ENGINE_DOWN, now_s)
 
 
 def _fail(request: LiveRequest, reason: FailureReason, deadline_s: float, now_s: float) -> None:

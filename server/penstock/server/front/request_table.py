@@ -5,20 +5,25 @@ the only place where a request leaves.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from penstock.server.front.errors import ErrorReason, refuse
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.observe.frames import FrontView
 
+MIN_UNREAD_S: Final = 1.0
+"""An ended request that is read at all is read by then."""
+_SEARCH_INTERVAL_S: Final = 0.1
 _NUM_COUNTER_BITS = 32
 
 
 class RequestTable:
     """Live requests of one front. `max_live_requests` bounds them, of which no tenant has the last
     eighth (rounded down): a request that ended at the engine and is not yet read counts against no
-    quota, but it is here until it is read or its reader counts as stalled.
+    quota, but it is here until it is read, its reader counts as stalled, or others need its place.
 
     `find_output`: the output of a key, of a live request.
     """
@@ -33,6 +38,7 @@ class RequestTable:
         self._num_of_tenant: Counter[str] = Counter()
         self._max_live_requests = max_live_requests
         self._max_of_tenant = max_live_requests - max_live_requests // 8
+        self._searched_s = -math.inf
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -61,15 +67,37 @@ class RequestTable:
                 keys.append(key)
         return tuple(keys)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no place for another request."""
+        return len(self._by_id) >= self._max_live_requests
+
+    def unread(self, now_s: float) -> list[LiveRequest]:
+        """The ended requests that are unread after `MIN_UNREAD_S`, of the tenant with most of them.
+
+        None within `_SEARCH_INTERVAL_S` of the last search: refusing must be cheaper than serving.
+        """
+        if now_s < self._searched_s + _SEARCH_INTERVAL_S:
+            return []
+        self._searched_s = now_s
+        by_tenant: dict[str, list[LiveRequest]] = {}
+        for request in self._by_id.values():
+            if request.is_unread_since(now_s - MIN_UNREAD_S):
+                by_tenant.setdefault(request.tenant, []).append(request)
+        return max(by_tenant.values(), key=len, default=[])
+
     def add(self, request: LiveRequest) -> None:
         """Reserve the id. Raises RequestError when it is in use, or the front or the tenant's part
         of it is full."""
         tenant = request.tenant
         if (tenant, request.request_id) in self._by_id:
             raise refuse(ErrorReason.REQUEST_ID_IN_USE)
-        is_full = len(self._by_id) >= self._max_live_requests
-        if is_full or self._num_of_tenant[tenant] >= self._max_of_tenant:
-            raise refuse(ErrorReason.QUEUE_FULL)
+        limit = f"max_live_requests is {self._max_live_requests}"
+        if self.is_full:
+            raise refuse(ErrorReason.QUEUE_FULL, f"the front is full: {limit}")
+        if self._num_of_tenant[tenant] >= self._max_of_tenant:
+            part = f"{self._max_of_tenant} of them, unread ones included, are of one tenant"
+            raise refuse(ErrorReason.QUEUE_FULL, f"the front is full: {limit}, and {part}")
         self._num_of_tenant[tenant] += 1
         self._by_id[tenant, request.request_id] = request
         self._empty.clear()

@@ -190,6 +190,16 @@ class BoardView:
         self._floats = memoryview(self._map).cast("d")
         self._max_keys = _max_keys_of(self._words)
 
+    @classmethod
+    def taking(cls, fd: int) -> "BoardView | None":
+        """The view of a descriptor, which is closed; None where it is negative: no board."""
+        if fd < 0:
+            return None
+        try:
+            return cls(fd)
+        finally:
+            os.close(fd)
+
     @property
     def epoch(self) -> int:
         """The epoch of the engine that wrote last; 0 before the first."""

@@ -6,13 +6,13 @@ and get a new snapshot from the next one. Does not know how frames travel.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
 
 from penstock.scheduler.cache_book import CacheBook, CacheWatch
 from penstock.server.link.frames import CacheUpdate, EngineHello, Follow, SnapshotPart, Unfollow
-from penstock.server.link.ports import EnginePort, EngineUnavailable
+from penstock.server.link.ports import CacheListener, EngineUnavailable
 from penstock.server.link.wire import LinkError
 
 MAX_FEEDS_PER_FRONT = 64
@@ -22,8 +22,6 @@ megabytes: blocks of four thousand tokens would still fit.
 """
 _PARTS_PER_TURN = 4
 """About a millisecond of a step with so many blocks."""
-CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
-"""Takes an update; None: the engine is lost, and so is its cache. Must not raise."""
 
 
 @dataclass(slots=True)
@@ -105,32 +103,18 @@ def _updates_of(feed: _Feed) -> list[CacheUpdate]:
     return updates
 
 
-@runtime_checkable
-class CachePort(EnginePort, Protocol):
-    """An `EnginePort` that can subscribe to cached blocks."""
-
-    def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Subscribe `listener` to the blocks hashed from `salt`; call the result to unsubscribe.
-
-        The first updates are a snapshot. Without an engine, or with one that does not publish
-        (`EngineHello.publishes_cache`), none come until there is one that does.
-        """
-        ...
-
-
 class CacheSubscriber:
     """The listeners of one port. `write` sends a frame or raises EngineUnavailable."""
 
     def __init__(self, write: Callable[[Follow | Unfollow], None]) -> None:
         self._write = write
         self._listeners: dict[int, tuple[bytes, CacheListener]] = {}
-        self._next_ticket = 0
+        self._tickets = itertools.count()
         self._is_published = False
 
     def follow(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """See `CachePort.follow_cache`."""
-        ticket = self._next_ticket
-        self._next_ticket = (ticket + 1) % 2**32
+        """See `EnginePort.follow_cache`."""
+        ticket = next(self._tickets)
         self._listeners[ticket] = (salt, listener)
         self._send(Follow(ticket=ticket, salt=salt))
 

@@ -5,6 +5,7 @@ Does not know what frames mean. The engine, which has no event loop, keeps its o
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ log = logging.getLogger(__name__)
 
 FrameT = TypeVar("FrameT")
 T = TypeVar("T")
-_NUM_TICKETS = 2**32
 
 
 class Connection(asyncio.Protocol, Generic[FrameT]):
@@ -213,12 +213,11 @@ class PendingCalls(Generic[T]):
 
     def __init__(self) -> None:
         self._calls: dict[int, asyncio.Future[T]] = {}
-        self._next_ticket = 0
+        self._tickets = itertools.count()
 
     def add(self) -> tuple[int, asyncio.Future[T]]:
         """A ticket for the request, and its answer to come."""
-        ticket = self._next_ticket
-        self._next_ticket = (ticket + 1) % _NUM_TICKETS
+        ticket = next(self._tickets)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._calls[ticket] = answer
         answer.add_done_callback(lambda _: self._calls.pop(ticket, None))

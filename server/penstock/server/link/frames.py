@@ -96,7 +96,7 @@ class AttachFailure(enum.IntEnum):
 
 
 class Attach(TaggedFrame, frozen=True, kw_only=True):
-    """A front takes over the stream of this request. `ticket` (32 bits) comes back in the
+    """A front takes over the stream of this request. `ticket` comes back in the
     answer.
     """
 
@@ -142,7 +142,7 @@ class CommandKind(enum.IntEnum):
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Query of the live requests. `ticket` (32 bits) comes back in the answer."""
+    """Query of the live requests. `ticket` comes back in the answer."""
 
     ticket: int
 
@@ -155,7 +155,7 @@ class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Command(TaggedFrame, frozen=True, kw_only=True):
-    """`ticket` (32 bits) comes back in the answer."""
+    """`ticket` comes back in the answer."""
 
     ticket: int
     kind: CommandKind
@@ -171,7 +171,7 @@ class CommandResult(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
-    """Subscribe to the cached blocks hashed from `salt`. `ticket`: 32 bits."""
+    """Subscribe to the cached blocks hashed from `salt`."""
 
     ticket: int
     salt: bytes

@@ -7,17 +7,31 @@ front's event loop.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.frames import Attach, Attached, Detach, EngineHello, KeptRequest
+from penstock.server.link.frames import (
+    Attach,
+    Attached,
+    CacheUpdate,
+    Detach,
+    EngineHello,
+    KeptRequest,
+)
+
+AttachListener: TypeAlias = Callable[[Attached], None]
+DetachListener: TypeAlias = Callable[[str, tuple[int, ...]], None]
+"""Takes the engine's name of a request, and the keys of its outputs."""
+CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
+"""Takes an update; None: the engine is lost, and so is its cache. Must not raise."""
 
 
 class EnginePort(Protocol):
-    """The engine as a front sees it. Nothing here blocks or awaits except `cancel_by_id`."""
+    """The engine as a front sees it. What is no coroutine does not block."""
 
     @property
     def is_up(self) -> bool:
@@ -52,36 +66,6 @@ class EnginePort(Protocol):
         """
         ...
 
-
-class EnginePortListener(Protocol):
-    """A front as the engine sees it. Must not block; must not raise."""
-
-    def on_hello(self, hello: EngineHello) -> None:
-        """An engine has connected. It knows no request of an earlier engine."""
-        ...
-
-    def on_events(self, events: StepEvents) -> None:
-        """One step's events, only of this front's keys."""
-        ...
-
-    def on_lost(self) -> None:
-        """The engine died or disconnected: all its requests are lost."""
-        ...
-
-
-class EngineUnavailable(Exception):
-    """No engine is connected."""
-
-
-AttachListener = Callable[[Attached], None]
-DetachListener = Callable[[str, tuple[int, ...]], None]
-"""Takes the engine's name of a request, and the keys of its outputs."""
-
-
-@runtime_checkable
-class ResumePort(EnginePort, Protocol):
-    """An `EnginePort` to an engine that keeps streams."""
-
     async def wait_up(self) -> None:
         """Return when an engine has connected."""
         ...
@@ -107,6 +91,34 @@ class ResumePort(EnginePort, Protocol):
         """
         ...
 
+    def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
+        """Subscribe `listener` to the blocks hashed from `salt`; call the result to unsubscribe.
+
+        The first updates are a snapshot. Without an engine, or with one that does not publish
+        (`EngineHello.publishes_cache`), none come until there is one that does.
+        """
+        ...
+
+
+class EnginePortListener(Protocol):
+    """A front as the engine sees it. Must not block; must not raise."""
+
+    def on_hello(self, hello: EngineHello) -> None:
+        """An engine has connected. It knows no request of an earlier engine."""
+        ...
+
+    def on_events(self, events: StepEvents) -> None:
+        """One step's events, only of this front's keys."""
+        ...
+
+    def on_lost(self) -> None:
+        """The engine died or disconnected: all its requests are lost."""
+        ...
+
+
+class EngineUnavailable(Exception):
+    """No engine is connected."""
+
 
 class AttachCalls:
     """The pending attach calls of one port. `write` sends a frame or raises EngineUnavailable."""
@@ -115,16 +127,15 @@ class AttachCalls:
         self._write = write
         self._on_detached: DetachListener | None = None
         self._open: dict[int, tuple[asyncio.Future[None], AttachListener]] = {}
-        self._next_ticket = 0
+        self._tickets = itertools.count()
 
     def on_detached(self, listener: DetachListener) -> None:
-        """See `ResumePort`."""
+        """See `EnginePort`."""
         self._on_detached = listener
 
     async def attach(self, name: str, on_attached: AttachListener) -> None:
-        """See `ResumePort`."""
-        ticket = self._next_ticket
-        self._next_ticket = (ticket + 1) % 2**32
+        """See `EnginePort`."""
+        ticket = next(self._tickets)
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[ticket] = answered, on_attached
         try:

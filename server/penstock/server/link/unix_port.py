@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.cache_feeds import CacheListener, CacheSubscriber
+from penstock.server.link.cache_feeds import CacheSubscriber
 from penstock.server.link.connection import Connection, PendingCalls, PersistentConnection
 from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import (
@@ -35,6 +35,7 @@ from penstock.server.link.frames import (
 from penstock.server.link.ports import (
     AttachCalls,
     AttachListener,
+    CacheListener,
     DetachListener,
     EnginePortListener,
     EngineUnavailable,
@@ -119,25 +120,25 @@ class UnixEnginePort:
             answer.cancel()
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """See `ResumePort.submit_kept`."""
+        """See `EnginePort.submit_kept`."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """See `ResumePort.attach_stream`."""
+        """See `EnginePort.attach_stream`."""
         await self._attach_calls.attach(name, on_attached)
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """See `ResumePort.detach`."""
+        """See `EnginePort.detach`."""
         # The streams of a lost engine are lost too.
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))
 
     def on_detached(self, listener: DetachListener) -> None:
-        """See `ResumePort.on_detached`."""
+        """See `EnginePort.on_detached`."""
         self._attach_calls.on_detached(listener)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """See `CachePort.follow_cache`."""
+        """See `EnginePort.follow_cache`."""
         return self._cache.follow(salt, listener)
 
     def _write(self, frame: bytes) -> None:

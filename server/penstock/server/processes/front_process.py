@@ -81,7 +81,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
             max_bytes_per_tenant=config.front.max_text_bytes_per_tenant,
         )
         security = _security(launch.server)
-        board = _board(launch)
+        board = BoardView.taking(launch.board_fd)
         recorder = None if watch is None else watch.recorder
         server = _server(launch, text, port, security, recorder, _gateway(config, board))
         server.front.gate = QueueGate(
@@ -120,16 +120,6 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     text.close()
     heartbeat.stop()
     return EXIT_OK
-
-
-def _board(launch: FrontLaunch) -> BoardView | None:
-    """The engine's status board: queue and load; None without a board."""
-    if launch.board_fd < 0:
-        return None
-    try:
-        return BoardView(launch.board_fd)
-    finally:
-        os.close(launch.board_fd)
 
 
 def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMaker | None:

@@ -22,6 +22,7 @@ import uvloop
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.config import ObserverLaunch
+from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.link.board import BoardView, LoadState
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
@@ -235,29 +236,21 @@ def _metrics(
     def processes() -> dict[str, int]:
         return processes_of_service(hub.pids)
 
-    board = _board(launch)
+    board = BoardView.taking(launch.board_fd)
 
     def load() -> LoadState | None:
         return None if board is None else board.load
 
+    gateway = launch.server.gateway
     return ServiceMetrics(
         model=launch.server.model,
         tenants=launch.server.observer.metrics_tenants,
         version=_version(),
+        gateway_methods=() if gateway == NO_GATEWAY else load_gateway(gateway).request_methods,
         trace_counts=traces,
         processes=processes,
         load=load,
     )
-
-
-def _board(launch: ObserverLaunch) -> BoardView | None:
-    """The reading side of the engine's load board; None without a board."""
-    if launch.board_fd < 0:
-        return None
-    try:
-        return BoardView(launch.board_fd)
-    finally:
-        os.close(launch.board_fd)
 
 
 def _version() -> str:

@@ -35,8 +35,6 @@ _BY_SERVICE: Final[Mapping[str, Right | None]] = {
     "grpc.reflection.v1alpha.ServerReflection": Right.INSPECT,
     # Load balancers call it; it reveals nothing.
     "grpc.health.v1.Health": None,
-    # Methods of the gateway's contract, when one is served.
-    "vllm.grpc.engine.VllmEngine": Right.GENERATE,
 }
 _BY_METHOD: Final[Mapping[str, Right | None]] = {
     "/penstock.v1.GenerationService/Cancel": Right.CANCEL,
@@ -49,16 +47,6 @@ _BY_METHOD: Final[Mapping[str, Right | None]] = {
     "/penstock.v1.OperationsService/DumpFlightRecord": Right.OPERATIONS_WRITE,
     "/penstock.v1.OperationsService/SetLogLevel": Right.OPERATIONS_WRITE,
     "/penstock.v1.OperationsService/Profile": Right.OPERATIONS_WRITE,
-    "/vllm.grpc.engine.VllmEngine/Abort": Right.CANCEL,
-    "/vllm.grpc.engine.VllmEngine/FlushCache": Right.OPERATIONS_WRITE,
-    "/vllm.grpc.engine.VllmEngine/GetLoads": Right.OPERATIONS_READ,
-    "/vllm.grpc.engine.VllmEngine/GetModelInfo": Right.MODELS,
-    "/vllm.grpc.engine.VllmEngine/GetServerInfo": Right.MODELS,
-    "/vllm.grpc.engine.VllmEngine/GetTokenizer": Right.MODELS,
-    # A health probe, like grpc.health.v1.
-    "/vllm.grpc.engine.VllmEngine/HealthCheck": None,
-    "/vllm.grpc.engine.VllmEngine/StartProfile": Right.OPERATIONS_WRITE,
-    "/vllm.grpc.engine.VllmEngine/StopProfile": Right.OPERATIONS_WRITE,
 }
 
 
@@ -78,6 +66,20 @@ class AccessControl:
                 " credential"
             )
         self._tenant_metadata_key = tenant_metadata_key
+        self._by_method = dict(_BY_METHOD)
+
+    def add_rights(self, rights: Mapping[str, Right | None]) -> None:
+        """The rights that the methods of a gateway require: see `GatewayService`."""
+        self._by_method.update(rights)
+
+    def right_of(self, path: str) -> Right | None:
+        """The right that the method at `path` ("/package.Service/Method") requires; None for none.
+
+        Raises KeyError for one that is not listed: every method must be.
+        """
+        if path in self._by_method:
+            return self._by_method[path]
+        return _BY_SERVICE[path[1:].rpartition("/")[0]]
 
     def admit(self, context: Context, right: Right) -> Caller:
         """The caller, if it has `right`.
@@ -169,13 +171,3 @@ def _tenant_of(context: Context, key: str) -> str:
 
 def _refuse_metadata(key: str, description: str) -> RequestError:
     return refuse_field(f"metadata[{key}]", description)
-
-
-def right_of(path: str) -> Right | None:
-    """The right that the method at `path` ("/package.Service/Method") requires; None for none.
-
-    Raises KeyError for a service that is not in the table: every service must be listed.
-    """
-    if path in _BY_METHOD:
-        return _BY_METHOD[path]
-    return _BY_SERVICE[path[1:].rpartition("/")[0]]

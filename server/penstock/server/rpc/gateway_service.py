@@ -3,7 +3,7 @@
 Owns the protocol. Does not know which gateways there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import grpc
@@ -11,16 +11,22 @@ import grpc
 from penstock.server.front.front import Front
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import HandlerWrapper
+from penstock.server.security.rights import Right
 
 
 class GatewayService(Protocol):
     """The handlers of one such service. `name`: "package.Service", for health and reflection.
 
-    `access_control` has the rights that its methods require.
+    `rights`: what each of its methods requires, by path ("/package.Service/Method"); None: nothing.
     """
 
     @property
     def name(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def rights(self) -> Mapping[str, Right | None]:
         """See above."""
         ...
 

@@ -17,7 +17,6 @@ from penstock.server.front.errors import RequestError, refuse_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.ports import ResumePort
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
@@ -169,7 +168,7 @@ class ResumeService:
 
     def on_engine(self) -> None:
         """An engine has connected: release requests that other fronts attach."""
-        if isinstance(self._front.port, ResumePort):
+        if self._front.port is not None:
             self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:

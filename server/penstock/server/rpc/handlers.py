@@ -27,7 +27,7 @@ import grpc.aio
 from google.rpc.status_pb2 import Status
 
 from penstock.server.front.accounts import Outcome, RequestAccount
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import INTERNAL, ErrorReason, Refusal, RequestError
 from penstock.server.front.front import Front
 from penstock.server.observe.request_record import RequestOptions
 from penstock.server.observe.trace_context import (
@@ -52,7 +52,6 @@ UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes
 StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
-_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 _ABORT_TIMEOUT_S = 5.0
 """How long writing a status may block on a full flow-control window before the call is reset."""
 _OPTION_DIGITS = 6
@@ -268,7 +267,7 @@ class HandlerWrapper:
         frames = "".join(traceback.format_tb(error.__traceback__))
         extra = {"request_id": request_id, "trace_id": trace_id.hex()}
         _log.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
-        return _INTERNAL
+        return INTERNAL
 
     def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Refusal:
         if account is None:

@@ -17,7 +17,14 @@ from typing import Any, Final
 
 import grpc.aio
 
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse, refuse_field
+from penstock.server.front.errors import (
+    INTERNAL,
+    ErrorReason,
+    Refusal,
+    RequestError,
+    refuse,
+    refuse_field,
+)
 from penstock.server.front.front import Front
 from penstock.server.front.watched_write import SharedWriter
 from penstock.server.rpc.access_control import AccessControl
@@ -37,9 +44,6 @@ from penstock.server.rpc.multiplex_table import MultiplexCaller, MultiplexedRequ
 from penstock.server.rpc.parsing import parse_request
 from penstock.server.security.rights import Right
 from penstock.v1 import generation_service_pb2 as pb
-
-_INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
-
 
 _LAST_WRITE_S: Final = 1.0
 """How long a write in progress may take to return after its call was cancelled."""
@@ -212,7 +216,7 @@ class MultiplexService:
             raise
         except BaseException as error:
             is_left = isinstance(error, asyncio.CancelledError | grpc.aio.BaseError)
-            outcome = outcome_of_leaving(context, timeout_s) if is_left else outcome_of(_INTERNAL)
+            outcome = outcome_of_leaving(context, timeout_s) if is_left else outcome_of(INTERNAL)
             raise
         finally:
             front.shared_writers.discard(ready)
@@ -278,7 +282,7 @@ class _Reader:
             self._ready.cut(error.refusal)
         else:
             self.bug = error
-            self._ready.cut(_INTERNAL)
+            self._ready.cut(INTERNAL)
 
 
 def apply_command(

@@ -26,6 +26,7 @@ from penstock.server.front.errors import (
     refuse,
     refuse_field,
 )
+from penstock.server.rpc.multiplex_encoding import varint
 from penstock.v1 import prompt_pb2 as pb
 from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
 
@@ -124,6 +125,8 @@ class _FieldCount:
                 raise self._too_many_fields()
             if begin < 0:
                 continue
+            if begin == stop and not kind.is_part:
+                continue
             if kind.is_part:
                 _at_most(path, "entries", num, MAX_PARTS)
             if kind.is_data:
@@ -205,18 +208,9 @@ def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
             kept += data[begun:stop]
         elif kind.inner is not None and kind.inner in holders:
             inner = _short_fields(kind.inner, data[begin:stop])
-            kept += _as_varint(number << 3 | _DELIMITED) + _as_varint(len(inner)) + inner
+            kept += varint(number << 3 | _DELIMITED) + varint(len(inner)) + inner
         begun = stop
     return bytes(kept)
-
-
-def _as_varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 def num_unknown_fields(message: Message) -> int:

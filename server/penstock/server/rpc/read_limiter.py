@@ -28,7 +28,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
-from penstock.server.rpc.access_control import AccessControl, right_of
+from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import AdmittedCall
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
@@ -82,7 +82,7 @@ class _CallCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MethodPolicy:
-    """How the messages of one method are read. `right`: see `right_of`."""
+    """How the messages of one method are read. `right`: see `AccessControl.right_of`."""
 
     path: str
     right: Right | None
@@ -144,7 +144,7 @@ class RequestReadLimiter:
         """Ignore the second registration of the same handlers, by method name."""
 
     def _policy_of(self, path: str, found: "grpc.RpcMethodHandler[Any, Any]") -> _MethodPolicy:
-        right = right_of(path)
+        right = self._gate.right_of(path)
         is_open = right is None
         return _MethodPolicy(
             path=path,

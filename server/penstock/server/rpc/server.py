@@ -93,8 +93,10 @@ class FrontServer:
         self._tls = None if security is None else security.tls
         self._gate = AccessControl(security, tenant_metadata_key=config.tenant_metadata_key)
         self._gateway = None if gateway is None else gateway(self.front, self._gate)
-        foreign = () if self._gateway is None else (self._gateway.name,)
-        self._services = (*_OWN_SERVICES, *foreign)
+        self._services = _OWN_SERVICES
+        if self._gateway is not None:
+            self._services += (self._gateway.name,)
+            self._gate.add_rights(self._gateway.rights)
         self.health = Health(self._services, max_stall_s=config.max_reader_stall_s)
         self._models = ModelService(self.front, self._keepalive, has_operations=has_operations)
         own_options = server_options(self._keepalive, config.transport)

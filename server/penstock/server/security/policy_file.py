@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from penstock.executor.config_json import WrongKind, from_json_value
 from penstock.scheduler.setting import SettingError
 from penstock.server.security.policy import JwtPolicy, Policy, StaticToken, TenantPolicy
 from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
 from penstock.server.security.web_tokens import BadKeySet, KeySet, check_installed, read_key_set
+from penstock.server.settings.json_values import WrongKind, from_json_value
 from penstock.server.tenants import tenant_fault
 
 _log = logging.getLogger(__name__)

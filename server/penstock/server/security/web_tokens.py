@@ -8,7 +8,7 @@ installs it.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.executor.config_json import parse_json
+from penstock.server.settings.json_values import parse_json
 
 if TYPE_CHECKING:
     from jwt import PyJWK

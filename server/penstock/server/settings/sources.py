@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_origin
 
-from penstock.executor.config_json import did_you_mean, from_json_value, parse_json
 from penstock.scheduler.setting import SettingError, declarations
+from penstock.server.settings.json_values import did_you_mean, from_json_value, parse_json
 from penstock.server.settings.table import OFF, ON, Declared
 
 T = TypeVar("T")

@@ -80,6 +80,8 @@ class Declared:
             return ON if self.default else OFF
         if isinstance(self.default, enum.Enum):
             return str(self.default.value)
+        if self.setting.scale != 1:
+            return f"{self.default / self.setting.scale:g}"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+from penstock.gateway import smg
 from penstock.gateway.smg.response_mapping import REASONS, ChunkEncoder, WholeEncoder
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
@@ -23,7 +24,6 @@ from penstock.server.front.events import (
     TopToken,
     Usage,
 )
-from penstock.server.observe.metrics import labels
 
 ACCEPTED = Accepted(request_id="r", model="tiny", num_prompt_tokens=40, seed=1)
 TIMINGS = Timings(queue_s=0.0, prefill_s=0.0, decode_s=0.0, total_s=0.0, ttft_s=None)
@@ -174,4 +174,4 @@ def test_there_is_a_word_for_every_end() -> None:
 def test_metrics_know_the_method_that_brings_requests() -> None:
     (service,) = vllm.DESCRIPTOR.services_by_name.values()
 
-    assert {f"{service.full_name}/Generate"} == labels.FOREIGN_METHODS
+    assert {f"{service.full_name}/Generate"} == set(smg.request_methods)

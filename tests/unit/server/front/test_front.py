@@ -22,7 +22,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import ScriptedPort
+from support.fronts import ScriptedPort, finished
 
 GENERATION = Generation(
     prompt=TextInput(text="hello"),
@@ -220,12 +220,58 @@ def test_one_tenant_leaves_room_for_others() -> None:
     with pytest.raises(RequestError) as caught:
         add("hog", 14)
     assert caught.value.reason is ErrorReason.QUEUE_FULL
+    assert "max_live_requests is 16, and 14 of them" in caught.value.refusal.message
     add("quiet", 0)
     table.remove(held.pop())
     add("hog", 15)
     add("quiet", 1)
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as caught:
         add("other", 0)
+    assert caught.value.refusal.message == "the front is full: max_live_requests is 16"
+
+
+async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front(
+    text: ModelText,
+) -> None:
+    now_s = 100.0
+    port = ScriptedPort()
+    config = FrontConfig(max_live_requests=8, acceptance_delay_s=60.0)
+    front = Front(text, config, port=port, clock=lambda: now_s)
+    port.listener = front
+    port.come_up()
+
+    async def opened(tenant: str) -> LiveRequest:
+        generation = Generation(prompt=GENERATION.prompt, prompt_path="", tenant=tenant)
+        return await front.open(generation, CallTimes(arrival_s=now_s))
+
+    def end(request: LiveRequest) -> None:
+        (key,) = request.live_keys
+        port.say(ends=[dataclasses.replace(finished(key), at_s=now_s)])
+
+    more, fewer = (
+        [await opened("more") for _ in range(4)],
+        [await opened("fewer") for _ in range(3)],
+    )
+    running = await opened("quiet")
+    for request in (*more[:3], *fewer):
+        end(request)
+    with pytest.raises(RequestError) as caught:
+        await opened("quiet")
+    assert caught.value.reason is ErrorReason.QUEUE_FULL, "they may be read yet"
+    now_s += 2.0
+    end(more[3])
+    await opened("quiet")
+    assert [request.stream.is_cut for request in (*more, *fewer, running)] == [
+        *(True, True, True, False),
+        *(False, False, False, False),
+    ]
+    with pytest.raises(RequestError) as caught:
+        await more[0].stream.take()
+    assert caught.value.reason is ErrorReason.READER_STALLED
+    await opened("quiet")
+    await opened("quiet")
+    assert len(front.table) == 8
+    front.release(more[0])
 
 
 @pytest.mark.parametrize(

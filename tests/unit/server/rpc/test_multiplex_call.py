@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from penstock.scheduler.request import FailureReason, FinishReason
@@ -165,6 +167,32 @@ async def test_a_refused_request_leaves_the_others(text: ModelText) -> None:
         assert call.wire.kinds(1)[-1] == "finished"
         call.wire.send(submit(2))
         await call.submitted()
+
+
+async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
+    text: ModelText,
+) -> None:
+    now_s = time.monotonic()
+    config = FrontConfig(max_live_requests=2)
+    async with played_call(text, config, clock=lambda: now_s) as call:
+        call.wire.send(submit(1, credit=1), submit(2))
+        one, _ = await call.submitted(), await call.submitted()
+        call.port.say(changes=[admitted(one)])
+        call.port.say(tokens=[(one, call.token("a"))] * 3)
+        call.port.finish(one)
+        await call.settle()
+        assert call.wire.kinds(1)[-1] != "finished"
+        now_s += 60.0
+        call.wire.send(submit(3))
+        await call.submitted()
+        await call.settle()
+        last = told_error(call.wire.events(1)[-1])
+        assert (last.code, last.reason) == (8, "READER_STALLED")
+        assert call.wire.kinds(2) == ["accepted"] or not call.wire.kinds(2)
+        call.wire.send(submit(1), submit(4))
+        await call.settle()
+        error = told_error(call.wire.events(4)[-1])
+        assert (error.code, error.reason) == (8, "QUEUE_FULL"), "running ones are left alone"
 
 
 async def test_the_engines_refusal_is_the_requests(text: ModelText) -> None:

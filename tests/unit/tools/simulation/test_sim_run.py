@@ -22,10 +22,11 @@ from penstock.tools.simulation.report import (
     summary_lines,
     write_report,
 )
-from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
+from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import SimulationRun, simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare, synthetic_trace
+from penstock.tools.targets import Targets
 
 # One second a step, a tenth for each prefill token: everything below can be added up by hand.
 COST = CostModel(step_s=1.0, prefill_token_s=0.1, decode_slot_s=0.0, context_token_s=0.0)

@@ -6,7 +6,6 @@ Owns the reading of flags and the conversion of a trace to rows. Sends nothing.
 import argparse
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,13 +23,12 @@ if TYPE_CHECKING:
     from penstock.client import Model
     from penstock.server.observe.recording.trace import TraceRequest
     from penstock.server.settings.sources import Sources
-    from penstock.tools.bench.plan import LoadPlan, TraceRow
+    from penstock.tools.bench.plan import LoadPlan
     from penstock.tools.bench.sender import SenderConfig
 
 T = TypeVar("T")
 
 MAX_POINTS = 64
-_FORMATS = ("azure", "mooncake", "recorded")
 _NO_POINT = {"rate_per_s": None, "concurrency": None}
 _OF_TRACES = ("format", "load", "start_s", "max_prompt_tokens", "max_output_tokens")
 _OF_MADE_UP = ("prompt_tokens", "output_tokens")
@@ -72,6 +70,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags for arrivals, lengths and duration."""
     from penstock.tools.bench.plan import LoadPlan
+    from penstock.tools.simulation.trace_formats import TraceFormat
 
     group = parser.add_argument_group("load")
     how = group.add_mutually_exclusive_group()
@@ -101,7 +100,11 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "trace", "replayed at its own times, or with --rates or --concurrency for its lengths alone"
     )
     trace.add_argument("--trace", type=Path, metavar="FILE", help="a trace, also compressed (.gz)")
-    trace.add_argument("--format", choices=_FORMATS, help="default: detected from the first line")
+    trace.add_argument(
+        "--format",
+        choices=[one.value for one in TraceFormat],
+        help="default: detected from the first line",
+    )
     trace.add_argument("--load", type=float, metavar="X", help="arrivals X times faster")
     trace.add_argument("--start-s", type=float, metavar="S", help="skip the first S seconds")
     trace.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to N")
@@ -228,7 +231,7 @@ def _lengths(option: str, text: str) -> Any:
         raise UsageError(f"{option}: {error}") from error
 
 
-def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRow, ...]":
+def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, ...]":
     """The rows of the trace that the run can use."""
     from penstock.scheduler.setting import SettingError
     from penstock.tools.bench.plan import MAX_ROWS
@@ -258,27 +261,11 @@ def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRow, ...]
 
 def _wanted(
     args: argparse.Namespace, sources: "Sources", trace: "Iterator[TraceRequest]"
-) -> "Iterator[TraceRow]":
-    from penstock.tools.bench.plan import TraceRow
-
+) -> "Iterator[TraceRequest]":
     end_s = sources.value("warm_up_s") + sources.value("duration_s")
     is_replay = args.rates is None and args.concurrency is None
     for request in trace:
         if is_replay and request.arrival_s >= end_s:
             return
-        row = TraceRow(
-            arrival_s=request.arrival_s,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=request.num_output_tokens,
-            tenant=request.tenant if args.tenant_metadata_key else "",
-            priority=request.priority,
-            ttft_deadline_s=_finite(request.ttft_deadline_s),
-            total_deadline_s=_finite(request.deadline_s),
-            prefix_ids=request.prefix_ids,
-            prefix_block_tokens=request.prefix_block_tokens,
-        )
-        yield row if not args.tenant else dataclasses.replace(row, tenant="")
-
-
-def _finite(value_s: float) -> float | None:
-    return value_s if math.isfinite(value_s) else None
+        is_named = args.tenant_metadata_key and not args.tenant
+        yield request if is_named else dataclasses.replace(request, tenant="")

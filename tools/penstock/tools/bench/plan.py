@@ -4,10 +4,12 @@ Owns the settings of one run and their limits. Neither draws nor sends requests.
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.scheduler.setting import SettingError, check, required, setting
+from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.bench.lengths import FixedLength, Lengths
+from penstock.tools.targets import Targets
 
 MAX_CONCURRENCY = 100_000
 MAX_DURATION_S = 86_400.0
@@ -32,47 +34,6 @@ class Arrivals(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRow:
-    """One request of a trace. Deadlines count from its arrival; None: none.
-
-    `prefix_ids`: what the prompt has in common with others, one id for each started block of
-    `prefix_block_tokens` tokens; equal ids of one tenant give equal tokens. Empty: nothing.
-    """
-
-    arrival_s: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    tenant: str = ""
-    priority: int = 0
-    ttft_deadline_s: float | None = None
-    total_deadline_s: float | None = None
-    prefix_ids: tuple[int, ...] = ()
-    prefix_block_tokens: int = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """Targets of a good request: its TTFT, and the p99 of the gaps between its tokens."""
-
-    ttft_s: float = setting(
-        1.0, "targets", "seconds to the first token", name="target_ttft_s", above=0
-    )
-    itl_s: float = setting(
-        0.1,
-        "targets",
-        "milliseconds between two tokens",
-        name="target_itl_ms",
-        scale=1e-3,
-        above=0,
-        shown="100",
-    )
-
-    def __post_init__(self) -> None:
-        """Raise SettingError naming the field that is out of range."""
-        check(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
     """One run. Raises SettingError naming the invalid field.
 
@@ -90,7 +51,7 @@ class LoadPlan:
     vocab_size: int = required(at_least=1, at_most=2**31)
     rate_per_s: float | None = setting(None, "points", name="rates", above=0, at_most=1e6)
     concurrency: int | None = setting(None, "points", at_least=1, at_most=MAX_CONCURRENCY)
-    rows: tuple[TraceRow, ...] = ()
+    rows: tuple[TraceRequest, ...] = ()
     prompt_tokens: Lengths = DEFAULT_PROMPT_TOKENS
     output_tokens: Lengths = DEFAULT_OUTPUT_TOKENS
     warm_up_s: float = setting(5.0, "load", "seconds before counting starts", at_least=0)
@@ -113,7 +74,7 @@ class LoadPlan:
         at_most=MAX_CONCURRENCY,
     )
     deadline_s: float | None = setting(120.0, "load", "deadline of each call, seconds", above=0)
-    targets: Targets = Targets()
+    targets: Targets = field(default_factory=Targets)
     model: str | None = setting(None, "service", "name of a model", shown="the service's default")
     tenant: str = setting("", "service", "tenant of the requests", shown="none")
     tenant_metadata_key: str = setting(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from penstock.client.events import Finished, FinishReason
 from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.plan import LoadPlan
+from penstock.tools.targets import SLOW_GAP_SHARE
 
-_SLOW_GAP_SHARE = 0.01
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2e", "queue", "lateness")
 _COUNTS = (
     "num_due",
@@ -192,7 +192,7 @@ class RequestRecord:
         if self._first_s is None:
             return False
         is_in_time = self._first_s - self._due_s <= self._recorder.targets.ttft_s
-        return is_in_time and self._num_slow_gaps <= _SLOW_GAP_SHARE * self._num_gaps
+        return is_in_time and self._num_slow_gaps <= SLOW_GAP_SHARE * self._num_gaps
 
     def _is_short(self, end: Finished) -> bool:
         """Whether the output is shorter than requested, so that the figures are of another load."""

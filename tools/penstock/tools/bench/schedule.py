@@ -10,7 +10,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.tools.bench.plan import Arrivals, LoadPlan, TraceRow
+from penstock.server.observe.recording.trace import TraceRequest
+from penstock.tools.bench.plan import Arrivals, LoadPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class PlannedRequest:
 
     index: int
     at_s: float
-    row: TraceRow
+    row: TraceRequest
 
 
 def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
@@ -91,7 +92,7 @@ def _arrivals(plan: LoadPlan) -> Iterator[float]:
             return itertools.accumulate(chance.expovariate(rate_per_s) for _ in itertools.count())
 
 
-def _rows(plan: LoadPlan) -> Iterator[TraceRow]:
+def _rows(plan: LoadPlan) -> Iterator[TraceRequest]:
     if plan.arrivals is Arrivals.REPLAY:
         return iter(plan.rows)
     if plan.rows:
@@ -99,10 +100,10 @@ def _rows(plan: LoadPlan) -> Iterator[TraceRow]:
     return _drawn_rows(plan)
 
 
-def _drawn_rows(plan: LoadPlan) -> Iterator[TraceRow]:
+def _drawn_rows(plan: LoadPlan) -> Iterator[TraceRequest]:
     chance = random.Random(f"{plan.seed}:lengths")
     while True:
-        yield TraceRow(
+        yield TraceRequest(
             arrival_s=0.0,
             num_prompt_tokens=plan.prompt_tokens.draw(chance),
             num_output_tokens=plan.output_tokens.draw(chance),

@@ -4,6 +4,7 @@ Owns the connections of one process. Does not schedule requests.
 """
 
 import ipaddress
+import math
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -87,8 +88,8 @@ class ClientSender:
             "max_tokens": row.num_output_tokens,
             "ignore_eos": True,
             "priority": row.priority or None,
-            "ttft_timeout_s": row.ttft_deadline_s,
-            "total_timeout_s": row.total_deadline_s,
+            "ttft_timeout_s": _finite(row.ttft_deadline_s),
+            "total_timeout_s": _finite(row.deadline_s),
             "model": plan.model,
         }
         return self._client.generate(
@@ -133,3 +134,7 @@ def _is_local_host(text: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _finite(value_s: float) -> float | None:
+    return value_s if math.isfinite(value_s) else None

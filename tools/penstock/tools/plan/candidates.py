@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from penstock.executor.config_json import did_you_mean, from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.server.observe.recording.trace import check_text
+from penstock.server.settings.json_values import did_you_mean, from_json_value, to_json_value
 from penstock.tools.simulation.routing import RoutingConfig
 from penstock.tools.simulation.settings import SimulationConfig
 

@@ -181,9 +181,9 @@ def _made(args: argparse.Namespace) -> "Plan":
 
 
 def _candidates(args: argparse.Namespace, target: "PlanTarget") -> "tuple[Candidate, ...]":
-    from penstock.executor.config_json import parse_json
+    from penstock.server.settings.json_values import parse_json
     from penstock.tools.plan.candidates import Candidate, candidates_from_json
-    from penstock.tools.simulation.settings import Targets
+    from penstock.tools.targets import Targets
 
     base = Candidate(
         name="default",
@@ -206,7 +206,7 @@ def _candidates(args: argparse.Namespace, target: "PlanTarget") -> "tuple[Candid
 
 
 def _parsed(text: str, where: str) -> object:
-    from penstock.executor.config_json import parse_json
+    from penstock.server.settings.json_values import parse_json
 
     try:
         return parse_json(text)

@@ -15,8 +15,9 @@ from penstock.tools.plan.candidates import Candidate
 from penstock.tools.plan.target import PlanTarget, Verdict, judge
 from penstock.tools.plan.window import PlanWindow
 from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
-from penstock.tools.simulation.settings import SimulationConfig, Targets
+from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import Progress
+from penstock.tools.targets import Targets
 
 CURVE_LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Points of the curve, as multiples of the load that one replica has in the plan."""

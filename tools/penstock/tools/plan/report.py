@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.executor.config_json import to_json_value
+from penstock.server.settings.json_values import to_json_value
 from penstock.tools.charts import Chart, Series, svg
 from penstock.tools.pages import (
     aligned,

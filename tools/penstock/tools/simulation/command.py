@@ -67,7 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _add_options(parser: Parser) -> None:
-    from penstock.tools.simulation.settings import Targets
+    from penstock.tools.targets import Targets
 
     add_trace_options(parser)
     add_server_options(parser)

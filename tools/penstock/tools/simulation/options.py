@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from penstock.tools.charts import Chart
     from penstock.tools.simulation.calibration import Calibration
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
-    from penstock.tools.simulation.settings import Policy, SimulationConfig, Targets
+    from penstock.tools.simulation.settings import Policy, SimulationConfig
     from penstock.tools.simulation.transform import TransformConfig
+    from penstock.tools.targets import Targets
 
 T = TypeVar("T")
 
-_FORMATS = ("azure", "mooncake", "recorded")
 _BATCHES = {("static", "dynamic"): ("batch_size",), ("dynamic",): ("batch_wait_s",)}
 """Policies, and the settings that only they take."""
 _ROUTING = {
@@ -81,6 +81,7 @@ def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a trace and of its transformations."""
+    from penstock.tools.simulation.trace_formats import TraceFormat
     from penstock.tools.simulation.transform import TransformConfig
 
     trace = parser.add_argument_group("trace")
@@ -94,7 +95,11 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--synthetic", metavar="JSON", help="a made-up trace; the fields of SyntheticConfig"
     )
-    trace.add_argument("--format", choices=_FORMATS, help="default: recognised by the first line")
+    trace.add_argument(
+        "--format",
+        choices=[one.value for one in TraceFormat],
+        help="default: recognised by the first line",
+    )
     trace.add_argument(
         "--tenants",
         metavar="NAME=SHARE,...",
@@ -144,8 +149,8 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
     """The cost model of a step. Raises BadSetting, CalibrationError, OSError."""
-    from penstock.executor.config_json import to_json_value
     from penstock.scheduler.cost_model import CostModel
+    from penstock.server.settings.json_values import to_json_value
     from penstock.tools.simulation.calibration import calibrate
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.settings import SimulationConfig
@@ -279,7 +284,7 @@ def from_json(option: str, kind: type[T], text: str | None) -> T:
 
 
 def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
-    from penstock.executor.config_json import from_json_value
+    from penstock.server.settings.json_values import from_json_value
 
     try:
         return from_json_value(kind, values)
@@ -291,7 +296,7 @@ def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
     """A JSON object, empty where nothing is given. Raises UsageError."""
-    from penstock.executor.config_json import parse_json
+    from penstock.server.settings.json_values import parse_json
 
     if text is None:
         return {}

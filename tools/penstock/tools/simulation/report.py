@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.executor.config_json import to_json_value
+from penstock.server.settings.json_values import to_json_value
 from penstock.tools.charts import Chart, Series, svg
 from penstock.tools.pages import (
     finite_or_none,

@@ -16,6 +16,7 @@ from penstock.scheduler.setting import SettingError, check, made_by, setting
 from penstock.server.observe.recording.trace import MAX_REQUEST_TOKENS
 from penstock.tools.simulation.gate import BatchGate, Gate, OpenGate
 from penstock.tools.simulation.watched_executor import OutputLength, PrefillWatcher, WatchedExecutor
+from penstock.tools.targets import Targets
 
 DEFAULT_MAX_SEQ_LEN = 262_144
 UNBOUNDED_QUEUE = SchedulerConfig(max_num_waiting=1_000_000, max_num_waiting_tokens=2**62)
@@ -34,27 +35,6 @@ class Policy(enum.StrEnum):
     FAIR = "fair"
     STATIC = "static"
     DYNAMIC = "dynamic"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """What a good request gets: its first token in time, and 99 % of its gaps no longer."""
-
-    ttft_s: float = setting(
-        1.0, "targets", "seconds to the first token", name="target_ttft_s", above=0
-    )
-    itl_s: float = setting(
-        0.1,
-        "targets",
-        "milliseconds between two tokens",
-        name="target_itl_ms",
-        scale=1e-3,
-        above=0,
-        shown="100",
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from penstock.tools.simulation.histogram import DurationHistogram
 from penstock.tools.simulation.recorder import MemorySamples, RunRecorder
 from penstock.tools.simulation.request_table import RequestTable
-from penstock.tools.simulation.settings import Targets
 from penstock.tools.simulation.simulate import SimulationRun
+from penstock.tools.targets import SLOW_GAP_SHARE, Targets
 
-_SLOW_GAP_SHARE = 0.01
 _EXPIRED = ("ttft_deadline_exceeded", "deadline_exceeded")
 _HOPELESS = ("ttft_deadline_unreachable", "deadline_unreachable")
 _REFUSED = (*_HOPELESS, "queue_full", "tenant_over_quota")
@@ -156,7 +155,7 @@ def has_smooth_tokens(table: RequestTable) -> NDArray[np.bool_]:
     """Which requests have at least 99 % of their gaps within the target that slow gaps were
     counted against; bool [len(table)]."""
     num_gaps = np.maximum(table.counts("num_output_tokens") - 1, 0)
-    smooth: NDArray[np.bool_] = table.counts("num_slow_gaps") <= _SLOW_GAP_SHARE * num_gaps
+    smooth: NDArray[np.bool_] = table.counts("num_slow_gaps") <= SLOW_GAP_SHARE * num_gaps
     return smooth
 
 

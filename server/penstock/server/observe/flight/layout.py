@@ -35,9 +35,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.executor.config_json import from_json_value, parse_json, to_json_value
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.server.settings.json_values import from_json_value, parse_json, to_json_value
 
 MAGIC = b"penstock-flight\n"
 LAYOUT_VERSION = 1

@@ -40,10 +40,11 @@ class _FrontLedger:
 
 
 class FrontMetrics:
-    """Takes heartbeats into the tables."""
+    """Takes heartbeats into the tables. `methods`: those of a gateway."""
 
-    def __init__(self, tables: MetricTables) -> None:
+    def __init__(self, tables: MetricTables, methods: Collection[str] = ()) -> None:
         self._tables = tables
+        self._methods = labels.METHODS.union(methods)
         self._fronts: dict[int, _FrontLedger] = {}
         self._gone: OrderedDict[int, _FrontLedger] = OrderedDict()
         self._drop_reasons: set[str] = set(labels.DROP_REASONS)
@@ -68,7 +69,7 @@ class FrontMetrics:
                 num=1,
             )
             front = self._front(record.front_id)
-            front.recorded.update(_ends(end))
+            front.recorded.update(_ends(end, self._methods))
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
         """Process a front's heartbeat."""
@@ -119,7 +120,7 @@ class FrontMetrics:
     def _counts(self, beat: Heartbeat) -> "Counter[Series]":
         counts: Counter[Series] = Counter()
         for end in beat.outcomes:
-            counts += _ends(end)
+            counts += _ends(end, self._methods)
         counts[catalogue.SUBMITTED, ()] = beat.num_submitted
         counts[catalogue.CUT_READERS, ()] = beat.num_cut_readers
         counts[catalogue.LATE_EVENTS, ()] = beat.num_late_events
@@ -150,11 +151,11 @@ class FrontMetrics:
         gauge(catalogue.BACKLOG).set(sum(beat.num_backlog_tokens for beat in beats))
 
 
-def _ends(end: OutcomeCount) -> "Counter[Series]":
+def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
     """The series that one outcome increments."""
     reason = labels.known(end.reason, labels.REASONS)
     names = (
-        labels.known(end.method, labels.METHODS | labels.FOREIGN_METHODS),
+        labels.known(end.method, methods),
         labels.code_name(end.code),
         reason,
         labels.known(end.finish_reason, labels.FINISH_REASONS),

@@ -36,8 +36,6 @@ METHODS: Final = frozenset(
         "ModelService/ListAdapters",
     )
 )
-FOREIGN_METHODS: Final = frozenset(("vllm.grpc.engine.VllmEngine/Generate",))
-"""Methods of gateway protocols that carry requests."""
 REASONS: Final = frozenset(reason.value for reason in ErrorReason)
 FINISH_REASONS: Final = frozenset(reason.name for reason in FinishReason)
 REJECTIONS: Final = frozenset(

@@ -103,8 +103,9 @@ class ServiceMetrics(ServiceListener, Collector):
     """A `ServiceListener` that Prometheus can collect.
 
     `model`: the label of all series; names sent by clients are not used. `tenants`: those with
-    separate series. `trace_counts`, `processes` and `load` are called when metrics are
-    collected; without `load`, the load of the engine is that of its last step.
+    separate series. `gateway_methods`: those of a gateway, next to ours. `trace_counts`,
+    `processes` and `load` are called when metrics are collected; without `load`, the load of the
+    engine is that of its last step.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class ServiceMetrics(ServiceListener, Collector):
         model: str,
         version: str = "",
         tenants: Collection[str] = (),
+        gateway_methods: Collection[str] = (),
         trace_counts: TraceCounts = _no_counts,
         processes: Processes = _no_processes,
         load: Load = _no_load,
@@ -121,7 +123,7 @@ class ServiceMetrics(ServiceListener, Collector):
         self._tables = MetricTables({"model": model})
         self._requests = RequestMetrics(self._tables, tenants)
         self._steps = StepMetrics(self._tables)
-        self._fronts = FrontMetrics(self._tables)
+        self._fronts = FrontMetrics(self._tables, gateway_methods)
         self._usage = ProcessUsage(self._tables, processes)
         self._load = load
         self._trace_counts = trace_counts

@@ -8,12 +8,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.server.tenants import MAX_PRIORITY
+
 MAX_PREFIX_ID = 2**62
 MAX_REQUEST_TOKENS = 2**24
 """The longest prompt or output: about a hundred times the longest context that models have."""
 MAX_ARRIVAL_S = 1e10
 """Beyond three centuries floats cannot represent microseconds."""
-MAX_PRIORITY = 2**31 - 1
 DEFAULT_PREFIX_BLOCK_TOKENS = 512
 """Tokens that one prefix id stands for, as in the Mooncake traces."""
 

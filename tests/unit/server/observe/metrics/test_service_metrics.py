@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.scheduler.events import Wait
-from penstock.server.observe.listeners import ServiceListener
 from penstock.server.observe.metrics import labels
 from penstock.server.observe.metrics.catalogue import CATALOGUE
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
@@ -30,11 +29,6 @@ from support.metric_tellings import (
 
 def service_metrics(**settings: object) -> ServiceMetrics:
     return ServiceMetrics(model="demo", **settings)  # type: ignore[arg-type]  # a builder
-
-
-def test_it_is_a_consumer() -> None:
-    consumer: ServiceListener = service_metrics()
-    consumer.take_records([])
 
 
 def test_all_that_an_alert_needs_is_there_before_anything_happened() -> None:
@@ -278,6 +272,17 @@ def test_names_from_outside_make_no_series() -> None:
     assert value(samples, "request_errors_total", reason="other") >= 499
     assert value(samples, "tenant_requests_total", tenant="other", outcome="error") == 500
     assert total(samples, "records_dropped_total") >= 500
+
+
+def test_methods_of_a_gateway_are_told_where_there_is_one() -> None:
+    method = "acme.v1.Gateway/Generate"
+    without, with_it = service_metrics(), service_metrics(gateway_methods=(method,))
+    for metrics in (without, with_it):
+        metrics.take_heartbeat(beat(1, outcome(2, method=method)))
+
+    found = {"code": "OK", "reason": "none", "finish_reason": "STOP"}
+    assert value(read(with_it), "requests_total", method=method, **found) == 2
+    assert value(read(without), "requests_total", method="other", **found) == 2
 
 
 def test_tenants_are_told_only_when_asked_for() -> None:

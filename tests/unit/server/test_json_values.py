@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.executor.config_json import from_json_value, to_json_value
 from penstock.scheduler.config import SchedulerConfig
+from penstock.server.settings.json_values import from_json_value, to_json_value
 
 
 def test_a_mapping_goes_there_and_back_and_its_values_are_checked() -> None:

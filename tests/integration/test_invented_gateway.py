@@ -1,0 +1,75 @@
+"""A gateway that nobody has heard of: its service, its rights and its name come from itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.server.front.config import FrontConfig
+from penstock.server.rpc.handlers import Context, HandlerWrapper
+from penstock.server.security.rights import Right
+from penstock.server.text.model_text import ModelText
+from support.fronts import PATIENCE_S, make_text, serving
+from support.guarded import ACME, OPERATOR, Premises, bearing
+
+SERVICE = "acme.v1.Gateway"
+
+
+class AcmeGateway:
+    """A `GatewayService`."""
+
+    name = SERVICE
+    rights: ClassVar[dict[str, Right | None]] = {
+        f"/{SERVICE}/Ping": None,
+        f"/{SERVICE}/Generate": Right.GENERATE,
+        f"/{SERVICE}/Drain": Right.OPERATIONS_WRITE,
+    }
+
+    def handlers(self, wrapper: HandlerWrapper) -> grpc.GenericRpcHandler:
+        names = [path.rpartition("/")[2] for path in self.rights]
+        methods = {name: wrapper.unary(name, self._echo) for name in names}
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _echo(self, data: bytes, context: Context) -> bytes:
+        del context
+        return data
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Iterator[ModelText]:
+    made = make_text(tmp_path)
+    yield made
+    made.close()
+
+
+async def test_its_methods_require_the_rights_that_it_names(
+    text: ModelText, tmp_path: Path
+) -> None:
+    async with serving(
+        text,
+        FrontConfig(acceptance_delay_s=0.0),
+        gateway=lambda front, gate: AcmeGateway(),
+        security=Premises(tmp_path).tokens(),
+    ) as served:
+
+        async def outcome(method: str, token: str | None) -> grpc.StatusCode:
+            call: Any = served.channel.unary_unary(f"/{SERVICE}/{method}")
+            metadata = None if token is None else bearing(token)
+            try:
+                assert await call(b"words", timeout=PATIENCE_S, metadata=metadata) == b"words"
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+        code = grpc.StatusCode
+        assert await outcome("Ping", None) is code.OK
+        assert await outcome("Generate", None) is code.UNAUTHENTICATED
+        assert await outcome("Generate", ACME) is code.OK
+        assert await outcome("Drain", ACME) is code.PERMISSION_DENIED
+        assert await outcome("Drain", OPERATOR) is code.OK
+        assert await outcome("Unlisted", ACME) is code.UNIMPLEMENTED
