@@ -105,7 +105,7 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
             engine.asked.update(dict.fromkeys(keys, engine.num_turns))
             say_cancel(keys, reason)
 
-        port.cancel = cancel  # type: ignore[method-assign] # to see when it is said
+        port.cancel = cancel  # type: ignore[method-assign] # to see when it is called
         server = FrontServer(text, FrontConfig(), port=port)
         bound = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.stop)

@@ -71,7 +71,7 @@ def two_workers(*options: str) -> Generator[tuple[Service, Service]]:
 
 
 def prompt(number: int) -> list[dict[str, str]]:
-    """Of its own for every call: nothing of it is cached."""
+    """A separate prompt for every call: nothing of it is cached."""
     words = random.Random(number).choices(("gate", "flow", "turbine", "river", "stone"), k=24)
     return [{"role": "user", "content": f"{number} " + " ".join(words)}]
 

@@ -136,7 +136,7 @@ class RecordedService:
     async def _recorded(self) -> list[TraceRequest]:
         path = self._folder / "requests.jsonl"
         async with asyncio.timeout(PATIENCE_S):
-            while _num_lines(path) < self._num_requests:  # noqa: ASYNC110 - told by no event
+            while _num_lines(path) < self._num_requests:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0.1)
         return list(read_trace(path))
 

@@ -128,8 +128,8 @@ func (s *Stream) Response() *pb.GenerateResponse { return s.current }
 // Err is why the stream ended, an *Error; nil while it continues and when it is complete.
 func (s *Stream) Err() error { return s.err }
 
-// Header waits for the initial metadata of the attempt under way. A request of a Multiplex has none
-// of its own: nil.
+// Header waits for the initial metadata of the attempt under way. A request of a Multiplex has none:
+// nil.
 func (s *Stream) Header() (metadata.MD, error) {
 	s.mu.Lock()
 	source, err := s.source, s.sourceErr

@@ -114,7 +114,7 @@ class ScriptedPort:
         """Nothing is kept here."""
 
     def on_detached(self, listener: DetachListener) -> None:
-        """Nobody else attaches."""
+        """No client else attaches."""
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         self.cache_listeners[salt] = listener

@@ -114,7 +114,7 @@ def test_what_an_executor_computes_at_its_launch_is_its_own_time() -> None:
         clock.now_s += 100.0
         launch(batch)
 
-    executor.launch = slow  # type: ignore[method-assign]  # it has no clock of its own
+    executor.launch = slow  # type: ignore[method-assign]  # it has no clock
     engine.submit((make_spec(1, 3, max_tokens=1),))
     run_until_idle(engine)
     (note,) = notes

@@ -1,4 +1,4 @@
-"""A worker's load: what the engine shows, and what follows from two looks."""
+"""The load of a worker, from the engine's figures at two moments."""
 
 from __future__ import annotations
 
