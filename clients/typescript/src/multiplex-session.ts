@@ -1,5 +1,5 @@
 /** Many requests over shared calls, each as a separate stream, for programs that hold the credit.
-*/
+ */
 
 import { create } from "@bufbuild/protobuf";
 import type { CallOptions } from "./client.js";

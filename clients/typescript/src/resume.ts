@@ -31,7 +31,7 @@ export class Recovery {
   isUnderWay = false;
 
   /** `graceMs` 0: a loss is reported at once. `startSequence`: of a stream that begins with Resume.
-  */
+   */
   constructor(graceMs: number, timing: Timing, startSequence?: bigint) {
     this.#graceMs = graceMs;
     this.#timing = timing;
@@ -72,7 +72,7 @@ export class Recovery {
   }
 
   /** That no client knows the request any more is only the end of a story that began with the loss.
-  */
+   */
   explain(error: PenstockError): PenstockError {
     return error.reason === "REQUEST_NOT_FOUND" && this.#first ? this.#first : error;
   }

@@ -115,7 +115,7 @@ export class Attempts {
   }
 
   /** Count a failed attempt; the wait before the next, undefined where the error is to be reported.
-  */
+   */
   delayAfter(error: PenstockError, hasOutput: boolean): number | undefined {
     this.#numFailed += 1;
     if (hasOutput || this.#numFailed >= this.#policy.maxAttempts || !isPassing(error)) {
