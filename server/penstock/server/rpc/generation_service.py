@@ -5,7 +5,7 @@ Owns the path of one call: parse, map, open or attach, write, release.
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -28,8 +28,7 @@ from penstock.server.rpc.mapping_in.generation import (
 )
 from penstock.server.rpc.mapping_in.options import check_no_chunks, check_not_resumable
 from penstock.server.rpc.mapping_in.violations import Violations
-from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
-from penstock.server.rpc.multiplex_encoding import varint
+from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for, varint
 from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.rpc.once_encoding import OnceEncoder
 from penstock.server.rpc.parsing import parse, parse_request
@@ -230,7 +229,7 @@ class _RestEncoder:
         self._request = request
         self._had = had
 
-    def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
+    def encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
         """See `Encoder`."""
         self._request.is_catching_up = False
         for message in self._encoder.encode(self._had.rest_of(batch, self._request)):
