@@ -29,7 +29,7 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import EngineCore
+from penstock.server.engine.dispatch import EngineCore
 from penstock.server.observe.flight.layout import facts_of
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader

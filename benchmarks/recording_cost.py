@@ -21,7 +21,7 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import EngineCore
+from penstock.server.engine.dispatch import EngineCore
 from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from report import arguments, at_most, conclude, print_table

@@ -14,9 +14,9 @@ import pytest
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.integrity import IntegrityError
 from penstock.scheduler.request import NO_TIME
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.front_connections import FrontConnections
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path
 
 NUM_PIECES = 5

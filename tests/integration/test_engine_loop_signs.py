@@ -18,12 +18,12 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop, StatusBoardExecutor, StatusPublisher
+from penstock.server.engine.quarantine import Quarantine, SuspectedRequest
 from penstock.server.link.board import BoardView, EngineBoard, create_board
-from penstock.server.link.dispatch import Dispatcher, cancel_frame
-from penstock.server.link.engine_loop import EngineLoop, StatusBoardExecutor, StatusPublisher
-from penstock.server.link.frames import Frame, Submit, decode
-from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.quarantine import Quarantine, SuspectedRequest
+from penstock.server.link.frames import Frame, Submit, cancel_frame, decode
 from penstock.server.link.wire import FrameBuffer
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path, spec
 

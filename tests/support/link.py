@@ -22,10 +22,10 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.dispatch import Dispatcher, EngineCore
-from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.engine.dispatch import Dispatcher, EngineCore
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop
 from penstock.server.link.frames import EngineHello, FrontHello, encode
-from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.unix_port import UnixEnginePort
 
 INFO = ExecutorInfo(

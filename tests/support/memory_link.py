@@ -15,8 +15,9 @@ from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.engine.dispatch import Dispatcher, EngineCore
+from penstock.server.engine.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.cache_feeds import CacheSubscriber
-from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import (
     Attached,
     CacheUpdate,
@@ -26,10 +27,10 @@ from penstock.server.link.frames import (
     EngineHello,
     KeptRequest,
     Submit,
+    cancel_frame,
     decode,
     encode,
 )
-from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.ports import (
     AttachCalls,
     AttachListener,

@@ -10,13 +10,19 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import numpy as np
-
 from penstock.scheduler.cache_book import CacheBook
 from penstock.scheduler.events import Failed, Queued, StepEvents
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.engine.kept_streams import (
+    DEFAULT_LIMITS,
+    NO_FRONT,
+    KeptLimits,
+    KeptStream,
+    KeptStreams,
+)
+from penstock.server.engine.quarantine import Quarantine
 from penstock.server.link.cache_feeds import CacheFeeds
 from penstock.server.link.frames import (
     Attach,
@@ -25,6 +31,7 @@ from penstock.server.link.frames import (
     Cancel,
     CancelAnswer,
     CancelById,
+    CarryOut,
     Command,
     CommandResult,
     Detach,
@@ -38,14 +45,6 @@ from penstock.server.link.frames import (
     ViewQuery,
     encode,
 )
-from penstock.server.link.kept_streams import (
-    DEFAULT_LIMITS,
-    NO_FRONT,
-    KeptLimits,
-    KeptStream,
-    KeptStreams,
-)
-from penstock.server.link.quarantine import Quarantine
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
 from penstock.server.link.wire import LinkError
 
@@ -101,12 +100,6 @@ class EngineCore(Protocol):
     def look(self) -> tuple[LiveView, ...]:
         """Every output that has not ended; too slow to call at every step."""
         ...
-
-
-CarryOut = Callable[[Command, Callable[[CommandResult], None]], None]
-"""Starts a command and passes the result to the callable, now or from another thread. Does not
-block.
-"""
 
 
 class Dispatcher:
@@ -403,8 +396,3 @@ class Dispatcher:
         self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
         self._mark_submitting(0)
-
-
-def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:
-    """The frame that asks for the end of requests."""
-    return encode(Cancel(keys=np.array(keys, dtype=np.int64), reason=reason))

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import Executor, ExecutorInfo
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.board import EngineBoard
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.front_connections import FrontConnections
 
 _MAX_WAIT_S = 0.5
 """The longest wait: the heartbeat must continue, and a self-paced executor that has work but
