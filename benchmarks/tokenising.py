@@ -385,7 +385,7 @@ def checks_of_stops(found: dict[str, dict[str, Any]]) -> list[Check]:
             row["stop_ms"],
             GOAL_STOP_MS,
             "ms",
-            is_settled=row["process_ms"] >= row["stop_ms"] or row["stop_ms"] < GOAL_STOP_MS,
+            is_settled=row["stop_ms"] <= GOAL_STOP_MS or row["process_ms"] > GOAL_STOP_MS,
         )
         for name, row in found.items()
         if name != "nothing"

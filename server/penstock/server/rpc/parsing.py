@@ -125,6 +125,8 @@ class _FieldCount:
                 raise self._too_many_fields()
             if begin < 0:
                 continue
+            if begin == stop and not kind.is_part:
+                continue
             if kind.is_part:
                 _at_most(path, "entries", num, MAX_PARTS)
             if kind.is_data:

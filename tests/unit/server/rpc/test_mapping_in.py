@@ -22,6 +22,7 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.front.limits import Limits
+from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
 from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
@@ -346,6 +347,16 @@ def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
         with pytest.raises(RequestError) as caught:
             read(message, limits)
         assert [one.path for one in caught.value.refusal.violations] == [path]
+
+
+def test_values_of_a_list_that_is_too_long_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_values: list[float] = []
+    monkeypatch.setattr(prompt, "_number", read_values.append)
+    limits = replace(LIMITS, config=FrontConfig())
+    for tool in ({"a": [1] * 9000}, {str(name): 1 for name in range(9000)}):
+        with pytest.raises(RequestError):
+            read(edited(chat_with(tools=[tool])), limits)
+    assert not read_values
 
 
 EXAMPLES: dict[str, Edit] = {

@@ -41,7 +41,7 @@ _MAX_NAME_CHARS: Final = 64
 _MAX_CALL_ID_CHARS: Final = 128
 _MAX_TOOLS: Final = 128
 _MAX_VALUES: Final = 8192
-"""Of tools, tool calls and template arguments. Reading one takes the event loop up to 1.8 us."""
+"""Of tools, tool calls and template arguments. Reading one takes the event loop up to 1.2 us."""
 _MAX_EXACT: Final = 2**53
 IDS_AT_ONCE: Final = 4096
 """Converted in about a fifth of a millisecond; more of a prompt are converted on a thread."""
@@ -213,7 +213,7 @@ class _Values:
         if self._num > _MAX_VALUES:
             return {}
         try:
-            return {name: self._plain(value) for name, value in struct.fields.items()}
+            return self._object(struct.fields)
         except ValueError:
             violations.add(path, "contains a number that is not finite, or an unset value")
         except OverflowError:
@@ -224,10 +224,18 @@ class _Values:
             )
         return {}
 
-    def _plain(self, value: Value) -> JsonValue:
-        self._num += 1
+    def _object(self, fields: Mapping[str, Value]) -> Mapping[str, JsonValue]:
+        # Not `items()` of a protobuf map, which takes three times as long.
+        self._count(len(fields))
+        return {name: self._plain(fields[name]) for name in fields} if fields else {}
+
+    def _count(self, num_values: int) -> None:
+        """Before any of them is read: those of too long a list are not."""
+        self._num += num_values
         if self._num > _MAX_VALUES:
             raise OverflowError
+
+    def _plain(self, value: Value) -> JsonValue:
         match value.WhichOneof("kind"):
             case "null_value":
                 return None
@@ -238,10 +246,11 @@ class _Values:
             case "number_value":
                 return _number(value.number_value)
             case "list_value":
-                return [self._plain(inner) for inner in value.list_value.values]
+                values = value.list_value.values
+                self._count(len(values))
+                return [self._plain(inner) for inner in values]
             case "struct_value":
-                fields = value.struct_value.fields
-                return {name: self._plain(inner) for name, inner in fields.items()}
+                return self._object(value.struct_value.fields)
             case _:
                 raise ValueError("no value")
 
