@@ -42,7 +42,7 @@ def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator
 
 def engine_loop(hub: FrontConnections) -> EngineLoop:
     """The loop of the engine process."""
-    return EngineLoop(hub.dispatcher, hub, time.monotonic)
+    return EngineLoop(hub, time.monotonic)
 
 
 @contextlib.contextmanager

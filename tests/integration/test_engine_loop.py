@@ -64,7 +64,7 @@ def with_loop(
     raised: list[str] = []
     with listening(path) as listener:
         hub = FrontConnections(listener, Dispatcher(engine, hello()))
-        loop = EngineLoop(hub.dispatcher, hub, lambda: 0.0)
+        loop = EngineLoop(hub, lambda: 0.0)
 
         def run() -> None:
             try:

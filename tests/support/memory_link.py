@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.engine.dispatch import Dispatcher, EngineCore
+from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.cache_feeds import CacheSubscriber
 from penstock.server.link.frames import (
@@ -53,7 +54,7 @@ class MemoryEngine:
 
     def __init__(
         self,
-        engine: EngineCore,
+        engine: Engine,
         hello: EngineHello,
         clock: Callable[[], float] = time.monotonic,
         *,

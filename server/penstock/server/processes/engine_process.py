@@ -123,14 +123,7 @@ def main(arguments: list[str]) -> int:
             ),
         )
         hub = FrontConnections(listener, dispatcher)
-        display = StatusPublisher(
-            board,
-            dispatcher,
-            lambda: engine.queue_size,
-            lambda: engine.occupancy,
-            lambda: engine.retention_cuts,
-        )
-        loop = EngineLoop(dispatcher, hub, time.monotonic, display)
+        loop = EngineLoop(hub, time.monotonic, StatusPublisher(board, dispatcher))
         loop.add_chore(dispatcher.sweep)
         policy = _policy(launch, engine)
         if policy is not None:
