@@ -1,4 +1,4 @@
-"""GenerationService: Generate, GenerateOnce and Cancel; Resume and Multiplex lie beside it.
+"""GenerationService: Generate, GenerateOnce and Cancel; Resume and Multiplex have their own files.
 
 Owns the path of one call: parse, map, open, write, release.
 """
