@@ -31,6 +31,7 @@ from usage import needing
 
 with needing("torch"):
     import torch
+    from torch.nn.functional import linear
     from torch.profiler import ProfilerActivity, profile
 
     from penstock.executor.torch import executor as executor_module
@@ -41,7 +42,7 @@ with needing("torch"):
     from penstock.executor.torch.executor import TorchExecutor
     from penstock.executor.torch.loading import load_configured
     from penstock.executor.torch.paged_attention import PagedAttention
-    from penstock.executor.torch.prepacked_linear import PrepackedLinear
+    from penstock.executor.torch.prepacked_linear import PrepackedLinear, can_prepack
 
 from penstock.executor.config import ExecutorConfig
 from report import arguments, print_table, write_json
@@ -178,10 +179,14 @@ def copy_speed() -> float:
 
 @functools.cache
 def product_speed() -> float:
-    """Operations per second of a packed bfloat16 product that fills the threads."""
-    linear = PrepackedLinear(torch.zeros(2048, 2048, dtype=torch.bfloat16), None)
-    x = torch.zeros(256, 2048, dtype=torch.bfloat16)
-    return 2 * 256 * 2048**2 / _fastest(lambda: linear(x))
+    """Operations per second of a packed bfloat16 product that fills the threads; of a float32 one
+    where the processor has none.
+    """
+    has_bf16 = can_prepack()
+    dtype = torch.bfloat16 if has_bf16 else torch.float32
+    weight, x = torch.zeros(2048, 2048, dtype=dtype), torch.zeros(256, 2048, dtype=dtype)
+    packed = PrepackedLinear(weight, None) if has_bf16 else functools.partial(linear, weight=weight)
+    return 2 * 256 * 2048**2 / _fastest(lambda: packed(x))
 
 
 def _fastest(run: Callable[[], object]) -> float:

@@ -126,9 +126,10 @@ def wave_of(
 
 
 def _client(arguments: list[object]) -> dict[str, list[float]]:
+    # Its errors go where this program's do.
     done = subprocess.run(
         [*map(str, arguments)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
         timeout=_LIMIT_S,

@@ -89,8 +89,8 @@ async def _read(arguments: list[str]) -> dict[str, list[float]]:
     """Streams that start together; seconds."""
     address, *numbers, start_at = arguments
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)
-    messages: Any = import_module("smg_grpc_proto.vllm_engine_pb2")
-    calls: Any = import_module("smg_grpc_proto.vllm_engine_pb2_grpc")
+    protocol: Any = import_module("smg_grpc_proto")
+    messages, calls = protocol.vllm_engine_pb2, protocol.vllm_engine_pb2_grpc
     source = random.Random(seed)
     found: dict[str, list[float]] = {"ttft": [], "itl": [], "num_tokens": [0], "elapsed_s": []}
     async with grpc.aio.insecure_channel(address) as channel:

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.link.frames import FrontHello, Submit, encode
 from penstock.server.link.ports import EngineUnavailable
 from support.link import (
     INFO,
@@ -179,3 +181,37 @@ async def test_a_pending_question_fails_with_the_engine(
             await asyncio.wait_for(port.cancel_by_id("x"), PATIENCE_S)
         assert silent.is_set()
     thread.join(PATIENCE_S)
+
+
+def test_many_frames_at_once_leave_time_for_steps(
+    listener: socket.socket, path: Path, fake: FakeEngine
+) -> None:
+    """Those of every front go on with the next poll, in their order."""
+    now_s = 0.0
+
+    def clock() -> float:
+        """Each look takes a millisecond."""
+        nonlocal now_s
+        now_s += 0.001
+        return now_s
+
+    hub = FrontConnections(listener, Dispatcher(fake, hello()), clock=clock)
+    with contextlib.ExitStack() as stack:
+        for front_id in (1, 2):
+            own = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            own.connect(str(path))
+            own.sendall(encode(FrontHello(front_id=front_id)))
+            submits = [Submit(specs=(spec(front_id, 1 + number),)) for number in range(20)]
+            own.sendall(b"".join(encode(submit) for submit in submits))
+        handled: list[int] = []
+        while not handled or handled[-1] < 40:
+            hub.poll(PATIENCE_S)
+            handled.append(fake.submitted.qsize())
+        hub.close()
+
+    keys = [specs[0].key for specs in fake.submitted.queue]
+    assert all(after - before < 10 for before, after in pairwise([0, *handled]))
+    for front_id in (1, 2):
+        own_keys = [key for key in keys if key >> 32 == front_id]
+        assert own_keys == [front_id << 32 | 1 + number for number in range(20)]
+        assert len({key >> 32 for key in keys[:16]}) == 2

@@ -13,6 +13,7 @@ import torch
 from penstock.executor.torch.cuda.kernels import glue
 from penstock.executor.torch.cuda.page_attention import Chunks
 from penstock.executor.torch.cuda.row_math import Product, RowMath
+from penstock.executor.torch.cuda.scratch import Scratch
 from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
 from penstock.executor.torch.cuda.tiles import MAX_LONG_ROWS
 from penstock.executor.torch.fused_weights import Projection
@@ -127,7 +128,7 @@ def test_chunks_attend_to_the_past_and_to_themselves(case: Case) -> None:
         (first_token + num_tokens, case.heads * case.head_dim), float("nan"), device=DEVICE
     ).to(case.dtype)
 
-    bench.attention.chunks(0, bench.layer, qkv, out, staged, chunks)
+    bench.attention.chunks(0, bench.layer, qkv, out, staged, chunks, Scratch(DEVICE))
 
     for slot, count in enumerate(counts):
         rows = slice(firsts[slot], firsts[slot] + count)
@@ -147,9 +148,10 @@ def test_a_projection_of_few_rows(shape: tuple[int, int], rows: int) -> None:
     x = torch.randn((rows, shape[1]), generator=generator).to(dtype).to(DEVICE)
     projection = SmallProjection(dtype=dtype, device=DEVICE)
     projection._parts.fill_(float("nan"))
+    found = torch.full((rows, shape[0]), float("nan"), device=DEVICE).to(dtype)
 
-    projection.project(x, Projection(weight=weight, bias=None))
-    found = projection.project(x, Projection(weight=weight, bias=None))
+    for _ in range(2):  # the counters are as they were
+        projection.project(x, Projection(weight=weight, bias=None), found)
 
     assert relative_error(found, x.float() @ weight.float().T) < 1e-2
 
@@ -198,7 +200,7 @@ def test_a_norm_adds_first(hidden: int) -> None:
     whole = added + residual
     expected = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
     math = RowMath(hidden=hidden, eps=1e-5, dtype=torch.float32, device=DEVICE, is_fp8=False)
-    out = math.norm(Product(added, None, NOTHING), residual, weight).values
+    out = math.norm(Scratch(DEVICE), Product(added, None, NOTHING), residual, weight).values
 
     assert relative_error(out, expected) < 1e-5
     assert torch.allclose(residual, whole)
@@ -231,12 +233,14 @@ def test_a_layer_in_eight_bits_is_near_the_same_in_float(rows: int, has_bias: bo
         gate_up, down, first = (pair[is_fp8] for pair in pairs)
         dtype = BF16 if is_fp8 else torch.float32
         math = RowMath(hidden=hidden, eps=1e-5, dtype=dtype, device=DEVICE, is_fp8=is_fp8)
-        x = residual.to(dtype)
-        whole = math.whole(math.project(math.rows(x), first))
-        normed = math.norm(Product(whole, None, first), x, weight.to(dtype))
-        added = math.project(math.activate(math.project(normed, gate_up)), down)
+        x, scratch = residual.to(dtype), Scratch(DEVICE)
+        whole = math.whole(math.project(scratch, math.rows(scratch, x), first, "first"))
+        normed = math.norm(scratch, Product(whole, None, first), x, weight.to(dtype))
+        activated = math.activate(scratch, math.project(scratch, normed, gate_up, "gate up"))
+        added = math.project(scratch, activated, down, "added")
         last = added.take(torch.arange(rows, dtype=torch.int32, device=DEVICE))
-        return math.norm(last, x, weight.to(dtype), is_last=True).values, x
+        own = Scratch(DEVICE)
+        return math.norm(own, last, x, weight.to(dtype), is_last=True).values, x
 
     for found, expected in zip(run(True), run(False), strict=True):
         assert relative_error(found, expected) < 6e-2
@@ -254,8 +258,9 @@ def test_weights_in_eight_bits_are_widened(rows: int, quantization: str) -> None
     values, scale = quantise(weight, quantization)
     exact = values.float() * scale[:, None]
     small = SmallProjection(dtype=dtype, device=DEVICE)
+    out = torch.full((rows, shape[0]), float("nan"), device=DEVICE).to(dtype)
 
-    found = small.project(x, Projection(weight=values, bias=bias, scale=scale))
+    found = small.project(x, Projection(weight=values, bias=bias, scale=scale), out)
 
     assert relative_error(found, x.float() @ exact.T + bias.float()) < 1e-2
     assert relative_error(exact, weight) < (3e-2 if quantization == "fp8" else 1e-2)
@@ -287,10 +292,11 @@ def test_a_row_that_is_not_finite_stays_alone_in_eight_bits() -> None:
     x[1, 5], x[2, 5] = float("nan"), float("inf")
     math = RowMath(hidden=32, eps=1e-5, dtype=BF16, device=DEVICE, is_fp8=True)
     values, scale = quantise(torch.eye(32, device=DEVICE), "fp8")
+    projection = Projection(weight=values, bias=None, scale=scale)
+    scratch = Scratch(DEVICE)
 
-    found = math.whole(
-        math.project(math.rows(x.bfloat16()), Projection(weight=values, bias=None, scale=scale))
-    )
+    rows = math.rows(scratch, x.bfloat16())
+    found = math.whole(math.project(scratch, rows, projection, "whole"))
 
     assert found[0].isfinite().all()
     assert not found[1].isfinite().all()
@@ -305,3 +311,14 @@ def test_an_activation_gates() -> None:
 
     expected = torch.nn.functional.silu(gate_up[:, :70]) * gate_up[:, 70:]
     assert relative_error(out, expected) < 1e-5
+
+
+def test_rows_with_a_value_that_is_not_finite_are_flagged() -> None:
+    rows = torch.randn(6, 40, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    rows[1, 10], rows[2, 39], rows[3, 20] = float("nan"), float("inf"), -float("inf")
+    rows[4, 9] = float("nan")  # before the first
+    flags = torch.full((6,), 9, dtype=torch.uint8, device=DEVICE)
+
+    KERNELS.flag_finite[(6,)](rows, flags, stride=40, first=10, count=30, padded=32)
+
+    assert flags.tolist() == [1, 0, 0, 0, 1, 1]

@@ -185,7 +185,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "num_seqs", "budget"),
     [
-        ([], 256, 4096),
+        ([], 256, 3584),
         (["--max-num-seqs", "9000"], 9000, 9000),
         (["--max-num-batched-tokens", "100"], 100, 100),
         (["--max-num-seqs", "16", "--max-num-batched-tokens", "512"], 16, 512),

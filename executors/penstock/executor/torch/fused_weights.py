@@ -4,7 +4,7 @@ The modules keep views of the joined matrices, so nothing is stored twice and th
 the same modules is unchanged.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,16 @@ class Projection:
     """`weight` [out, in], `bias` [out] or None.
 
     `scale` float32 [out]: of each output channel of a weight in 8 bits, None of any other.
+    `transposed`: a view of the weight, [in, out].
     """
 
     weight: Tensor
     bias: Tensor | None
     scale: Tensor | None = None
+    transposed: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transposed", self.weight.t())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.server.engine.dispatch import Dispatcher
@@ -22,14 +22,23 @@ log = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 256 * 1024
 _MAX_ACCEPTS_PER_POLL = 64
+_LEAST_HANDLING_S = 0.005
+"""Frames are handled for so long, or for this share of the time since the last poll, until the next
+step gets its turn: 256 requests at once take some 65 ms, in which the device would be idle.
+"""
+_HANDLING_SHARE = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One front's socket. `front_id` is 0 until its hello, and for an observer."""
+    """One front's socket. `front_id` is 0 until its hello, and for an observer.
+
+    `received`: bodies of frames that are still to be handled; nothing more is read until then.
+    """
 
     socket: socket.socket
     frames: FrameBuffer = field(default_factory=FrameBuffer)
+    received: Iterator[bytes] | None = None
     output: bytearray = field(default_factory=bytearray)
     front_id: int = 0
     is_observer: bool = False
@@ -82,6 +91,9 @@ class FrontConnections:
         self._connections: set[_Connection] = set()
         self._by_front: dict[int, _Connection] = {}
         self._blocked: set[_Connection] = set()
+        # With `received` frames, the longest waiting first.
+        self._unhandled: dict[_Connection, None] = {}
+        self._polled_s = self._until_s = clock()
         self._late_answers: deque[tuple[_Connection, bytes]] = deque()
         self._watched_fd = -1
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -110,6 +122,8 @@ class FrontConnections:
     def poll(self, timeout_s: float | None) -> bool:
         """Receive frames of fronts, and send what they could not accept before.
 
+        Frames that would delay the next step too long are left to the next poll.
+
         Waits up to `timeout_s` (None: without limit) for the first event; at least as often as
         blocked fronts must be checked. True when the watched descriptor is readable.
         """
@@ -117,7 +131,12 @@ class FrontConnections:
         if self._blocked:
             until_stall_s = max(0.0, self._earliest_stall_s() - self._clock())
             timeout_s = until_stall_s if timeout_s is None else min(timeout_s, until_stall_s)
-        for key, mask in self._selector.select(timeout_s):
+        most_s = max(_LEAST_HANDLING_S, _HANDLING_SHARE * (self._clock() - self._polled_s))
+        ready = self._selector.select(0.0 if self._unhandled else timeout_s)
+        self._until_s = self._clock() + most_s
+        for connection in tuple(self._unhandled):
+            self._handle_received(connection)
+        for key, mask in ready:
             if key.fileobj is self._listener:
                 self._accept()
             elif key.fileobj is self._wake_receiver:
@@ -126,13 +145,14 @@ class FrontConnections:
             elif key.fileobj == self._watched_fd:
                 is_watched_ready = True
             else:
-                connection: _Connection = key.data
+                connection = key.data
                 if mask & selectors.EVENT_WRITE and connection in self._connections:
                     self._flush(connection)
                 if mask & selectors.EVENT_READ and connection in self._connections:
                     self._receive(connection)
         if self._blocked:
             self._drop_stalled()
+        self._polled_s = self._clock()
         return is_watched_ready
 
     def send(self, front_id: int, frame: bytes) -> None:
@@ -168,6 +188,8 @@ class FrontConnections:
             self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _receive(self, connection: _Connection) -> None:
+        if connection.received is not None:
+            return
         try:
             data = connection.socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -177,13 +199,23 @@ class FrontConnections:
         if not data:
             self._drop(connection)
             return
+        connection.received = connection.frames.feed(data)
+        self._handle_received(connection)
+
+    def _handle_received(self, connection: _Connection) -> None:
+        """Handle at least one frame, and as many as there is time for."""
+        self._unhandled.pop(connection, None)
         try:
-            for body in connection.frames.feed(data):
+            for body in connection.received or ():
                 self._handle(connection, decode(body))
                 if connection not in self._connections:
                     return
+                if self._clock() >= self._until_s:
+                    self._unhandled[connection] = None
+                    return
         except LinkError as error:
             self._drop(connection, f"it violated the protocol: {error}")
+        connection.received = None
 
     def _handle(self, connection: _Connection, frame: Frame) -> None:
         if connection.front_id:
@@ -276,6 +308,7 @@ class FrontConnections:
             return
         self._connections.discard(connection)
         self._blocked.discard(connection)
+        self._unhandled.pop(connection, None)
         self._selector.unregister(connection.socket)
         connection.socket.close()
         name = "the observer" if connection.is_observer else "a connection without hello"

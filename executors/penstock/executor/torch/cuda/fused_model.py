@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cuda.kernels.glue import embed_rows
+from penstock.executor.torch.cuda.fixed_kernel import FixedKernel
+from penstock.executor.torch.cuda.kernels.glue import embed_rows, flag_finite
 from penstock.executor.torch.cuda.page_attention import Chunks, PageAttention
 from penstock.executor.torch.cuda.row_math import Product, RowMath
+from penstock.executor.torch.cuda.scratch import Scratch
 from penstock.executor.torch.cuda.small_projection import project_row
 from penstock.executor.torch.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.quantised_weights import FP8
@@ -36,29 +38,15 @@ class Ends:
 class RowTokens:
     """Per-row values of a step for sampling, int64 [rows].
 
-    `slots`; `next_positions`: of the token that a row's logits predict; `input_ids`: the token
-    before it.
+    `slots`; `next_positions`: of the token that a row's logits predict.
     """
 
     slots: Tensor
     next_positions: Tensor
-    input_ids: Tensor
 
     def first(self, rows: int) -> "RowTokens":
         """The first `rows` of them."""
-        return RowTokens(
-            slots=self.slots[:rows],
-            next_positions=self.next_positions[:rows],
-            input_ids=self.input_ids[:rows],
-        )
-
-    def take(self, rows: Tensor) -> "RowTokens":
-        """Those at `rows` int32 [m]."""
-        return RowTokens(
-            slots=self.slots.index_select(0, rows),
-            next_positions=self.next_positions.index_select(0, rows),
-            input_ids=self.input_ids.index_select(0, rows),
-        )
+        return RowTokens(slots=self.slots[:rows], next_positions=self.next_positions[:rows])
 
 
 def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
@@ -67,20 +55,19 @@ def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
     def ints() -> Tensor:
         return torch.empty(num_rows, dtype=torch.long, device=device)
 
-    return RowTokens(slots=ints(), next_positions=ints(), input_ids=ints())
+    return RowTokens(slots=ints(), next_positions=ints())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedHidden:
     """A packed step before its head: of each token the residual and what is still to be added.
 
-    `keys_and_values` [tokens, 2 x kv elements]: of the last layer, before rotation; any invalid
-    value of an earlier layer shows there, also for tokens without sampled logits.
+    `qkv` [tokens, elements]: of the last layer, before rotation.
     """
 
     residual: Tensor
     added: Product
-    keys_and_values: Tensor
+    qkv: Tensor
 
 
 class FusedModel:
@@ -101,7 +88,6 @@ class FusedModel:
         self._attention = attention
         self._table = table
         self._last_tokens = last_tokens
-        self._block_size = block_size
         self._hidden = ends.embedding.shape[1]
         self._dtype = ends.embedding.dtype
         self._math = RowMath(
@@ -116,6 +102,20 @@ class FusedModel:
             for layer in layers
             for projection in (layer.qkv, layer.out, layer.gate_up, layer.down)
         )
+        self._embed_kernel = FixedKernel(
+            embed_rows, block_size=block_size, hidden=self._hidden, part=_PART, num_warps=4
+        )
+        stride, first = layers[0].qkv.weight.shape[0], attention.layout.num_query_elements
+        self._flag_kernel = FixedKernel(
+            flag_finite,
+            stride=stride,
+            first=first,
+            count=stride - first,
+            padded=1 << (stride - first - 1).bit_length(),
+            num_warps=4,
+        )
+        if len({_formats(layer) for layer in layers}) > 1:
+            raise ValueError("its layers have different number formats")
 
     @property
     def tokens_a_tile(self) -> int:
@@ -133,18 +133,17 @@ class FusedModel:
         """Rows of one token each: `staged` int32 [4, ...] in, `tokens` and `logits` [rows] out."""
         tile = self._attention.tile_for(rows, is_long=is_long)
         residual = self._embed(staged, tokens, rows)
+        scratch = self._scratch()
         if rows == 1 and not self._has_biases and self._dtype != torch.float32:
-            self._decode_row(staged, residual, logits, is_long=is_long)
+            self._decode_row(scratch, staged, residual, logits, is_long=is_long)
             return
+        attended = self._attended(scratch, rows)
 
-        def attend(index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
-            out = self._attended(rows)
-            self._attention.decode(index, layer, qkv, out, staged, rows=rows, tile=tile)
-            return out
+        def attend(index: int, layer: LayerWeights, qkv: Tensor) -> None:
+            self._attention.decode(index, layer, qkv, attended, staged, rows=rows, tile=tile)
 
-        added = self._run_layers(residual, attend)
-        normed = self._math.norm(added, residual, self.ends.final_norm, is_last=True)
-        torch.mm(normed.values, self.ends.head.T, out=logits)
+        added = self._run_layers(scratch, residual, attended, attend)
+        self._last(added, residual, out=logits)
 
     def packed(
         self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
@@ -153,82 +152,107 @@ class FusedModel:
         num_tokens = num_decodes + chunks.num_tokens
         tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)
         residual = self._embed(staged, tokens, num_tokens)
+        scratch = self._scratch()
+        attention, attended = self._attention, self._attended(scratch, num_tokens)
         last = len(self._layers) - 1
-        first_key = self._attention.layout.num_query_elements
         kept: list[Tensor] = []
 
-        def attend(index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
-            out = self._attended(num_tokens)
+        def attend(index: int, layer: LayerWeights, qkv: Tensor) -> None:
             if num_decodes:
-                self._attention.decode(index, layer, qkv, out, staged, rows=num_decodes, tile=tile)
-            self._attention.chunks(index, layer, qkv, out, staged, chunks)
+                attention.decode(index, layer, qkv, attended, staged, rows=num_decodes, tile=tile)
+            attention.chunks(index, layer, qkv, attended, staged, chunks, scratch)
             if index == last:
-                kept.append(qkv[:, first_key:])
-            return out
+                kept.append(qkv)
 
-        added = self._run_layers(residual, attend)
-        return PackedHidden(residual=residual, added=added, keys_and_values=kept[0])
+        added = self._run_layers(scratch, residual, attended, attend)
+        return PackedHidden(residual=residual, added=added, qkv=kept[0])
 
     def head(self, hidden: PackedHidden, rows: Tensor) -> Tensor:
         """Logits of the packed tokens `rows` int32 [m]."""
-        residual = hidden.residual.index_select(0, rows)
-        added = hidden.added.take(rows)
-        normed = self._math.norm(added, residual, self.ends.final_norm, is_last=True)
-        return torch.mm(normed.values, self.ends.head.T)
+        return self._last(hidden.added.take(rows), hidden.residual.index_select(0, rows))
+
+    def finite(self, hidden: PackedHidden) -> Tensor:
+        """Which tokens have finite keys and values in the last layer, bool [tokens].
+
+        Any invalid value of an earlier layer shows there, also for tokens without sampled logits.
+        """
+        qkv = hidden.qkv
+        flags = torch.empty(qkv.shape[0], dtype=torch.uint8, device=qkv.device)
+        self._flag_kernel.launch((qkv.shape[0], 1, 1), (qkv, flags))
+        return flags.view(torch.bool)
+
+    def _last(self, added: Product, residual: Tensor, out: Tensor | None = None) -> Tensor:
+        ends = self.ends
+        normed = self._math.norm(self._scratch(), added, residual, ends.final_norm, is_last=True)
+        return torch.mm(normed.values, ends.head.T, out=out)
 
     def _embed(self, staged: Tensor, tokens: RowTokens, rows: int) -> Tensor:
         embedding = self.ends.embedding
         residual = torch.empty((rows, self._hidden), dtype=embedding.dtype, device=embedding.device)
-        embed_rows[(rows, -(-self._hidden // _PART))](
-            staged,
+        self._embed_kernel.launch(
+            (rows, -(-self._hidden // _PART), 1),
+            (
+                staged,
+                self._last_tokens,
+                self._table,
+                embedding,
+                residual,
+                tokens.slots,
+                tokens.next_positions,
+            ),
             staged.stride(0),
-            self._last_tokens,
-            self._table,
             self._table.stride(0),
-            embedding,
             embedding.shape[0],
-            residual,
-            tokens.slots,
-            tokens.next_positions,
-            tokens.input_ids,
-            block_size=self._block_size,
-            hidden=self._hidden,
-            part=_PART,
-            num_warps=4,
         )
         return residual
 
     def _run_layers(
-        self, residual: Tensor, attend: Callable[[int, LayerWeights, Tensor], Tensor]
+        self,
+        scratch: Scratch,
+        residual: Tensor,
+        attended: Tensor,
+        attend: Callable[[int, LayerWeights, Tensor], None],
     ) -> Product:
-        """All layers over `residual`; returns what the last one adds to it."""
+        """All layers over `residual`; returns what the last one adds to it.
+
+        `attend` takes the number of a layer, its weights, and [rows, qkv]; it writes `attended`.
+        """
         math = self._math
         added: Product | None = None
         for index, layer in enumerate(self._layers):
-            normed = math.norm(added, residual, layer.input_norm)
-            attended = attend(index, layer, math.whole(math.project(normed, layer.qkv)))
-            attended_sum = math.project(math.rows(attended), layer.out)
-            normed = math.norm(attended_sum, residual, layer.output_norm)
-            added = math.project(math.activate(math.project(normed, layer.gate_up)), layer.down)
+            normed = math.norm(scratch, added, residual, layer.input_norm)
+            attend(index, layer, math.whole(math.project(scratch, normed, layer.qkv, "qkv")))
+            # What the layer before added is in the residual by now.
+            rows = math.rows(scratch, attended)
+            added = math.project(scratch, rows, layer.out, "added")
+            normed = math.norm(scratch, added, residual, layer.output_norm)
+            gate_up = math.project(scratch, normed, layer.gate_up, "gate up")
+            added = math.project(scratch, math.activate(scratch, gate_up), layer.down, "added")
         if added is None:
             raise ValueError("a model without layers")
         return added
 
     def _decode_row(
-        self, staged: Tensor, residual: Tensor, logits: Tensor, *, is_long: bool
+        self,
+        scratch: Scratch,
+        staged: Tensor,
+        residual: Tensor,
+        logits: Tensor,
+        *,
+        is_long: bool,
     ) -> None:
         """One row: five launches a layer, each limited by memory bandwidth."""
         eps = self.ends.eps
         tile = self._attention.tile_for(1, is_long=is_long)
-        like = residual
+        dtype = residual.dtype
+        attended = self._attended(scratch, 1)
         for index, layer in enumerate(self._layers):
-            qkv = torch.empty((1, len(layer.qkv.weight)), dtype=like.dtype, device=like.device)
+            qkv = scratch.empty("qkv", (1, len(layer.qkv.weight)), dtype)
             project_row(residual, layer.qkv, qkv, norm=layer.input_norm, eps=eps)
-            attended = self._attended(1)
             self._attention.decode(index, layer, qkv, attended, staged, rows=1, tile=tile)
             project_row(attended, layer.out, residual, is_added=True)
             width = layer.down.weight.shape[1]
-            activated = torch.empty((1, width), dtype=like.dtype, device=like.device)
+            activated = scratch.empty("activated", (1, width), dtype)
             project_row(
                 residual,
                 layer.gate_up,
@@ -241,9 +265,20 @@ class FusedModel:
         head = Projection(weight=self.ends.head, bias=None)
         project_row(residual, head, logits, norm=self.ends.final_norm, eps=eps)
 
-    def _attended(self, rows: int) -> Tensor:
-        return torch.empty(
-            (rows, self._attention.layout.num_query_elements),
-            dtype=self._dtype,
-            device=self.ends.embedding.device,
-        )
+    def _scratch(self) -> Scratch:
+        return Scratch(self.ends.embedding.device)
+
+    def _attended(self, scratch: Scratch, rows: int) -> Tensor:
+        shape = (rows, self._attention.layout.num_query_elements)
+        return scratch.empty("attended", shape, self._dtype)
+
+
+def _formats(layer: LayerWeights) -> tuple[torch.dtype | None, ...]:
+    """Of everything that a kernel reads."""
+    projections = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    norms = (layer.input_norm, layer.output_norm, layer.query_norm, layer.key_norm)
+    read = (
+        *(part for one in projections for part in (one.weight, one.bias, one.scale)),
+        *norms,
+    )
+    return tuple(None if part is None else part.dtype for part in read)

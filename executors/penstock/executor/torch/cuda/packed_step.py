@@ -53,22 +53,16 @@ class PackedStep:
             is_probe=is_probe,
         )
         if len(rows.known_places):
-            self._cells.index_copy_(0, rows.known_places.long(), rows.known_blocks)
+            self._cells.index_copy_(0, rows.known_places, rows.known_blocks)
         tokens = empty_row_tokens(rows.num_tokens, self._queue.device)
         hidden = self._model.packed(rows.staged, tokens, rows.chunks, num_decodes=rows.num_decodes)
         if len(rows.wanted):
-            is_sampled = np.isin(batch.slots, batch.sampled_slots)
-            slots = batch.sampled_slots.astype(np.int64)
-            if is_probe:
-                slots = np.full_like(slots, self._sampler.no_slot)
-            positions = (batch.starts + batch.num_tokens)[is_sampled].astype(np.int64)
-            launched.plan = self._sampler.plan(slots, positions)
+            launched.plan = self._sampler.plan(*rows.sampled)
             logits = self._model.head(hidden, rows.wanted)
-            drawn = tokens.take(rows.wanted)
             samples = self._sampler.sample(
                 logits,
-                drawn.slots,
-                drawn.next_positions,
+                rows.slots,
+                rows.positions,
                 self._last_tokens,
                 variant=launched.plan.variant,
             )
@@ -81,8 +75,7 @@ class PackedStep:
 
     def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: LaunchedStep) -> None:
         """Tokens without sampled logits are checked by their keys and values."""
-        is_good = torch.isfinite(hidden.keys_and_values).all(1)
-        launched.token_flags = self._fetched(is_good)
+        launched.token_flags = self._fetched(self._model.finite(hidden))
         launched.token_ends = rows.last_of_row + 1
 
     def _score_prompts(

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.executor.torch.cuda.fixed_kernel import FixedKernel
 from penstock.executor.torch.cuda.kernels.chunk_attention import chunk_attention, rotate_and_write
 from penstock.executor.torch.cuda.kernels.decode_attention import decode_attention
+from penstock.executor.torch.cuda.scratch import Scratch
 from penstock.executor.torch.cuda.tiles import MAX_LONG_ROWS, DecodeTile, chunk_tile, decode_tile
 from penstock.executor.torch.fused_weights import LayerWeights
 from penstock.executor.torch.kv_pages import KVPages
@@ -94,6 +96,8 @@ class PageAttention:
         self._part_sums = torch.empty(num_parts * layout.head_dim, device=device)
         self._part_scales = torch.empty(num_parts * 2, device=device)
         self._counters = torch.zeros(num_pairs, dtype=torch.int32, device=device)
+        self._decodes: dict[tuple[DecodeTile, bool, bool], FixedKernel] = {}
+        self._chunks: dict[tuple[bool, bool], tuple[FixedKernel, FixedKernel]] = {}
 
     @property
     def tokens_a_tile(self) -> int:
@@ -124,40 +128,33 @@ class PageAttention:
         tile: DecodeTile,
     ) -> None:
         """The first `rows` rows of `qkv`, one token each; `staged` as in `embed_rows`."""
-        layout = self.layout
-        decode_attention[(layout.num_kv_heads, rows, tile.splits)](
-            qkv,
-            qkv if layer.query_norm is None else layer.query_norm,
-            qkv if layer.key_norm is None else layer.key_norm,
-            self._pages.layer(index),
-            qkv if self._scales is None else self._scales[index],
-            self._table,
-            self._table.stride(0),
-            staged[0],
-            staged[1],
-            self._rotary.cosines,
-            self._rotary.sines,
-            out,
-            self._part_sums,
-            self._part_scales,
-            self._counters,
+        layout, table = self.layout, self._table
+        key = (tile, layer.window > 0, layer.query_norm is not None)
+        kernel = self._decodes.get(key)
+        if kernel is None:
+            kernel = self._decodes[key] = self._decode_kernel(*key)
+        kernel.launch(
+            (layout.num_kv_heads, rows, tile.splits),
+            (
+                qkv,
+                qkv if layer.query_norm is None else layer.query_norm,
+                qkv if layer.key_norm is None else layer.key_norm,
+                self._pages.layer(index),
+                qkv if self._scales is None else self._scales[index],
+                table,
+                staged,
+                self._rotary.cosines,
+                self._rotary.sines,
+                out,
+                self._part_sums,
+                self._part_scales,
+                self._counters,
+            ),
+            table.stride(0),
+            staged.stride(0),
             layout.scaling * _LOG2_E,
             layout.eps,
             layer.window,
-            has_scales=self._scales is not None,
-            has_norm=layer.query_norm is not None,
-            has_window=layer.window > 0,
-            kv_heads=layout.num_kv_heads,
-            group=layout.group,
-            group_width=max(16, 1 << (layout.group - 1).bit_length()),
-            dim=layout.head_dim,
-            dim_width=self._dim_width,
-            block_size=self._pages.block_size,
-            tile=tile.keys,
-            splits=tile.splits,
-            precision=self._precision,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
         )
 
     def chunks(
@@ -168,58 +165,81 @@ class PageAttention:
         out: Tensor,
         staged: Tensor,
         chunks: Chunks,
+        scratch: Scratch,
     ) -> None:
         """The packed tokens of `chunks`: written to the pages, then attended from them."""
-        layout = self.layout
-        queries = torch.empty(
-            (qkv.shape[0], layout.num_query_elements),
-            dtype=self._query_dtype,
-            device=qkv.device,
-        )
+        layout, table = self.layout, self._table
+        shape = (qkv.shape[0], layout.num_query_elements)
+        queries = scratch.empty("queries", shape, self._query_dtype)
         pages = self._pages.layer(index)
         scales = qkv if self._scales is None else self._scales[index]
-        shape = {
-            "has_scales": self._scales is not None,
-            "kv_heads": layout.num_kv_heads,
-            "group": layout.group,
-            "dim": layout.head_dim,
-            "dim_width": self._dim_width,
-            "block_size": self._pages.block_size,
-        }
-        rotate_and_write[(chunks.num_tokens, layout.num_kv_heads)](
+        key = (layer.window > 0, layer.query_norm is not None)
+        kernels = self._chunks.get(key)
+        if kernels is None:
+            kernels = self._chunks[key] = self._chunk_kernels(*key)
+        rotate, attend = kernels
+        rotate.launch(
+            (chunks.num_tokens, layout.num_kv_heads, 1),
+            (
+                qkv,
+                qkv if layer.query_norm is None else layer.query_norm,
+                qkv if layer.key_norm is None else layer.key_norm,
+                queries,
+                pages,
+                scales,
+                staged,
+                self._rotary.cosines,
+                self._rotary.sines,
+            ),
+            staged.stride(0),
             chunks.first_token,
-            qkv,
-            qkv if layer.query_norm is None else layer.query_norm,
-            qkv if layer.key_norm is None else layer.key_norm,
-            queries,
-            pages,
-            scales,
-            staged[1],
-            staged[3],
-            self._rotary.cosines,
-            self._rotary.sines,
             layout.eps,
-            has_norm=layer.query_norm is not None,
-            group_width=1 << (layout.group - 1).bit_length(),
+        )
+        attend.launch(
+            (chunks.num_tiles, layout.num_kv_heads, 1),
+            (
+                queries,
+                pages,
+                scales,
+                table,
+                chunks.tile_chunks,
+                chunks.tile_tokens,
+                chunks.firsts,
+                chunks.starts,
+                chunks.slots,
+                out,
+            ),
+            table.stride(0),
+            layout.scaling * _LOG2_E,
+            layer.window,
+        )
+
+    def _decode_kernel(self, tile: DecodeTile, has_window: bool, has_norm: bool) -> FixedKernel:
+        return FixedKernel(
+            decode_attention,
+            has_norm=has_norm,
+            has_window=has_window,
+            group_width=max(16, 1 << (self.layout.group - 1).bit_length()),
+            tile=tile.keys,
+            splits=tile.splits,
+            precision=self._precision,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **self._shape(),
+        )
+
+    def _chunk_kernels(self, has_window: bool, has_norm: bool) -> tuple[FixedKernel, FixedKernel]:
+        tile, shape = self._chunk_tile, self._shape()
+        rotate = FixedKernel(
+            rotate_and_write,
+            has_norm=has_norm,
+            group_width=1 << (self.layout.group - 1).bit_length(),
             num_warps=1,
             **shape,
         )
-        tile = self._chunk_tile
-        chunk_attention[(chunks.num_tiles, layout.num_kv_heads)](
-            queries,
-            pages,
-            scales,
-            self._table,
-            self._table.stride(0),
-            chunks.tile_chunks,
-            chunks.tile_tokens,
-            chunks.firsts,
-            chunks.starts,
-            chunks.slots,
-            out,
-            layout.scaling * _LOG2_E,
-            layer.window,
-            has_window=layer.window > 0,
+        attend = FixedKernel(
+            chunk_attention,
+            has_window=has_window,
             rows=tile.rows,
             tile=tile.keys,
             precision=self._precision,
@@ -227,3 +247,14 @@ class PageAttention:
             num_stages=tile.stages,
             **shape,
         )
+        return rotate, attend
+
+    def _shape(self) -> dict[str, int]:
+        return {
+            "has_scales": self._scales is not None,
+            "kv_heads": self.layout.num_kv_heads,
+            "group": self.layout.group,
+            "dim": self.layout.head_dim,
+            "dim_width": self._dim_width,
+            "block_size": self._pages.block_size,
+        }

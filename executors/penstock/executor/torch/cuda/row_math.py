@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.executor.torch.cuda.fixed_kernel import FixedKernel
 from penstock.executor.torch.cuda.kernels.eight_bit import (
     quantise_rows,
     rescale_rows,
     silu_mul_rows,
 )
 from penstock.executor.torch.cuda.kernels.glue import add_norm, silu_mul
+from penstock.executor.torch.cuda.scratch import Scratch
 from penstock.executor.torch.cuda.small_projection import SmallProjection
 from penstock.executor.torch.fused_weights import Projection
 from penstock.executor.torch.quantised_weights import FP8
@@ -50,7 +52,10 @@ class Product:
 
 
 class RowMath:
-    """The arithmetic of one model's rows. `is_fp8`: its layers' weights are in fp8."""
+    """The arithmetic of one model's rows. `is_fp8`: its layers' weights are in fp8.
+
+    What a method returns is in `scratch`, until the same operation of another layer.
+    """
 
     def __init__(
         self, *, hidden: int, eps: float, dtype: torch.dtype, device: torch.device, is_fp8: bool
@@ -59,51 +64,66 @@ class RowMath:
         self._eps = eps
         self._dtype = dtype
         self._is_fp8 = is_fp8
-        self._norm_width = _padded(hidden)
-        self._norm_warps = 4 if hidden <= 2048 else 8
         self._projection = SmallProjection(dtype=dtype, device=device)
         self._one = torch.ones((), device=device)
+        self._kernels: dict[tuple[object, ...], FixedKernel] = {}
 
     def norm(
-        self, added: Product | None, residual: Tensor, weight: Tensor, *, is_last: bool = False
+        self,
+        scratch: Scratch,
+        added: Product | None,
+        residual: Tensor,
+        weight: Tensor,
+        *,
+        is_last: bool = False,
     ) -> Rows:
         """residual += added; the norm of it, for a projection or, `is_last`, for the head."""
         is_quantised = self._is_fp8 and not is_last
-        out = torch.empty_like(residual, dtype=FP8 if is_quantised else None)
-        out_scales = self._scales(residual) if is_quantised else None
+        dtype = FP8 if is_quantised else residual.dtype
+        out = scratch.empty("normed", residual.shape, dtype)
+        out_scales = self._scales(scratch, "norm scales", residual) if is_quantised else None
         scales = None if added is None else added.scales
         column_scales = None if added is None or scales is None else added.of.scale
         bias = None if added is None or scales is None else added.of.bias
-        add_norm[(len(residual),)](
-            residual if added is None else added.values,
-            _or(scales, residual),
-            _or(column_scales, residual),
-            _or(bias, residual),
-            residual,
-            weight,
-            out,
-            _or(out_scales, residual),
-            self._eps,
+        key = ("norm", added is None, scales is None, bias is None, is_quantised)
+        kernel = self._kernels.get(key) or self._add(
+            key,
+            add_norm,
             has_added=added is not None,
             has_scales=scales is not None,
             has_bias=bias is not None,
             is_quantised=is_quantised,
             hidden=self._hidden,
-            width=self._norm_width,
-            num_warps=self._norm_warps,
+            width=_padded(self._hidden),
+            num_warps=4 if self._hidden <= 2048 else 8,
+        )
+        kernel.launch(
+            (residual.shape[0], 1, 1),
+            (
+                residual if added is None else added.values,
+                _or(scales, residual),
+                _or(column_scales, residual),
+                _or(bias, residual),
+                residual,
+                weight,
+                out,
+                _or(out_scales, residual),
+            ),
+            self._eps,
         )
         return Rows(out, out_scales)
 
-    def project(self, rows: Rows, projection: Projection) -> Product:
-        """Rows times the weight."""
+    def project(self, scratch: Scratch, rows: Rows, projection: Projection, name: str) -> Product:
+        """Rows times the weight; `name` of the result's memory."""
         if rows.scales is None:
-            values = self._projection.project(rows.values, projection)
-            return Product(values, None, projection)
+            shape = (rows.values.shape[0], projection.weight.shape[0])
+            out = scratch.empty(name, shape, rows.values.dtype)
+            return Product(self._projection.project(rows.values, projection, out), None, projection)
         # Unscaled: a call that scales by row and column takes twice as long. There is no public
         # name for it.
         values = torch._scaled_mm(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             rows.values,
-            projection.weight.T,
+            projection.transposed,
             scale_a=self._one,
             scale_b=self._one,
             out_dtype=self._dtype,
@@ -111,61 +131,83 @@ class RowMath:
         )
         return Product(values, rows.scales, projection)
 
-    def activate(self, gate_up: Product) -> Rows:
+    def activate(self, scratch: Scratch, gate_up: Product) -> Rows:
         """silu(gate) * up."""
         values = gate_up.values
         rows, width = values.shape[0], values.shape[1] // 2
+        key: tuple[object, ...] = ("silu", width)
         if gate_up.scales is None:
-            out = torch.empty((rows, width), dtype=values.dtype, device=values.device)
-            silu_mul[(rows, -(-width // _PART))](values, out, width=width, part=_PART, num_warps=4)
+            out = scratch.empty("activated", (rows, width), values.dtype)
+            kernel = self._kernels.get(key) or self._add(
+                key, silu_mul, width=width, part=_PART, num_warps=4
+            )
+            kernel.launch((rows, -(-width // _PART), 1), (values, out))
             return Rows(out)
-        out = torch.empty((rows, width), dtype=FP8, device=values.device)
-        out_scales = self._scales(values)
-        projection = gate_up.of
-        silu_mul_rows[(rows,)](
-            values,
-            gate_up.scales,
-            projection.scale,
-            _or(projection.bias, values),
-            out,
-            out_scales,
-            has_bias=projection.bias is not None,
+        out = scratch.empty("activated", (rows, width), FP8)
+        out_scales = self._scales(scratch, "activation scales", values)
+        bias = gate_up.of.bias
+        key = (*key, bias is None)
+        kernel = self._kernels.get(key) or self._add(
+            key,
+            silu_mul_rows,
+            has_bias=bias is not None,
             width=width,
             padded=_padded(width),
             num_warps=8,
         )
+        kernel.launch(
+            (rows, 1, 1),
+            (
+                values,
+                gate_up.scales,
+                _or(gate_up.of.scale, values),
+                _or(bias, values),
+                out,
+                out_scales,
+            ),
+        )
         return Rows(out, out_scales)
 
-    def rows(self, x: Tensor) -> Rows:
+    def rows(self, scratch: Scratch, x: Tensor) -> Rows:
         """`x` [rows, n] in the format of a projection's input."""
         if not self._is_fp8:
             return Rows(x)
-        out = torch.empty_like(x, dtype=FP8)
-        out_scales = self._scales(x)
-        quantise_rows[(len(x),)](
-            x, out, out_scales, hidden=x.shape[1], width=_padded(x.shape[1]), num_warps=4
+        out = scratch.empty("rows", x.shape, FP8)
+        out_scales = self._scales(scratch, "row scales", x)
+        width = x.shape[1]
+        key = ("quantise", width)
+        kernel = self._kernels.get(key) or self._add(
+            key, quantise_rows, hidden=width, width=_padded(width), num_warps=4
         )
+        kernel.launch((x.shape[0], 1, 1), (x, out, out_scales))
         return Rows(out, out_scales)
 
     def whole(self, product: Product) -> Tensor:
         """The product with all its scales, [rows, out]."""
         values, projection = product.values, product.of
         if product.scales is not None:
-            width = values.shape[1]
-            rescale_rows[(len(values), -(-width // _PART))](
-                values,
-                product.scales,
-                projection.scale,
-                _or(projection.bias, values),
-                has_bias=projection.bias is not None,
+            width, bias = values.shape[1], projection.bias
+            key = ("rescale", width, bias is None)
+            kernel = self._kernels.get(key) or self._add(
+                key,
+                rescale_rows,
+                has_bias=bias is not None,
                 width=width,
                 part=_PART,
                 num_warps=4,
             )
+            kernel.launch(
+                (values.shape[0], -(-width // _PART), 1),
+                (values, product.scales, _or(projection.scale, values), _or(bias, values)),
+            )
         return values
 
-    def _scales(self, x: Tensor) -> Tensor:
-        return torch.empty(len(x), device=x.device)
+    def _add(self, key: tuple[object, ...], kernel: object, **constants: float) -> FixedKernel:
+        found = self._kernels[key] = FixedKernel(kernel, **constants)
+        return found
+
+    def _scales(self, scratch: Scratch, name: str, x: Tensor) -> Tensor:
+        return scratch.empty(name, (x.shape[0],), torch.float32)
 
 
 def _padded(width: int) -> int:

@@ -27,14 +27,19 @@ DRAWN = -1
 class PackedRows:
     """A packed step on the device.
 
-    `staged` int32 [4, tokens or more]; `wanted` int32: packed tokens whose logits are sampled;
-    `known_places`, `known_blocks`: cells of the block table that this slot did not compute.
+    `staged` int32 [4, tokens or more]; `wanted` int32: packed tokens whose logits are sampled,
+    `slots` and `positions` int64: for each of them where the sampled token goes, also as `sampled`
+    on the host; `known_places` int64, `known_blocks`: cells of the block table that this slot did
+    not compute.
     """
 
     staged: Tensor
     chunks: Chunks
     num_decodes: int
     wanted: Tensor
+    slots: Tensor
+    positions: Tensor
+    sampled: tuple[Ints, Ints]
     known_places: Tensor
     known_blocks: Tensor
     last_of_row: Ints
@@ -91,18 +96,19 @@ class RowStaging:
             per_token[0] = self._scratch_slot
         tiles = _tiles(counts[num_decodes:], starts[num_decodes:], tokens_a_tile)
         is_sampled = np.isin(batch.slots, batch.sampled_slots)
+        sampled = slots[is_sampled], (starts + counts)[is_sampled]
         places, blocks = _known_cells(batch, slots, table_width)
         parts = (
-            per_token,
             *tiles,
             np.concatenate((ends[num_decodes:] - counts[num_decodes:], ends[-1:])),
             starts[num_decodes:],
             slots[num_decodes:],
             ends[is_sampled] - 1,
-            places,
             blocks,
+            *(part.view(np.int32) for part in (*sampled, places)),
         )
-        staged, *rest = self._copy(parts)
+        staged, *rest = self._copy(per_token, parts)
+        wide = [part.view(torch.int64) for part in rest[7:]]
         return PackedRows(
             staged=staged,
             chunks=Chunks(
@@ -117,8 +123,11 @@ class RowStaging:
             ),
             num_decodes=num_decodes,
             wanted=rest[5],
-            known_places=rest[6],
-            known_blocks=rest[7],
+            slots=wide[0],
+            positions=wide[1],
+            sampled=sampled,
+            known_places=wide[2],
+            known_blocks=rest[6],
             last_of_row=ends - 1,
         )
 
@@ -128,9 +137,10 @@ class RowStaging:
         padding[1:3] = 0
         padding[3] = self._scratch_block
 
-    def _copy(self, parts: tuple[NDArray[np.int64] | NDArray[np.int32], ...]) -> list[Tensor]:
-        """All parts in one copy; the first is [4, tokens], the others are rows of numbers."""
-        matrix, *rows = parts
+    def _copy(
+        self, matrix: NDArray[np.int32], rows: tuple[NDArray[np.int64] | NDArray[np.int32], ...]
+    ) -> list[Tensor]:
+        """All in one copy, as int32: `matrix` [4, tokens] and rows of numbers."""
         width = _aligned(matrix.shape[1])
         sizes = [_aligned(len(row)) for row in rows]
         total = 4 * width + sum(sizes)

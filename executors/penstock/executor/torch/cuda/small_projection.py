@@ -6,7 +6,6 @@ Owns the choice and the scratch memory of partial sums.
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from penstock.executor.torch.cuda.kernels.projection import row_projection, split_projection
 from penstock.executor.torch.cuda.tiles import row_tile, split_tile
@@ -25,8 +24,8 @@ class SmallProjection:
         self._parts = torch.empty(_MAX_SPLIT_TILES * 4 * 64 * _MAX_ROWS, device=device)
         self._counters = torch.zeros(_MAX_SPLIT_TILES, dtype=torch.int32, device=device)
 
-    def project(self, x: Tensor, projection: Projection) -> Tensor:
-        """x [rows, in]; returns [rows, out]."""
+    def project(self, x: Tensor, projection: Projection, out: Tensor) -> Tensor:
+        """x [rows, in]; returns `out` [rows, out]."""
         weight = projection.weight
         num_out, num_in = weight.shape
         rows = x.shape[0]
@@ -39,10 +38,11 @@ class SmallProjection:
             is_quantised=is_quantised,
         )
         if is_quantised and tile is None:
-            return _widened(x, projection)
+            return _widened(x, projection, out)
         if tile is None or (projection.bias is not None and not is_quantised):
-            return functional.linear(x, weight, projection.bias)
-        out = torch.empty((rows, num_out), dtype=x.dtype, device=x.device)
+            if projection.bias is None:
+                return torch.mm(x, projection.transposed, out=out)
+            return torch.addmm(projection.bias, x, projection.transposed, out=out)
         split_projection[(num_out // tile.outputs, tile.splits)](
             x,
             weight,
@@ -100,11 +100,11 @@ def project_row(
     )
 
 
-def _widened(x: Tensor, projection: Projection) -> Tensor:
+def _widened(x: Tensor, projection: Projection, out: Tensor) -> Tensor:
     """Many rows: the weight's 8 bits fit the rows' number format exactly, the scale is applied
     afterwards.
     """
-    product = torch.mm(x, projection.weight.to(x.dtype).T)
+    product = torch.mm(x, projection.transposed.to(x.dtype), out=out)
     if projection.scale is not None:
         product.mul_(projection.scale.to(x.dtype))
     return product if projection.bias is None else product.add_(projection.bias)

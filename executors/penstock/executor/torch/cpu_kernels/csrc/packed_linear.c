@@ -18,8 +18,9 @@ enum {
   TILE_BYTES = 64, /* of a tile's row */
 #else
   WIDE = LANES == 16 ? 4 : 2, /* vectors of columns that the inner loop takes at once */
-  WIDE_OF_ONE = 4, /* of one row, whose sums would else wait for each other */
-  HEIGHT = LANES == 16 ? 6 : 3,
+  WIDE_OF_ONE = LANES == 16 ? 4 : 8, /* of one row: a panel is read from end to end */
+  HEIGHT = LANES == 16 ? 6 : 4, /* as many as registers hold the sums of */
+  PHASES = HAS_BF16_DOT ? 1 : 2,
 #endif
   AHEAD = 4096, /* bytes of a panel to ask for: memory is slower than the products of few rows */
   FEW_ROWS = 16,
@@ -145,36 +146,30 @@ INLINE void sum_tiles(const PackedMatrix *matrix, int64_t panel, Inputs x, int32
 #define MULTIPLY_PAIRS(a, b) (ivec) _mm256_madd_epi16((__m256i)(a), (__m256i)(b))
 #elif defined(__SSE2__)
 #define MULTIPLY_PAIRS(a, b) (ivec) _mm_madd_epi16((__m128i)(a), (__m128i)(b))
+#else
+#define MULTIPLY_PAIRS(a, b) ((a) << 16 >> 16) * ((b) << 16 >> 16) + ((a) >> 16) * ((b) >> 16)
 #endif
 
-/* sum + the products of a row's next GROUP with those of LANES columns; sums of bfloat16 are
- * float32. */
-INLINE ivec dot_groups(ivec sum, const char *x, const char *weights, bool is_int8) {
-  int32_t group;
-  ivec words;
-  memcpy(&group, x, sizeof group);
-  memcpy(&words, weights, sizeof words);
-  if (!is_int8) {
-#if defined(__AVX512BF16__)
-    return (ivec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(group),
-                                  (__m512bh)words);
-#else
-    const vec low = (vec)(words << 16) * widen((bf16)group);
-    const vec high = (vec)(words & (int32_t)0xffff0000) * widen((bf16)(group >> 16));
-    return (ivec)((vec)sum + low + high);
-#endif
-  }
-#if defined(__AVX512VNNI__)
-  return (ivec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(group), (__m512i)words);
-#elif defined(MULTIPLY_PAIRS)
+/* What a phase of the inner loop multiplies: with one phase all of a GROUP's bytes, with two every
+ * second number, widened: fewer registers are in use then. */
+INLINE ivec part_of(ivec words, const int phase, bool is_signed, bool is_int8) {
   typedef int16_t pairs __attribute__((vector_size(LANES * 4)));
-  const ivec even = (ivec){0} + (group & 0x00ff00ff), odd = (ivec){0} + (group >> 8 & 0x00ff00ff);
-  return sum + MULTIPLY_PAIRS((pairs)words << 8 >> 8, even) +
-         MULTIPLY_PAIRS((pairs)words >> 8, odd);
+  if (PHASES == 1)
+    return words;
+  if (!is_int8)
+    return phase ? words & (int32_t)0xffff0000 : words << 16;
+  if (!is_signed)
+    return phase ? words >> 8 & 0x00ff00ff : words & 0x00ff00ff;
+  return phase ? (ivec)((pairs)words >> 8) : (ivec)((pairs)words << 8 >> 8);
+}
+
+/* sum + the products of a part of a row with that of LANES columns; sums of bfloat16 are float32. */
+INLINE ivec add_products(ivec sum, ivec x, ivec weights, bool is_int8) {
+#if defined(__AVX512BF16__)
+  return is_int8 ? (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights)
+                 : (ivec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weights);
 #else
-  for (int i = 0; i < GROUP; i++)
-    sum += (words << (24 - 8 * i) >> 24) * (int32_t)(uint8_t)x[i];
-  return sum;
+  return is_int8 ? sum + MULTIPLY_PAIRS(x, weights) : (ivec)((vec)sum + (vec)x * (vec)weights);
 #endif
 }
 
@@ -182,24 +177,45 @@ INLINE ivec dot_groups(ivec sum, const char *x, const char *weights, bool is_int
 INLINE void sum_block(const PackedMatrix *matrix, int64_t panel, int first, Inputs x, int32_t *to,
                       const int num_rows, const int wide, bool is_int8) {
   ivec sums[HEIGHT][WIDE_OF_ONE];
+#pragma GCC unroll 8
   for (int j = 0; j < wide; j++) {
     ivec start = {0};
     if (is_int8)
       memcpy(&start, matrix->offsets + panel * PANEL + first + j * LANES, sizeof start);
+#pragma GCC unroll 6
     for (int i = 0; i < num_rows; i++)
       sums[i][j] = start;
   }
   const char *weights = matrix->packed + panel * matrix->depth * PANEL + first * GROUP;
-  for (int64_t k = 0; k < matrix->depth; k += GROUP, weights += PANEL * GROUP) {
+  const char *inputs = x.at;
+  for (int64_t k = 0; k < matrix->depth; k += GROUP, weights += PANEL * GROUP, inputs += GROUP) {
     __builtin_prefetch(weights + AHEAD, 0, 3);
-#pragma GCC unroll 4
-    for (int j = 0; j < wide; j++)
+#pragma GCC unroll 2
+    for (int phase = 0; phase < PHASES; phase++) {
+      ivec columns[WIDE_OF_ONE];
+#pragma GCC unroll 8
+      for (int j = 0; j < wide; j++) {
+        memcpy(columns + j, weights + j * LANES * GROUP, sizeof(ivec));
+        columns[j] = part_of(columns[j], phase, true, is_int8);
+      }
 #pragma GCC unroll 6
-      for (int i = 0; i < num_rows; i++)
-        sums[i][j] =
-            dot_groups(sums[i][j], x.at + i * x.stride + k, weights + j * LANES * GROUP, is_int8);
+      for (int i = 0; i < num_rows; i++) {
+        int32_t group;
+        memcpy(&group, inputs + i * x.stride, sizeof group);
+        ivec row = (ivec){0} + group;
+        OPAQUE_VECTOR(row); /* a vector is loaded and then shifted, not the other way round */
+        row = part_of(row, phase, false, is_int8);
+#pragma GCC unroll 8
+        for (int j = 0; j < wide; j++)
+          sums[i][j] = add_products(sums[i][j], row, columns[j], is_int8);
+      }
+      OPAQUE_ADDRESS(weights); /* read again rather than kept in registers */
+      OPAQUE_ADDRESS(inputs);
+    }
   }
+#pragma GCC unroll 6
   for (int i = 0; i < num_rows; i++)
+#pragma GCC unroll 8
     for (int j = 0; j < wide; j++)
       memcpy(to + i * PANEL + first + j * LANES, &sums[i][j], sizeof(ivec));
 }
@@ -219,10 +235,10 @@ INLINE void sum_panel(const PackedMatrix *matrix, int64_t panel, Inputs x, int32
     case 3:
       sum_block(matrix, panel, first, x, to, 3, WIDE, is_int8);
       break;
-#if LANES == 16
     case 4:
       sum_block(matrix, panel, first, x, to, 4, WIDE, is_int8);
       break;
+#if LANES == 16
     case 5:
       sum_block(matrix, panel, first, x, to, 5, WIDE, is_int8);
       break;

@@ -27,6 +27,14 @@
 #define HAS_BF16_DOT false
 #endif
 
+/* The compiler knows nothing of a value any more. */
+#define OPAQUE_ADDRESS(x) __asm__("" : "+r"(x))
+#if defined(__x86_64__)
+#define OPAQUE_VECTOR(x) __asm__("" : "+x"(x))
+#else
+#define OPAQUE_VECTOR(x) (void)(x)
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(LANES * 4)));

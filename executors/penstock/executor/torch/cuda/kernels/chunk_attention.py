@@ -11,19 +11,19 @@ import triton.language as tl
 from penstock.executor.torch.cuda.kernels.rotary import angles, rotated_row, rotated_rows
 
 
-@triton.jit(do_not_specialize=["first_token"])
+@triton.jit(do_not_specialize=["staged_stride", "first_token"])
 def rotate_and_write(
-    first_token,
     qkv,
     query_norm,
     key_norm,
     queries,
     pages,
     page_scales,
-    positions,
-    blocks,
+    staged,
     cosines,
     sines,
+    staged_stride,
+    first_token,
     eps,
     has_scales: tl.constexpr,
     has_norm: tl.constexpr,
@@ -35,7 +35,7 @@ def rotate_and_write(
     block_size: tl.constexpr,
 ):
     """Tokens from `first_token` on: rotated queries [tokens, heads, dim] out; keys and values to
-    the pages. `has_scales`: those of keys go into the queries."""
+    the pages. `staged` as in `embed_rows`. `has_scales`: those of keys go into the queries."""
     token = first_token + tl.program_id(0)
     head = tl.program_id(1)
     half: tl.constexpr = dim // 2
@@ -43,7 +43,7 @@ def rotate_and_write(
     is_in = column < dim
     query_head = tl.arange(0, group_width)
     is_query = query_head < group
-    position = tl.load(positions + token)
+    position = tl.load(staged + staged_stride + token)
     cosine, sine = angles(cosines, sines, position, column, is_in, half)
     qkv_row = qkv + token.to(tl.int64) * ((group + 2) * kv_heads * dim)
     place = (head * group + query_head)[:, None] * dim
@@ -64,7 +64,7 @@ def rotate_and_write(
     if has_scales:
         key /= tl.load(page_scales + head)
         value /= tl.load(page_scales + kv_heads + head)
-    block = tl.load(blocks + token).to(tl.int64)
+    block = tl.load(staged + 3 * staged_stride + token).to(tl.int64)
     at = (block * (2 * kv_heads) + head) * (block_size * dim) + (position % block_size) * dim
     tl.store(pages + at + column, key.to(pages.dtype.element_ty), mask=is_in)
     place = pages + kv_heads * block_size * dim + at
@@ -117,19 +117,19 @@ def _walk(query, pages, table_row, head, start, end, row_position, window, great
     return greatest, total, summed
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def chunk_attention(
     queries,
     pages,
     page_scales,
     table,
-    table_stride,
     tile_chunks,
     tile_tokens,
     chunk_firsts,
     chunk_starts,
     chunk_slots,
     out,
+    table_stride,
     scale2,
     window,
     has_scales: tl.constexpr,

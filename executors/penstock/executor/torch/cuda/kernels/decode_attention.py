@@ -87,10 +87,10 @@ def _add_parts(part_sums, part_scales, out_row, first_part, column, is_in, group
         tl.store(out_row + query * dim + column, value.to(out_row.dtype.element_ty), mask=is_in)
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["table_stride", "staged_stride", "window"])
 def decode_attention(
-    qkv, query_norm, key_norm, pages, page_scales, table, table_stride, slots, positions, cosines,
-    sines, out, part_sums, part_scales, counters, scale2, eps, window,
+    qkv, query_norm, key_norm, pages, page_scales, table, staged, cosines, sines, out, part_sums,
+    part_scales, counters, table_stride, staged_stride, scale2, eps, window,
     has_scales: tl.constexpr, has_norm: tl.constexpr, has_window: tl.constexpr,
     kv_heads: tl.constexpr, group: tl.constexpr, group_width: tl.constexpr, dim: tl.constexpr,
     dim_width: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr,
@@ -98,7 +98,7 @@ def decode_attention(
 ):  # fmt: skip
     """qkv [rows, (group + 2) * kv_heads * dim] in, out [rows, group * kv_heads * dim].
 
-    `slots`, `positions` int32 [rows]; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the
+    `staged` as in `embed_rows`; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the
     scale of scores over ln 2; `window` keys a row sees. `counters` are zero before and after.
     `has_scales`: what a page holds times `page_scales` [2, kv_heads] are keys and values.
     """
@@ -113,8 +113,8 @@ def decode_attention(
     # e4m3 becomes float16 by one instruction, and bfloat16 by several.
     is_fp8: tl.constexpr = pages.dtype.element_ty.primitive_bitwidth == 8
     number: tl.constexpr = tl.float16 if is_fp8 else qkv.dtype.element_ty
-    position = tl.load(positions + row)
-    table_row = table + tl.load(slots + row).to(tl.int64) * table_stride
+    position = tl.load(staged + staged_stride + row)
+    table_row = table + tl.load(staged + row).to(tl.int64) * table_stride
     first_key = tl.maximum(position + 1 - window, 0) if has_window else 0
     num_keys = position + 1 - first_key
     per_split = tl.cdiv(tl.cdiv(num_keys, splits), tile) * tile

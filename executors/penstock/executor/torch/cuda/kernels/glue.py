@@ -9,19 +9,18 @@ import triton.language as tl
 from penstock.executor.torch.cuda.kernels.eight_bit import to_eight_bit
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["staged_stride", "table_stride", "num_embeddings"])
 def embed_rows(
     staged,
-    staged_stride,
     last_tokens,
     table,
-    table_stride,
     embedding,
-    num_embeddings,
     residual,
     token_slots,
     next_positions,
-    input_ids,
+    staged_stride,
+    table_stride,
+    num_embeddings,
     block_size: tl.constexpr,
     hidden: tl.constexpr,
     part: tl.constexpr,
@@ -45,7 +44,6 @@ def embed_rows(
         tl.store(table + slot.to(tl.int64) * table_stride + position // block_size, block)
         tl.store(token_slots + row, slot.to(tl.int64))
         tl.store(next_positions + row, position.to(tl.int64) + 1)
-        tl.store(input_ids + row, token)
     column = tl.program_id(1) * part + tl.arange(0, part)
     is_in = column < hidden
     values = tl.load(embedding + token * hidden + column, mask=is_in)
@@ -112,3 +110,17 @@ def silu_mul(gate_up, out, width: tl.constexpr, part: tl.constexpr):
     up = tl.load(gate_up + row * (2 * width) + width + column, mask=is_in, other=0.0)
     value = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
     tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=is_in)
+
+
+@triton.jit
+def flag_finite(
+    rows, flags, stride: tl.constexpr, first: tl.constexpr, count: tl.constexpr,
+    padded: tl.constexpr,
+):  # fmt: skip
+    """flags uint8 [rows]: 1 where the elements first .. first + count - 1 of a row are finite."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, padded)
+    value = tl.load(rows + row * stride + first + column, mask=column < count, other=0.0)
+    # Nothing compares with NaN.
+    is_finite = tl.abs(value.to(tl.float32)) < float("inf")
+    tl.store(flags + row, tl.min(is_finite.to(tl.int32), 0).to(tl.uint8))
