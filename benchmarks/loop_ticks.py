@@ -75,7 +75,8 @@ class TickReader:
 
     def lags_ms(self, start_s: float, end_s: float) -> NDArray[np.float64]:
         """How late the ticks came that were due in that time, monotonic clock."""
-        return self._between(start_s, end_s)[:, 1] * 1e3
+        lags: NDArray[np.float64] = self._between(start_s, end_s)[:, 1] * 1e3
+        return lags
 
     def longest_ms(self, start_s: float, end_s: float) -> tuple[float, float, float]:
         """The latest of these ticks: how late it came, and the CPU time of the loop's thread and of
@@ -89,7 +90,8 @@ class TickReader:
 
     def _between(self, start_s: float, end_s: float) -> NDArray[np.float64]:
         due_s = self._ticks[:, 0]
-        return self._ticks[(due_s >= start_s) & (due_s < end_s)]
+        between: NDArray[np.float64] = self._ticks[(due_s >= start_s) & (due_s < end_s)]
+        return between
 
 
 def start_ticking() -> None:

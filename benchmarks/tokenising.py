@@ -423,7 +423,8 @@ def main() -> None:
         paths = [str(_HERE / "ticking_site"), str(_HERE), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         os.environ[FOLDER_VARIABLE] = str(ticks)
-        found = flooded = None
+        found: dict[str, dict[str, Any]] | None = None
+        flooded: dict[str, Any] | None = None
         if options.only != "flood":
             found = asyncio.run(stops(ticks, Path(folder)))
         if options.only != "stops":

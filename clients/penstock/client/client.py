@@ -143,13 +143,6 @@ class Client(ModelCalls):
     ) -> None:
         await self.close()
 
-    async def close(self, *, grace_s: float = 0.0) -> None:
-        """Take no more calls, wait up to `grace_s` seconds for open ones, then disconnect.
-
-        Calls that wait for their turn end at once. May be called twice.
-        """
-        await self._calls.close(grace_s)
-
     @property
     def pool_state(self) -> PoolState:
         """Numbers of connections and calls now."""

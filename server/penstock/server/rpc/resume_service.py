@@ -1,6 +1,6 @@
 """The method Resume: attaches a request's stream and delivers what its client has not received."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.server.front import events
 from penstock.server.front.attachments import Attachments, Received, received
@@ -16,8 +16,7 @@ from penstock.server.rpc.mapping_in.generation import (
     valid_request_id,
 )
 from penstock.server.rpc.mapping_in.violations import Violations
-from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
-from penstock.server.rpc.multiplex_encoding import varint
+from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for, varint
 from penstock.server.rpc.parsing import parse
 from penstock.server.security.rights import Caller
 from penstock.server.tenants import PriorityCeilings
@@ -97,7 +96,7 @@ class _RestEncoder:
         self._request = request
         self._had = had
 
-    def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
+    def encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
         """See `Encoder`."""
         self._request.is_catching_up = False
         for message in self._encoder.encode(self._had.rest_of(batch, self._request)):

@@ -93,7 +93,7 @@ class FrontServer:
         self._tls = None if security is None else security.tls
         self._gate = AccessControl(security, tenant_metadata_key=config.tenant_metadata_key)
         self._gateway = None if gateway is None else gateway(self.front, self._gate)
-        self._services = _OWN_SERVICES
+        self._services: tuple[str, ...] = _OWN_SERVICES
         if self._gateway is not None:
             self._services += (self._gateway.name,)
             self._gate.add_rights(self._gateway.rights)
