@@ -46,9 +46,7 @@ ARCHITECTURES_ARGS ?=
 PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property tests/unit
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
-QUICK := $(addprefix tests/unit/,scheduler server/front server/rpc server/text $(addprefix server/test_,\
-	*frames.py board.py cache_feeds.py dispatch*.py memory_link.py orphan*.py))
-UNIT := tests/property $(filter-out $(addprefix tests/unit/,benchmarks deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
+QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front link rpc text))
 TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one

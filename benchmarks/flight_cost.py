@@ -29,7 +29,6 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import EngineCore
 from penstock.server.observe.flight.layout import facts_of
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader
@@ -83,7 +82,7 @@ class Found:
 class Loop:
     """An engine with a load that it keeps up: `replaces`, or every client decodes to the end."""
 
-    def __init__(self, engine: EngineCore, num_running: int, *, replaces: bool) -> None:
+    def __init__(self, engine: Engine, num_running: int, *, replaces: bool) -> None:
         self._engine = engine
         self._replaces = replaces
         self._random = np.random.default_rng(5)
@@ -132,7 +131,7 @@ def executor(num_running: int) -> SimulatedExecutor:
 
 
 @contextlib.contextmanager
-def recorded(num_running: int, config: SchedulerConfig) -> Generator[EngineCore]:
+def recorded(num_running: int, config: SchedulerConfig) -> Generator[Engine]:
     """An engine with a flight recorder, and a process that reads what it records."""
     fd = create_memory(NUM_KEPT_STEPS, "penstock-benchmark")
     runs = executor(num_running)

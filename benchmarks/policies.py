@@ -20,10 +20,10 @@ from typing import Any
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceError, TraceRequest
+from penstock.server.usable_cores import num_usable_cores
 from penstock.tools.charts import Chart, has_matplotlib, write_png
 from penstock.tools.pages import finite_or_none
 from penstock.tools.simulation.settings import SimulationConfig
-from penstock.tools.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
@@ -32,6 +32,7 @@ from policy_bench import CONTENDERS, FCFS, Bench, Section
 from policy_capacity import NoCapacity, capacity
 from policy_memory import PrefixReuse, Speed
 from policy_sections import DEADLINE_KINDS, Deadlines, RisingLoad, TightItl
+from policy_sweep import Sweep, SweepProgress, sweep
 from policy_tenants import NoisyNeighbour, ServedShares, slowdown
 from report import (
     Check,
@@ -114,7 +115,10 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a page and plots")
     parser.add_argument(
-        "--jobs", type=int, default=usable_cores(), help="runs side by side (%(default)s: cores)"
+        "--jobs",
+        type=int,
+        default=num_usable_cores(),
+        help="runs side by side (%(default)s: cores)",
     )
     parser.add_argument(
         "--cost",

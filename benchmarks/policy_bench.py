@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from penstock.scheduler.config import EvictionPolicy
 from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
-from penstock.tools.simulation.sweep import Traffic, Trial, TrialResult, whole
 from penstock.tools.simulation.transform import TransformConfig
+from policy_sweep import Traffic, Trial, TrialResult, whole
 from report_page import Table
 
 Row = tuple[object, ...]

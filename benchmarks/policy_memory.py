@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler.config import EvictionPolicy
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.tools.simulation.settings import SimulationConfig
-from penstock.tools.simulation.sweep import Trial, TrialResult
 from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
+from policy_sweep import Trial, TrialResult
 from report_page import Table, table_of
 
 EVICTIONS = (EvictionPolicy.HIT_DENSITY, EvictionPolicy.LRU)

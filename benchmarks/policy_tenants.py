@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.summary import Summary
-from penstock.tools.simulation.sweep import Trial, TrialResult
 from penstock.tools.simulation.transform import merged
 from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
+from policy_sweep import Trial, TrialResult
 from report_page import Table, table_of
 
 NUM_FLOODS = 10

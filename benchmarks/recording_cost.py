@@ -21,7 +21,6 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import EngineCore
 from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from report import arguments, at_most, conclude, print_table
@@ -45,7 +44,7 @@ def executor(num_running: int) -> SimulatedExecutor:
     )
 
 
-def steps_s(engine: EngineCore, num_running: int) -> float:
+def steps_s(engine: Engine, num_running: int) -> float:
     """Seconds of the median decode step with so many running, until all have ended."""
     prompt = np.zeros(NUM_PROMPT, dtype=np.int32)
     for key in range(1, num_running + 1):

@@ -14,9 +14,9 @@ import pytest
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.integrity import IntegrityError
 from penstock.scheduler.request import NO_TIME
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.front_connections import FrontConnections
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path
 
 NUM_PIECES = 5
@@ -64,7 +64,7 @@ def with_loop(
     raised: list[str] = []
     with listening(path) as listener:
         hub = FrontConnections(listener, Dispatcher(engine, hello()))
-        loop = EngineLoop(hub.dispatcher, hub, lambda: 0.0)
+        loop = EngineLoop(hub, lambda: 0.0)
 
         def run() -> None:
             try:

@@ -13,9 +13,9 @@ import uvloop
 
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.frames import FrontHello, Submit, encode
-from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineUnavailable
 from support.link import (
     INFO,

@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.cache_feeds import CacheSubscriber
-from penstock.server.link.dispatch import Dispatcher, EngineCore, cancel_frame
 from penstock.server.link.frames import (
     Attached,
     CacheUpdate,
@@ -26,10 +28,10 @@ from penstock.server.link.frames import (
     EngineHello,
     KeptRequest,
     Submit,
+    cancel_frame,
     decode,
     encode,
 )
-from penstock.server.link.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
 from penstock.server.link.ports import (
     AttachCalls,
     AttachListener,
@@ -52,7 +54,7 @@ class MemoryEngine:
 
     def __init__(
         self,
-        engine: EngineCore,
+        engine: Engine,
         hello: EngineHello,
         clock: Callable[[], float] = time.monotonic,
         *,

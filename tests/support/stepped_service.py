@@ -22,10 +22,10 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
+from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import ServerOptions
 from penstock.server.rpc.server import FrontServer

@@ -10,9 +10,10 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 
-from penstock.server.cli import build, chat, generate, health, models, serve, top, version
+from penstock.server.cli import chat, generate, health, models, serve, top, version
 from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Parser
 from penstock.server.cli.installation import version_of
+from penstock.tools import build
 from penstock.tools.bench import command as bench
 from penstock.tools.demo import command as demo
 from penstock.tools.plan import command as plan

@@ -15,7 +15,6 @@ import tokenizers
 from penstock.server.text.errors import ModelFilesError
 
 _MAX_FILE_BYTES = 256 << 20
-_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +33,6 @@ class ModelFiles:
     architecture: str
     tokenizer: tokenizers.Tokenizer
     vocab_size: int
-    max_positions: int | None
     bos_id: int | None
     eos_ids: tuple[int, ...]
     prepends_bos: bool
@@ -83,7 +81,6 @@ class ModelFiles:
             architecture=_architecture(config),
             tokenizer=tokenizer,
             vocab_size=vocab_size,
-            max_positions=_max_positions(text_config) or _max_positions(config),
             bos_id=bos_id,
             eos_ids=tuple(sorted(eos_ids)),
             prepends_bos=asks_for_bos and tokenizer.num_special_tokens_to_add(False) == 0,
@@ -194,13 +191,6 @@ def _eos_ids(*sources: _Json) -> set[int]:
             raise ModelFilesError(f"{source.path}: eos_token_id must be one or more integers")
         return found
     return set()
-
-
-def _max_positions(config: _Json) -> int | None:
-    for key in _POSITION_KEYS:
-        if value := config.integer(key):
-            return value
-    return None
 
 
 def _architecture(config: _Json) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from penstock.gateway.smg.loads import LoadReport
 from penstock.server.front.events import Usage
-from penstock.server.link.board import LoadState
+from penstock.server.link.board import BoardView, LoadState
 from support.fronts import INFO
 
 
@@ -38,7 +40,7 @@ class House:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.show = Show()
-        self.report = LoadReport(self.show, lambda: self.now_s)
+        self.report = LoadReport(cast("BoardView", self.show), lambda: self.now_s)
 
     def speed(self, num_tokens: int, after_s: float, epoch: int = 1) -> float:
         self.now_s += after_s

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optimal_cache import optimal_hit_rate
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.simulation.optimal_cache import optimal_hit_rate
 from penstock.tools.simulation.report import (
     PAGE_FILE,
     REQUESTS_FILE,

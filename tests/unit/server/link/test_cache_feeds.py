@@ -10,13 +10,13 @@ import pytest
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.cache_book import CacheBook, CachedBlock
+from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.link.cache_feeds import (
     BLOCKS_PER_PART,
     MAX_FEEDS_PER_FRONT,
     CacheFeeds,
     CacheSubscriber,
 )
-from penstock.server.link.dispatch import Dispatcher
 from penstock.server.link.frames import (
     CacheUpdate,
     EngineHello,

@@ -9,7 +9,7 @@ import numpy as np
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.quarantine import Quarantine, SuspectedRequest
+from penstock.server.engine.quarantine import Quarantine, SuspectedRequest
 
 FRONT = 1
 

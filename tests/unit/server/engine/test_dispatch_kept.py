@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.link.frames import Detach, KeptRequest, ResumeSpec, Submit, decode
-from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.wire import FrameBuffer
 from support.link import hello, spec
 from support.self_paced import make_self_paced
