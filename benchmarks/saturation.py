@@ -3,7 +3,9 @@
 128 short requests in flight (four prompt tokens, four generated) on the simulated executor, whose
 steps take no time; the load client is C++. All sides are up throughout and take turns: the front
 without a collector, the same with one that takes all traces, and with `--before DIR` the front of
-another checkout. Reported are medians over the rounds, and ratios within a round.
+another checkout. Reported are medians over the rounds, and ratios within a round. On a machine with
+few cores the rate depends on all processes of the service, so each one's processor time is
+reported.
 
     python benchmarks/saturation.py [--before DIR] [--full] [--json FILE]
 """
@@ -23,6 +25,7 @@ from report import arguments, at_least, conclude, print_table, progress
 from services import (
     MEASURED,
     RunFailed,
+    Service,
     capacity,
     line_of,
     process,
@@ -42,18 +45,20 @@ _COLLECTOR = str(Path(__file__).with_name("tracing_peers.py"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One side, once. `front_us`: processor time of the front for each request; `foreign_cores`:
-    what others and the rest of the service took meanwhile."""
+    """One side, once. `front_us`, `engine_us`, `observer_us`: processor time of these processes for
+    each request; `foreign_cores`: what others took meanwhile."""
 
     side: str
     per_s: float
     front_us: float
+    engine_us: float
+    observer_us: float
     foreign_cores: float
 
 
 @contextlib.contextmanager
-def fronts(before: Path | None) -> Generator[dict[str, tuple[int, int]]]:
-    """Port and front's pid of each side."""
+def services(before: Path | None) -> Generator[dict[str, Service]]:
+    """Each side, by its name."""
     options = (*simulated(0.0), *capacity(512, 64), *MEASURED)
     with contextlib.ExitStack() as stack:
         collector = line_of(stack.enter_context(process(sys.executable, _COLLECTOR, "collector")))
@@ -64,27 +69,42 @@ def fronts(before: Path | None) -> Generator[dict[str, tuple[int, int]]]:
         }
         if before is not None:
             path = os.pathsep.join(str(before / root) for root in _ROOTS)
-            # The command line has not always been a part of its own.
+            # The command line has not always been a separate part.
             module = "penstock.tools" if (before / "tools").exists() else "penstock.server.cli"
             environment = {**os.environ, "PYTHONPATH": path}
+            renamed = [_name_in(before, word) for word in options]
             sides[BEFORE] = stack.enter_context(
-                service(*options, environment=environment, module=module)
+                service(*renamed, environment=environment, module=module)
             )
-        yield {name: (side.port, side.pids("front")[0]) for name, side in sides.items()}
+        yield sides
 
 
-def turn(side: str, port: int, front: int, seed: int, window_s: float) -> Turn:
+def _name_in(before: Path, option: str) -> str:
+    """The name that an option has in another checkout."""
+    if option != "--deadline-admission":
+        return option
+    sources = (before / "server").rglob("*.py")
+    is_there = any("deadline_admission" in source.read_text() for source in sources)
+    return option if is_there else "--foresee-deadlines"
+
+
+def turn(side: str, service: Service, seed: int, window_s: float) -> Turn:
     """One closed loop. Raises RunFailed."""
     load: dict[str, object] = {"streams": 0, "connections": 4, "concurrency": IN_FLIGHT}
     times: dict[str, object] = {"warm": 1.0, "window": window_s, "drain": 10.0, "seed": seed}
-    where: dict[str, object] = {"port": port, "pids": front, "request": request(NUM_TOKENS)}
+    pids = [pid for role in ("front", "engine", "observer") for pid in service.pids(role)]
+    told = ",".join(map(str, pids))
+    where: dict[str, object] = {"port": service.port, "pids": told, "request": request(NUM_TOKENS)}
     found = run_client("arrive", {**load, **times, **where})
     span_s = (found["end_ns"] - found["start_ns"]) * 1e-9
-    other_s = found["machine_s"] - found["cpu_s"][0] - found["client_s"]
+    num, cpu_s = max(1, found["num_finished"]), (*found["cpu_s"], 0.0)
+    other_s = found["machine_s"] - sum(cpu_s) - found["client_s"]
     measured = Turn(
         side=side,
         per_s=found["num_finished"] / span_s,
-        front_us=found["cpu_s"][0] * 1e6 / max(1, found["num_finished"]),
+        front_us=cpu_s[0] * 1e6 / num,
+        engine_us=cpu_s[1] * 1e6 / num,
+        observer_us=cpu_s[2] * 1e6 / num,
         foreign_cores=max(0.0, other_s / span_s),
     )
     progress(f"{side:<9} {measured.per_s:7,.0f} requests/s  {measured.front_us:6.0f} us")
@@ -100,20 +120,20 @@ def main() -> None:
     turns: dict[str, list[Turn]] = {}
     try:
         native_build.load_client()
-        with fronts(options.before) as sides:
+        with services(options.before) as sides:
             for number in range(num_rounds + 1):
-                for name, (port, front) in sides.items():
-                    found = turn(name, port, front, number, window_s)
+                for name, side in sides.items():
+                    found = turn(name, side, number, window_s)
                     if number:  # the first one warms up
                         turns.setdefault(name, []).append(found)
     except (native_build.CannotBuild, RunFailed) as error:
         raise SystemExit(f"saturation.py: {error}") from None
-    figures = ("per_s", "front_us", "foreign_cores")
+    figures = ("per_s", "front_us", "engine_us", "observer_us", "foreign_cores")
     rows = [
         (name, *(statistics.median(getattr(one, figure) for one in its) for figure in figures))
         for name, its in turns.items()
     ]
-    header = ("side", "requests/s", "front us a request", "other cores")
+    header = ("side", "requests/s", "front us", "engine us", "observer us", "other cores")
     print_table(f"One front, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each", header, rows)
 
     def ratio(one: str, other: str) -> float:

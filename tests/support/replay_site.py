@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from penstock.scheduler.request import (
     Constraint,
@@ -42,7 +42,7 @@ def generation(num_outputs: int = 1, **options: object) -> Generation:
         sampling=Sampling(num_outputs=num_outputs, seed=7),
         stopping=Stopping(max_tokens=20, ignore_eos=True),
     )
-    return replace(made, **options)  # type: ignore[arg-type]
+    return structs.replace(made, **options)
 
 
 class Site:

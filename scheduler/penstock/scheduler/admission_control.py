@@ -67,7 +67,7 @@ class AdmissionControl:
         estimate = self._predictor.estimate(leader, now)
         for follower in requests[1:]:
             follower.is_trial, follower.is_new = leader.is_trial, leader.is_new
-        return replace(estimate, displaced=displaced)
+        return replace(estimate, displaced=displaced) if displaced else estimate
 
     def _validate(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
         """An error of the request itself."""

@@ -112,6 +112,8 @@ class Contention:
             num if deadlines_of(one).ttft_s <= due_s != NO_TIME else min(num, num_own)
             for one, num in zip(under_way, self._nums_left(under_way), strict=True)
         )
+        if num_before == load.num_prefill_tokens:
+            return load
         return replace(load, num_prefill_tokens=num_before)
 
     def _light_beside(
@@ -144,6 +146,8 @@ class Contention:
 
     def _nums_left(self, prefilling: list[Request]) -> list[int]:
         """Tokens that each of these has still to compute before it decodes."""
+        if not prefilling:
+            return []
         slots = [request.slot for request in prefilling]
         num_left = self._arrays.num_tokens[slots] - self._arrays.num_computed[slots]
         return [int(num) for num in num_left]

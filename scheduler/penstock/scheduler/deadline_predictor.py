@@ -155,7 +155,8 @@ class DeadlinePredictor:
         if deadlines.total_s != NO_TIME:
             has_line = self._queue.has_line(request)
             self._completion.note_arrival(request, now, finds_queue=has_line)
-        if not (deadlines.is_any or len(self._queue)) and self._has_place:
+        is_judged = deadlines.is_any and self._is_able
+        if not (is_judged or len(self._queue)) and self._has_place:
             return QueueEstimate(num_ahead=0, queue_s=0.0)
         machine = self._machine()
         matched = self._cache.match(request)
@@ -163,7 +164,7 @@ class DeadlinePredictor:
         load, ahead = self._contention.of_arrival(request, demand)
         likely = forecast(machine, demand, load, ahead)
         rejection = None
-        if deadlines.is_any and self._is_able and not self._is_trial(request, now):
+        if is_judged and not self._is_trial(request, now):
             alone = forecast_alone(machine, demand)
             optimistic = replace(alone, queue_s=likely.queue_left * likely.queue_s)
             rejection = self._rejection(request, demand, load, likely, optimistic, now)

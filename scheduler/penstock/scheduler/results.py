@@ -124,8 +124,9 @@ class Results:
         if len(tokens) != len(rows):
             raise ValueError(f"{len(rows)} slots sampled, {len(tokens)} tokens returned")
         if flight.dropped:
-            gone = np.fromiter(flight.dropped, dtype=np.int32)
-            keep = np.flatnonzero(~np.isin(rows.slots, gone))
+            is_kept = np.ones(self._arrays.num_slots, dtype=np.bool_)
+            is_kept[list(flight.dropped)] = False
+            keep = np.flatnonzero(is_kept[rows.index])
             rows, positions, tokens, ones = rows.take(keep), positions[keep], tokens[keep], None
             logprobs = None if logprobs is None else logprobs.take(keep)
         self._append(rows, positions, tokens, logprobs, ones, now)

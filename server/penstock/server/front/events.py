@@ -6,9 +6,9 @@ pieces into messages and numbers them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,16 +68,14 @@ class TokensPiece(NamedTuple):
     records: Sequence[TokenRecord]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptPiece:
+class PromptPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the prompt, as asked for by echo or prompt logprobs: see `prompt_echo.py`."""
 
     text: str = ""
     records: Sequence[TokenRecord] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """The engine has queued the request. `estimated_queue_s`: its queue time, None if unknown.
 
     `num_dropped_messages`: chat messages that a window left out. `trace_id`: in hexadecimal, empty
@@ -93,8 +91,7 @@ class Accepted:
     trace_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The request changed its state, or has a position in the queue.
 
     `queue_s` is the time spent waiting so far. `queue_position`: requests ahead of it, and
@@ -109,8 +106,7 @@ class Progress:
     estimated_queue_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputEnd:
+class OutputEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one output. At most one of `stop_string` and `stop_token_id` is set."""
 
     output_index: int
@@ -120,8 +116,7 @@ class OutputEnd:
     stop_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token accounts; completion tokens over all outputs."""
 
     num_prompt_tokens: int
@@ -129,8 +124,7 @@ class Usage:
     num_cached_prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. `ttft_s` is None when there was no token."""
 
     queue_s: float
@@ -140,8 +134,7 @@ class Timings:
     ttft_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """All outputs have finished."""
 
     outputs: tuple[OutputEnd, ...]

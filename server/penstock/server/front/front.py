@@ -9,7 +9,6 @@ import contextlib
 import logging
 import secrets
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
-from penstock.server.front.accounts import Accounts, Outcome, RequestAccount
+from penstock.server.front.accounts import Accounts, RequestAccount
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.front.event_router import EventRouter, FrontCounters
@@ -36,7 +35,7 @@ from penstock.server.link.frames import EngineHello
 from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.request_record import RequestRecorder
-from penstock.server.tenants import NO_TENANT, engine_request_id
+from penstock.server.tenants import NO_TENANT, engine_request_id, new_request_id
 from penstock.server.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
@@ -185,7 +184,7 @@ class Front:
             priority=generation.urgency.priority,
         )
         request_id = generation.request_id or ("" if account is None else account.request_id)
-        request = LiveRequest(request_id or str(uuid.uuid4()), generation, times.arrival_s)
+        request = LiveRequest(request_id or new_request_id(), generation, times.arrival_s)
         if self.table.is_full:
             self._end_unread()
         self.table.add(request)
@@ -264,11 +263,6 @@ class Front:
         else:
             request.suspend(self.clock())
             self.replays.adopt(request, self.limits)
-
-    def close_account(self, account: RequestAccount, outcome: Outcome) -> None:
-        """Close the account of a released request. Idempotent."""
-        now_s = self.clock()
-        self.accounts.close(account, outcome, now_s, is_engine_up=self.is_engine_up)
 
     async def cancel(self, request_id: str, tenant: str = NO_TENANT) -> RequestState:
         """Cancel a live request of `tenant`, here or on another front; returns its state.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +17,7 @@ from penstock.server.tenants import NO_TENANT
 from penstock.server.text.chat_template import NO_DATA, ChatMessage, TemplateData
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextInput:
+class TextInput(msgspec.Struct, frozen=True, kw_only=True):
     """Plain text to tokenise."""
 
     text: str
@@ -32,7 +32,7 @@ class TokenInput:
 
     @property
     def num_tokens(self) -> int:
-        """How many they are."""
+        """Number of token ids."""
         return len(self.ids)
 
     def read(self) -> NDArray[np.int32]:
@@ -64,8 +64,7 @@ class LongTokenInput:
         return ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatInput:
+class ChatInput(msgspec.Struct, frozen=True, kw_only=True):
     """A chat for the model's chat template; `window_tokens` bounds what is kept of it."""
 
     messages: tuple[ChatMessage, ...]
@@ -77,17 +76,15 @@ class ChatInput:
 PromptInput = TextInput | TokenInput | LongTokenInput | ChatInput
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are sampled. `params.seed` is set later; `seed` None: a random one."""
 
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams = SamplingParams()
     seed: int | None = None
     num_outputs: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
+class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     """When an output ends. `max_tokens` None means the default of the model."""
 
     max_tokens: int | None = None
@@ -98,8 +95,7 @@ class Stopping:
     include_stop_string: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkLimits:
+class ChunkLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens of one output a message waits for, and for how long at most."""
 
     min_tokens: int = 1
@@ -115,8 +111,7 @@ WHOLE_BACKLOG: Final = ChunkLimits()
 """A message carries the whole backlog."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, kw_only=True):
     """What the stream carries besides text, and how it is split into messages.
 
     `num_logprobs` as in `SamplingParams`: -1 for none.
@@ -134,8 +129,7 @@ class Output:
         return self.return_token_ids or self.num_logprobs >= 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Urgency:
+class Urgency(msgspec.Struct, frozen=True, kw_only=True):
     """Priority and times, the latter in seconds from arrival; None for none."""
 
     priority: int = 0
@@ -156,8 +150,7 @@ class Resumption:
     message: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What a client asked for. `prompt_path` is the proto path of the prompt, for errors.
 
     `adapter`: a name that the executor knows, empty for none. `tenant` and `trace_id` (16 bytes,
@@ -169,10 +162,10 @@ class Generation:
     prompt: PromptInput
     prompt_path: str
     request_id: str | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    stopping: Stopping = field(default_factory=Stopping)
-    output: Output = field(default_factory=Output)
-    urgency: Urgency = field(default_factory=Urgency)
+    sampling: Sampling = Sampling()
+    stopping: Stopping = Stopping()
+    output: Output = Output()
+    urgency: Urgency = Urgency()
     cache_salt: str = ""
     retention: CacheRetention | None = None
     constraint: Constraint | None = None

@@ -27,7 +27,7 @@ from penstock.server.front.events import (
 )
 from penstock.server.front.generation import Generation
 from penstock.server.front.live_output import CapturedText, LiveOutput
-from penstock.server.front.phases import Phase, PhaseClock
+from penstock.server.front.phases import DECODE, PREFILL, QUEUE, PhaseClock
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.stream_head import StreamHead, accepted_event
 from penstock.server.front.submission import Submission
@@ -108,8 +108,10 @@ class LiveRequest:
         self._submission = submission
         self.phases.submit(now_s)
         self.outputs = tuple(
-            LiveOutput(self, spec.output_index, spec.key, text, self.stream)
-            for spec, text in zip(submission.specs, texts, strict=True)
+            [
+                LiveOutput(self, spec.output_index, spec.key, text, self.stream)
+                for spec, text in zip(submission.specs, texts, strict=True)
+            ]
         )
         if has_content:
             for output in self.outputs:
@@ -136,7 +138,7 @@ class LiveRequest:
     @property
     def live_keys(self) -> tuple[int, ...]:
         """Keys of the outputs that have not ended, as known here."""
-        return tuple(output.key for output in self.outputs if output.is_live)
+        return tuple([output.key for output in self.outputs if output.is_live])
 
     @property
     def num_queued(self) -> int:
@@ -189,12 +191,12 @@ class LiveRequest:
     def on_queued(self, output: OwnOutput, change: Queued) -> None:
         """The engine has queued the request: report its acceptance."""
         if output.index == 0:
-            self.head.queued(change, is_waiting=self.phases.phase is Phase.QUEUE)
+            self.head.queued(change, is_waiting=self.phases.phase is QUEUE)
         self.head.accept()
 
     def report_queue_position(self) -> None:
         """Call after all of a step's events: see `StreamHead.report_queue_position`."""
-        self.head.report_queue_position(self.state, self.phases.spent_s(Phase.QUEUE))
+        self.head.report_queue_position(self.state, self.phases.spent_s(QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
         """An output got a slot, for the first time or again."""
@@ -254,7 +256,7 @@ class LiveRequest:
         # hold.
         if self.head.is_due:
             self.head.accept()
-        if self.phases.phase is not Phase.DECODE:
+        if self.phases.phase is not DECODE:
             self.phases.token(at_s)
         if self.first_token_s == NO_TIME:
             self.first_token_s = now_s
@@ -379,7 +381,7 @@ class LiveRequest:
                 state=self.phases.state,
                 num_cached_prompt_tokens=num_cached_tokens,
                 num_preemptions=self.num_preemptions,
-                queue_s=self.phases.spent_s(Phase.QUEUE),
+                queue_s=self.phases.spent_s(QUEUE),
             )
         )
 
@@ -416,7 +418,7 @@ class LiveRequest:
             self.stream.release_held()
         else:
             self.phases.stop(at_s)
-            self.ends = tuple(output.end for output in self.outputs if output.end is not None)
+            self.ends = tuple([output.end for output in self.outputs if output.end is not None])
             self._finish(now_s)
 
     def _finish(self, now_s: float) -> None:
@@ -427,13 +429,13 @@ class LiveRequest:
                 outputs=ends,
                 usage=Usage(
                     num_prompt_tokens=self.num_prompt_tokens,
-                    num_completion_tokens=sum(end.num_completion_tokens for end in ends),
+                    num_completion_tokens=sum([end.num_completion_tokens for end in ends]),
                     num_cached_prompt_tokens=self.num_cached_tokens,
                 ),
                 timings=Timings(
-                    queue_s=phases.spent_s(Phase.QUEUE),
-                    prefill_s=phases.spent_s(Phase.PREFILL),
-                    decode_s=phases.spent_s(Phase.DECODE),
+                    queue_s=phases.spent_s(QUEUE),
+                    prefill_s=phases.spent_s(PREFILL),
+                    decode_s=phases.spent_s(DECODE),
                     total_s=max(0.0, now_s - arrival_s),
                     ttft_s=None
                     if first_token_s == NO_TIME

@@ -8,7 +8,6 @@ With several outputs the request is as far as its foremost output: it waits only
 outputs runs. The engine's details are those of its first output.
 """
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -43,41 +42,30 @@ class Mark:
     is_engine_lost: bool = False
 
 
-class Phase(enum.Enum):
-    """What a live request is doing."""
-
-    QUEUE = "queue"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-_KINDS = {Phase.QUEUE: QUEUE, Phase.PREFILL: PREFILL, Phase.DECODE: DECODE}
-
-
 class PhaseClock:
     """The sums of one request. Starts in the queue at `now_s`.
 
-    `marks`: every phase so far, oldest first; before it is submitted that is its preparation, which
-    counts as waiting for its client. After `stop` nothing changes: an output may run in the engine
-    for a moment longer.
+    `phase`: what the request is doing, QUEUE, PREFILL or DECODE. `marks`: every phase so far,
+    oldest first; before it is submitted that is its preparation, which counts as waiting for its
+    client. After `stop` nothing changes: an output may run in the engine for a moment longer.
     """
 
     __slots__ = ("_is_over", "_num_running", "_since_s", "_spent_s", "marks", "phase")
 
     def __init__(self, now_s: float) -> None:
-        self.phase = Phase.QUEUE
+        self.phase = QUEUE
         self.marks = [Mark(PREPARE, now_s)]
         self._since_s = now_s
-        self._spent_s = {Phase.QUEUE: 0.0, Phase.PREFILL: 0.0, Phase.DECODE: 0.0}
+        self._spent_s = {QUEUE: 0.0, PREFILL: 0.0, DECODE: 0.0}
         self._num_running = 0
         self._is_over = False
 
     @property
     def state(self) -> RequestState:
         """PENDING while in the queue, PROCESSING otherwise."""
-        return RequestState.PENDING if self.phase is Phase.QUEUE else RequestState.PROCESSING
+        return RequestState.PENDING if self.phase is QUEUE else RequestState.PROCESSING
 
-    def spent_s(self, phase: Phase) -> float:
+    def spent_s(self, phase: SegmentKind) -> float:
         """Time spent in `phase`, up to the last change."""
         return self._spent_s[phase]
 
@@ -92,10 +80,10 @@ class PhaseClock:
         `num_cached_tokens` and `wait`: of an admission that changes it.
         """
         self._num_running += 1
-        if self.phase is not Phase.QUEUE or self._is_over:
+        if self.phase is not QUEUE or self._is_over:
             return False
         self.explain(wait=wait)
-        self._enter(Phase.PREFILL, now_s)
+        self._enter(PREFILL, now_s)
         self.marks[-1].num_cached_tokens = num_cached_tokens
         return True
 
@@ -105,10 +93,10 @@ class PhaseClock:
         `num_tokens`: of output, so far.
         """
         self._num_running = max(0, self._num_running - 1)
-        if self._num_running or not has_more or self.phase is Phase.QUEUE or self._is_over:
+        if self._num_running or not has_more or self.phase is QUEUE or self._is_over:
             return False
         self.marks[-1].num_tokens_by_then = num_tokens
-        self._enter(Phase.QUEUE, now_s)
+        self._enter(QUEUE, now_s)
         return True
 
     def lose(self, now_s: float, *, num_tokens: int) -> bool:
@@ -119,22 +107,22 @@ class PhaseClock:
         self._num_running = 0
         if self._is_over:
             return False
-        was_running = self.phase is not Phase.QUEUE
+        was_running = self.phase is not QUEUE
         if was_running:
             self.marks[-1].num_tokens_by_then = num_tokens
-        self._enter(Phase.QUEUE, now_s)
+        self._enter(QUEUE, now_s)
         self.marks[-1].is_engine_lost = True
         return was_running
 
     def resubmit(self, now_s: float) -> None:
         """Another engine gets the request: it waits in a queue again."""
         if not self._is_over:
-            self._enter(Phase.QUEUE, now_s)
+            self._enter(QUEUE, now_s)
 
     def token(self, now_s: float) -> None:
         """A token was sampled: prefill has ended, decode has begun."""
-        if self.phase is Phase.PREFILL and not self._is_over:
-            self._enter(Phase.DECODE, now_s)
+        if self.phase is PREFILL and not self._is_over:
+            self._enter(DECODE, now_s)
 
     def find_prefix(self, num_cached_tokens: int) -> None:
         """The cached tokens of the prompt that is computed now."""
@@ -165,10 +153,10 @@ class PhaseClock:
     def _latest(self, *kinds: str) -> Mark | None:
         return next((mark for mark in reversed(self.marks) if mark.kind in kinds), None)
 
-    def _enter(self, phase: Phase, now_s: float) -> None:
+    def _enter(self, phase: SegmentKind, now_s: float) -> None:
         self._add(now_s)
         self.phase = phase
-        self.marks.append(Mark(_KINDS[phase], self._since_s))
+        self.marks.append(Mark(phase, self._since_s))
 
     def _add(self, now_s: float) -> None:
         # The front's clock readings and the engine's are compared: no phase may have a negative

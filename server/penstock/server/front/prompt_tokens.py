@@ -12,10 +12,11 @@ is full again.
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from penstock.scheduler.quotas import NO_QUOTA, QuotaBreach, QuotaKind, TenantQuota
@@ -286,7 +287,8 @@ class Prompts:
                 random_salt=lambda: secrets.token_bytes(_SALT_BYTES),
                 shares_across_tenants=limits.config.shares_prefixes_across_tenants,
             )
-            return replace(prompt, num_dropped_messages=encoded.num_dropped_messages)
+            num_dropped = encoded.num_dropped_messages
+            return replace(prompt, num_dropped_messages=num_dropped) if num_dropped else prompt
 
         if len(ids) <= _MAX_TOKENS_HASHED_ON_LOOP:
             prompt = hashed()
@@ -325,6 +327,8 @@ class Prompts:
         is_bounded: bool = True,
     ) -> EncodedPrompt:
         """Token ids, and their text if needed. Raises TooMuchText, as for a text of that length."""
+        if isinstance(prompt, TokenInput) and not has_text:
+            return EncodedPrompt(ids=prompt.read())
         num_bytes = prompt.num_tokens * _BYTES_PER_TOKEN
 
         def steps() -> Steps[EncodedPrompt]:

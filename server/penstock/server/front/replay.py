@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
@@ -189,7 +190,7 @@ class Replays:
             return
         keys = {output.index: output.key for output in request.outputs}
         first = tuple(replace(spec, key=keys[spec.output_index]) for spec in submission.specs)
-        request.resubmit(replace(submission, specs=first), now_s)
+        request.resubmit(msgspec.structs.replace(submission, specs=first), now_s)
         self._note_sent(request)
 
     def _set_timer(self) -> None:

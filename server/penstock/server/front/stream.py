@@ -316,7 +316,8 @@ class TokenStream(WatchedWrite):
         Events behind a piece that exceeds `max_tokens` wait with it. Returns no more than can be
         written in one iteration of the event loop; `on_ready` is called again for the rest.
         """
-        self._keep_text()
+        if self._text is not None:
+            self._keep_text()
         is_small = len(self._events) <= _FEW and not self._has_prompt
         if is_small and self._hold is None and max_tokens is None:
             events, self._events = self._events, []

@@ -6,9 +6,9 @@ refusal comes before it and clients may retry. Does not know other requests.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -176,7 +176,7 @@ class StreamHead:
         self.stop_waiting()
         if self._unreported_place is not None:
             estimate_s = self._unreported_place.estimated_queue_s
-            accepted = replace(accepted, estimated_queue_s=estimate_s)
+            accepted = msgspec.structs.replace(accepted, estimated_queue_s=estimate_s)
         self._stream.push(accepted)
         for piece in self.prompt.head():
             self._stream.push(piece)

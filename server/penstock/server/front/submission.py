@@ -6,9 +6,10 @@ numbers are arguments, and it may run on a thread.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,16 +22,14 @@ from penstock.server.front.limits import Limits
 from penstock.server.tenants import engine_request_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTimes:
+class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
     """When a call arrived and when its gRPC deadline passes, seconds on the engine's clock."""
 
     arrival_s: float
     call_deadline_s: float = NO_TIME
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The specs for the engine, leader first, and what the stream reports about them.
 
     `deadline_kind` names the origin of the deadline: `total`, `grpc` or `server`. `seed` is 0 where
@@ -45,8 +44,7 @@ class Submission:
     num_dropped_messages: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenisedPrompt:
+class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A prompt as ids, int32 [n], with its block hashes and the salt they were chained from."""
 
     ids: NDArray[np.int32]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,8 +43,7 @@ class BoardError(Exception):
     """The descriptor is not a board."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueState:
+class QueueState(NamedTuple):
     """An engine's queue after its last step.
 
     `num_waiting_tokens`: prompt tokens of the waiting requests. `estimated_queue_s`: the estimated

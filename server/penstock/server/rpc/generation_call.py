@@ -6,7 +6,7 @@ message; gateway services translate theirs first. The encoder owns the form of t
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.scheduler.request import NO_TIME
@@ -58,7 +58,7 @@ async def open_request(
 class Encoder(Protocol):
     """Encodes the events of one stream, in order."""
 
-    def encode(self, batch: Iterable[events.StreamEvent]) -> Iterable[bytes]:
+    def encode(self, batch: Sequence[events.StreamEvent]) -> Iterable[bytes]:
         """The messages for these events; may be empty."""
         ...
 

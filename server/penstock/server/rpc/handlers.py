@@ -17,7 +17,6 @@ import logging
 import math
 import random
 import traceback
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -41,6 +40,7 @@ from penstock.server.observe.trace_context import (
 from penstock.server.rpc.mapping_in.generation import valid_request_id
 from penstock.server.rpc.statuses import STATUS_RULES, abort_of, retry_delay_s, status_of
 from penstock.server.security.rights import Caller
+from penstock.server.tenants import new_request_id
 from penstock.v1 import generation_service_pb2 as pb
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -111,7 +111,8 @@ class CallAccounts:
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
         """Close the account: the call has ended and its status was sent, if possible."""
         if self._accounts.are_kept:
-            self._front.close_account(account, outcome)
+            front = self._front
+            self._accounts.close(account, outcome, front.clock(), is_engine_up=front.is_engine_up)
 
     def parent_of(self, context: Context) -> RemoteParent | None:
         """The span in a call's metadata, if there is exactly one valid value."""
@@ -135,7 +136,7 @@ class CallAccounts:
         self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
     ) -> None:
         """Record the id and the options of `message`, whether or not it is refused later."""
-        account.request_id = valid_request_id(message) or str(uuid.uuid4())
+        account.request_id = valid_request_id(message) or new_request_id()
         if not self._accounts.are_kept:
             return
         # Another name could be anything, and would add a series to every metric.

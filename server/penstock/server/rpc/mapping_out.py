@@ -2,10 +2,15 @@
 
 Pieces of one output since the last write become one `TokenDelta` message; a message that would
 exceed the size hint is split at the end of a piece.
+
+Owns the wire format of the most frequent message: the text of one or more tokens. It is encoded by
+hand, because building and serialising protobuf objects takes several times as long. All other
+messages use protobuf.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -31,6 +36,20 @@ _RECORDS: Final = 2 << 3 | 2
 _ID: Final = 1 << 3
 """Field 1 of `TokenRecord`, a varint."""
 _MAX_VARINT_BYTES: Final = 5
+# A tag is field number times 8 plus wire type: 0 for a varint, 2 for bytes with their length.
+SEQUENCE: Final = b"\x08"  # GenerateResponse.sequence
+_TOKENS = b"\x22"  # GenerateResponse.tokens
+_OUTPUT_INDEX = b"\x08"  # TokenDelta.output_index
+_TEXT = b"\x12"  # TokenDelta.text
+_NUM_TOKENS = b"\x20"  # TokenDelta.num_tokens
+MAX_SHORT_TEXT_BYTES: Final = 64
+"""For a text of at most this length, every enclosing length takes one byte."""
+_RECORDS_OF: Final = attrgetter("records")
+BYTE: Final = tuple(bytes((value,)) for value in range(128))
+TEXT_HEAD: Final = tuple(
+    _TOKENS + BYTE[size + 4] + _TEXT + BYTE[size] for size in range(MAX_SHORT_TEXT_BYTES + 1)
+)
+TEXT_TAIL: Final = tuple(_NUM_TOKENS + count for count in BYTE)
 _IDS_AT_ONCE: Final = 4096
 """Arrays of this size fit into the cache."""
 
@@ -52,91 +71,126 @@ class ResponseEncoder:
         self._token_bytes = token_bytes
         self.sequence = 0
 
-    def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
+    def encode(self, batch: Sequence[events.StreamEvent]) -> Iterable[bytes]:
         """Serialised GenerateResponse messages for everything in `batch`, in order.
 
         Between two other events the order among outputs is not kept, which no client can observe;
         the order within an output is.
         """
+        if len(batch) == 1 and isinstance(piece := batch[0], events.TokensPiece):
+            return (self._tokens((piece,)),)
+        return self._encode(batch)
+
+    def _encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
         pending: dict[int, list[events.TokensPiece]] = {}
         sizes: dict[int, int] = {}
         for event in batch:
             if isinstance(event, events.TokensPiece):
-                index = event.output_index
-                size = _piece_bytes(event, self._token_bytes)
-                if sizes.get(index, 0) + size > self._max_message_bytes and index in pending:
-                    yield self._tokens(pending.pop(index))
-                    sizes[index] = 0
-                pending.setdefault(index, []).append(event)
-                sizes[index] = sizes.get(index, 0) + size
+                index, text, _, records = event
+                size = 4 * len(text)
+                if records:
+                    size += sum([_record_bytes(record, self._token_bytes) for record in records])
+                if index not in pending:
+                    pending[index], sizes[index] = [event], size
+                elif sizes[index] + size > self._max_message_bytes:
+                    yield self._tokens(pending[index])
+                    pending[index], sizes[index] = [event], size
+                else:
+                    pending[index].append(event)
+                    sizes[index] += size
                 continue
             for pieces in pending.values():
                 yield self._tokens(pieces)
             pending.clear()
-            sizes.clear()
             yield from self._single(event)
         for pieces in pending.values():
             yield self._tokens(pieces)
 
-    def _tokens(self, pieces: list[events.TokensPiece]) -> bytes:
-        return self._message(tokens=merge_pieces(pieces, self._token_bytes))
+    def encode_text(self, text: str, num_tokens: int = 1, index: int = 0) -> bytes:
+        """The message for tokens without records, encoded by hand: the most frequent one."""
+        number = self.sequence
+        self.sequence = number + 1
+        data = text.encode()
+        size = len(data)
+        sequence = SEQUENCE + varint(number) if number else b""
+        if 0 < size <= MAX_SHORT_TEXT_BYTES and 0 < num_tokens < 128 and not index:
+            return b"".join((sequence, TEXT_HEAD[size], data, TEXT_TAIL[num_tokens]))
+        tokens = b"".join(
+            (
+                _OUTPUT_INDEX + varint(index) if index else b"",
+                _TEXT + varint(size) + data if size else b"",
+                _NUM_TOKENS + varint(num_tokens) if num_tokens else b"",
+            )
+        )
+        return b"".join((sequence, _TOKENS, varint(len(tokens)), tokens))
+
+    def _tokens(self, pieces: Sequence[events.TokensPiece]) -> bytes:
+        if any(map(_RECORDS_OF, pieces)):
+            tokens = merge_pieces(pieces, self._token_bytes)
+            return self._message(service_pb.GenerateResponse(tokens=tokens))
+        index, text, num_tokens, _ = pieces[0]
+        if len(pieces) > 1:
+            text = "".join([piece.text for piece in pieces])
+            num_tokens = sum([piece.num_tokens for piece in pieces])
+        return self.encode_text(text, num_tokens, index)
 
     def _single(self, event: events.StreamEvent) -> Iterator[bytes]:
         match event:
-            case events.Accepted():
-                yield self._message(accepted=accepted_of(event))
             case events.Progress():
-                yield self._message(progress=progress_of(event))
+                yield self._message(service_pb.GenerateResponse(progress=progress_of(event)))
+            case events.Accepted():
+                yield self._message(service_pb.GenerateResponse(accepted=accepted_of(event)))
             case events.Finished():
-                yield self._message(finished=finished_of(event))
+                yield self._message(service_pb.GenerateResponse(finished=finished_of(event)))
             case events.PromptPiece():
                 yield from self._prompt(event)
             case events.TokensPiece():
-                yield self._tokens([event])
+                yield self._tokens((event,))
 
     def _prompt(self, piece: events.PromptPiece) -> Iterator[bytes]:
         """A long prompt in several messages: its text first, then its records."""
         step = max(1, self._max_message_bytes // 4)  # a character has up to four bytes
         for start in range(0, len(piece.text), step):
-            yield self._message(prompt=pb.PromptEcho(text=piece.text[start : start + step]))
+            yield self._echo(pb.PromptEcho(text=piece.text[start : start + step]))
         if isinstance(piece.records, events.IdRecords):
             num_per_message = max(1, self._max_message_bytes // _RECORD_BYTES)
             for data in encoded_id_records(piece.records.ids, num_per_message):
-                response = service_pb.GenerateResponse(sequence=self.sequence)
+                response = service_pb.GenerateResponse()
                 response.prompt.MergeFromString(data)
-                self.sequence += 1
-                yield response.SerializeToString()
+                yield self._message(response)
             return
         message = pb.PromptEcho()
         size = 0
         for record in piece.records:
             if size and size + _record_bytes(record, self._token_bytes) > self._max_message_bytes:
-                yield self._message(prompt=message)
+                yield self._echo(message)
                 message, size = pb.PromptEcho(), 0
             message.records.append(record_of(record, self._token_bytes))
             size += _record_bytes(record, self._token_bytes)
         if message.records:
-            yield self._message(prompt=message)
+            yield self._echo(message)
 
-    def _message(
-        self,
-        *,
-        accepted: pb.RequestAccepted | None = None,
-        progress: pb.RequestProgress | None = None,
-        tokens: pb.TokenDelta | None = None,
-        finished: pb.RequestFinished | None = None,
-        prompt: pb.PromptEcho | None = None,
-    ) -> bytes:
-        response = service_pb.GenerateResponse(
-            sequence=self.sequence,
-            accepted=accepted,
-            progress=progress,
-            tokens=tokens,
-            finished=finished,
-            prompt=prompt,
-        )
+    def _echo(self, prompt: pb.PromptEcho) -> bytes:
+        return self._message(service_pb.GenerateResponse(prompt=prompt))
+
+    def _message(self, response: service_pb.GenerateResponse) -> bytes:
+        response.sequence = self.sequence
         self.sequence += 1
         return response.SerializeToString()
+
+
+def varint(value: int) -> bytes:
+    """Base 128, least significant first. `value` is not negative."""
+    if value < 128:
+        return BYTE[value]
+    if value < 16384:
+        return (value & 0x7F | 0x80 | value >> 7 << 8).to_bytes(2, "little")
+    digits = bytearray()
+    while value >= 128:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
 
 
 def encoder_for(
@@ -150,7 +204,7 @@ def encoder_for(
 
 
 def merge_pieces(
-    pieces: list[events.TokensPiece], token_bytes: TokenBytes = no_token_bytes
+    pieces: Sequence[events.TokensPiece], token_bytes: TokenBytes = no_token_bytes
 ) -> pb.TokenDelta:
     """One message for consecutive pieces of one output."""
     first = pieces[0]
@@ -252,12 +306,6 @@ def _end_of(end: events.OutputEnd) -> pb.OutputEnd:
     elif end.stop_token_id is not None:
         message.stop_token_id = end.stop_token_id
     return message
-
-
-def _piece_bytes(piece: events.TokensPiece, token_bytes: TokenBytes) -> int:
-    return 4 * len(piece.text) + sum(
-        [_record_bytes(record, token_bytes) for record in piece.records]
-    )
 
 
 def _record_bytes(record: events.TokenRecord, token_bytes: TokenBytes) -> int:

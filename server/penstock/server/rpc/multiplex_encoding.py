@@ -1,39 +1,31 @@
 """The events of one request as bytes of a MultiplexResponse, which has no other fields.
 
-Owns the wire format of the most frequent event: the text of one or more tokens. It is encoded by
-hand, because building and serialising protobuf objects costs several times as much as the rest of
-its path through the front. All other events use protobuf.
+The text of one or more tokens, the most frequent event, is encoded by hand as in `mapping_out.py`,
+with its frame in one go.
 
 A message is a concatenation of such events: concatenating serialised messages merges them, and
 merging appends to repeated fields.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from penstock.server.front.events import StreamEvent, TokensPiece
-from penstock.server.rpc.mapping_out import ResponseEncoder
+from penstock.server.rpc.mapping_out import (
+    BYTE,
+    MAX_SHORT_TEXT_BYTES,
+    SEQUENCE,
+    TEXT_HEAD,
+    TEXT_TAIL,
+    ResponseEncoder,
+    varint,
+)
 
-# A tag is field number times 8 plus wire type: 0 for a varint, 2 for bytes with their length.
 _EVENTS = b"\x0a"  # MultiplexResponse.events
 _KEY = b"\x08"  # MultiplexEvent.key
 _RESPONSE = b"\x12"  # MultiplexEvent.response
 _ERROR = b"\x1a"  # MultiplexEvent.error
-_SEQUENCE = b"\x08"  # GenerateResponse.sequence
-_TOKENS = b"\x22"  # GenerateResponse.tokens
-_OUTPUT_INDEX = b"\x08"  # TokenDelta.output_index
-_TEXT = b"\x12"  # TokenDelta.text
-_NUM_TOKENS = b"\x20"  # TokenDelta.num_tokens
-
-_MAX_SHORT_TEXT_BYTES: Final = 64
-"""For a text of at most this length, every enclosing length takes one byte."""
-_BYTE = tuple(bytes((value,)) for value in range(128))
-_EVENT_HEAD = tuple(_EVENTS + size for size in _BYTE)
-_RESPONSE_HEAD = tuple(size + _SEQUENCE for size in _BYTE)
-_TEXT_HEAD = tuple(
-    _TOKENS + _BYTE[size + 4] + _TEXT + _BYTE[size] for size in range(_MAX_SHORT_TEXT_BYTES + 1)
-)
-_TEXT_TAIL = tuple(_NUM_TOKENS + count for count in _BYTE)
+_EVENT_HEAD = tuple(_EVENTS + size for size in BYTE)
+_RESPONSE_HEAD = tuple(size + SEQUENCE for size in BYTE)
 
 
 class MultiplexEncoder:
@@ -79,7 +71,7 @@ class MultiplexEncoder:
         number = responses.sequence
         data = text.encode()
         size = len(data)
-        if not (number and 0 < size <= _MAX_SHORT_TEXT_BYTES and 0 < num_tokens < 128):
+        if not (number and 0 < size <= MAX_SHORT_TEXT_BYTES and 0 < num_tokens < 128):
             return self._tokens(0, text, num_tokens)
         responses.sequence = number + 1
         sequence = varint(number)
@@ -90,47 +82,20 @@ class MultiplexEncoder:
                 self._head,
                 _RESPONSE_HEAD[response_size],
                 sequence,
-                _TEXT_HEAD[size],
+                TEXT_HEAD[size],
                 data,
-                _TEXT_TAIL[num_tokens],
+                TEXT_TAIL[num_tokens],
             )
         )
 
     def _tokens(self, index: int, text: str, num_tokens: int) -> bytes:
         """A message of tokens without records, of any number and length."""
-        responses = self._responses
-        number = responses.sequence
-        responses.sequence = number + 1
-        data = text.encode()
-        size = len(data)
-        tokens = b"".join(
-            (
-                _OUTPUT_INDEX + varint(index) if index else b"",
-                _TEXT + varint(size) + data if size else b"",
-                _NUM_TOKENS + varint(num_tokens) if num_tokens else b"",
-            )
-        )
-        sequence_field = _SEQUENCE + varint(number) if number else b""
-        return _framed(self._head, sequence_field + _TOKENS + varint(len(tokens)) + tokens)
+        return _framed(self._head, self._responses.encode_text(text, num_tokens, index))
 
 
 def error_event(key: int, status: bytes) -> bytes:
     """The end of a request in failure; `status` is a serialised google.rpc.Status."""
     return _framed(_key_field(key) + _ERROR, status)
-
-
-def varint(value: int) -> bytes:
-    """Base 128, least significant first. `value` is not negative."""
-    if value < 128:
-        return _BYTE[value]
-    if value < 16384:
-        return (value & 0x7F | 0x80 | value >> 7 << 8).to_bytes(2, "little")
-    digits = bytearray()
-    while value >= 128:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
-    return bytes(digits)
 
 
 def _key_field(key: int) -> bytes:

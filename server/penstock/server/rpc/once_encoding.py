@@ -19,8 +19,8 @@ from penstock.server.rpc.mapping_out import (
     finished_of,
     no_token_bytes,
     record_of,
+    varint,
 )
-from penstock.server.rpc.multiplex_encoding import varint
 from penstock.v1 import generation_service_pb2 as service_pb
 from penstock.v1 import output_pb2 as pb
 

@@ -26,7 +26,7 @@ from penstock.server.front.errors import (
     refuse,
     refuse_field,
 )
-from penstock.server.rpc.multiplex_encoding import varint
+from penstock.server.rpc.mapping_out import varint
 from penstock.v1 import prompt_pb2 as pb
 from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
 
@@ -57,6 +57,8 @@ message. The bytes bound the work: fields cannot be counted without listing them
 """
 _MAX_MESSAGES_SEARCHED = 10_000
 _LONG_TEXT = 1024
+_LONG_MESSAGE = 4096
+"""Smaller ones are serialised as they are, within some microseconds."""
 _MAX_PARTS_CLEARED = 64
 
 
@@ -216,11 +218,12 @@ def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
 def num_unknown_fields(message: Message) -> int:
     """Fields that this build does not know, at any depth: ignored but counted.
 
-    For a message that is within its bounds and was read: its lists of numbers, long texts and
-    unknown fields are cleared. Raises RequestError MALFORMED_REQUEST when there are more than a
-    later release could add.
+    For a message that is within its bounds and was read: its unknown fields are cleared, of a large
+    one also its lists of numbers and long texts. Raises RequestError MALFORMED_REQUEST when there
+    are more than a later release could add.
     """
-    _drop_long_values(message)
+    if message.ByteSize() > _LONG_MESSAGE:
+        _drop_long_values(message)
     encoded = message.SerializeToString()
     message.DiscardUnknownFields()
     num_bytes = len(encoded) - message.ByteSize()

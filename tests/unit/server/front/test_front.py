@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import Queued
@@ -190,7 +191,7 @@ async def test_engine_that_goes_at_submission_leaves_nothing_behind(
     gate = Gate(monkeypatch, text)
     opening = asyncio.ensure_future(front.open(GENERATION, now()))
     await gate.entered.wait()
-    port.is_up = False  # gone, but the front has not heard of it yet
+    port.is_up = False  # gone, but the front has not received of it yet
     gate.open.set()
     with pytest.raises(RequestError) as caught:
         await opening
@@ -210,9 +211,7 @@ def test_one_tenant_leaves_room_for_others() -> None:
     table = RequestTable(front_id=1, max_live_requests=16)
 
     def add(tenant: str, number: int) -> LiveRequest:
-        request = LiveRequest(
-            f"{tenant}-{number}", dataclasses.replace(GENERATION, tenant=tenant), 0
-        )
+        request = LiveRequest(f"{tenant}-{number}", structs.replace(GENERATION, tenant=tenant), 0)
         table.add(request)
         return request
 
@@ -246,7 +245,7 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
 
     def end(request: LiveRequest) -> None:
         (key,) = request.live_keys
-        port.say(ends=[dataclasses.replace(finished(key), at_s=now_s)])
+        port.say(ends=[replace(finished(key), at_s=now_s)])
 
     more, fewer = (
         [await opened("more") for _ in range(4)],

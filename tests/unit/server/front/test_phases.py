@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.state import RequestState
-from penstock.server.front.phases import Phase, PhaseClock
+from penstock.server.front.phases import DECODE, PREFILL, QUEUE, PhaseClock
 
 
 def sums(clock: PhaseClock) -> tuple[float, float, float]:
     return (
-        clock.spent_s(Phase.QUEUE),
-        clock.spent_s(Phase.PREFILL),
-        clock.spent_s(Phase.DECODE),
+        clock.spent_s(QUEUE),
+        clock.spent_s(PREFILL),
+        clock.spent_s(DECODE),
     )
 
 
@@ -39,7 +39,7 @@ def test_preemption_adds_a_visit_to_queue_and_prefill() -> None:
     assert clock.leave(7.0, has_more=True)
     assert clock.state is RequestState.PENDING
     assert clock.admit(12.0)
-    assert clock.phase is Phase.PREFILL
+    assert clock.phase is PREFILL
     clock.token(13.0)
     clock.stop(20.0)
     assert sums(clock) == (6.0, 3.0, 11.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import Urgency
@@ -33,8 +33,7 @@ class Shown:
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
         self.num_beats += 1
-        self.queue = replace(
-            self.queue,
+        self.queue = self.queue._replace(
             num_waiting=num_waiting,
             num_waiting_tokens=num_tokens,
             estimated_queue_s=queue_s,
@@ -115,7 +114,7 @@ def test_a_queue_of_another_engine_is_none(epoch: int) -> None:
     shown = Shown()
     gate = QueueGate(shown)
     shown.show(10)
-    shown.queue = replace(shown.queue, epoch=epoch)
+    shown.queue = shown.queue._replace(epoch=epoch)
     assert refusal(gate) is None
 
 
@@ -172,7 +171,7 @@ class Waiting:
     def add(self, tenant: str, count: int, priority: int = 0) -> None:
         for number in range(count):
             urgency = Urgency(priority=priority)
-            made = replace(generation(), tenant=tenant, urgency=urgency)
+            made = structs.replace(generation(), tenant=tenant, urgency=urgency)
             request = LiveRequest(f"{tenant}-{number}", made, arrival_s=0.0)
             output: Any = SimpleNamespace(is_live=True, is_running=False)
             request.outputs = (output,)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.executor import Feature
@@ -39,7 +40,7 @@ IDS = np.arange(40, dtype=np.int32)
 
 
 def with_stopping(**fields: object) -> Generation:
-    return replace(GENERATION, stopping=Stopping(**fields))  # type: ignore[arg-type]
+    return structs.replace(GENERATION, stopping=Stopping(**fields))  # type: ignore[arg-type]
 
 
 def submit(
@@ -123,7 +124,7 @@ def test_an_output_that_only_its_limit_ends_has_all_tokens(
     fields: dict[str, Any], others: dict[str, Any], least: int
 ) -> None:
     asked = with_stopping(**{"max_tokens": 90, "ignore_eos": True} | fields)
-    (spec,) = submit(replace(asked, **others)).specs
+    (spec,) = submit(structs.replace(asked, **others)).specs
     assert spec.min_tokens == least
 
 
@@ -143,7 +144,7 @@ def test_seeds_of_outputs_differ_and_are_reproducible() -> None:
 
 def test_followers_name_their_leader_and_tell_no_prompt_logprobs() -> None:
     params = replace(GENERATION.sampling.params, num_prompt_logprobs=2)
-    generation = replace(
+    generation = structs.replace(
         GENERATION,
         sampling=Sampling(params=params, num_outputs=3),
         urgency=Urgency(ttft_deadline_s=1.0),
@@ -159,7 +160,7 @@ def test_followers_name_their_leader_and_tell_no_prompt_logprobs() -> None:
 
 
 def test_every_output_is_asked_for_in_the_same_form() -> None:
-    generation = replace(
+    generation = structs.replace(
         GENERATION,
         sampling=Sampling(num_outputs=3),
         adapter="poet",
@@ -200,7 +201,7 @@ def test_end_of_sequence_ends_unless_ignored() -> None:
 def test_the_earliest_deadline_counts(
     call_s: float, total_s: float | None, deadline_s: float, kind: str
 ) -> None:
-    generation = replace(GENERATION, urgency=Urgency(total_deadline_s=total_s))
+    generation = structs.replace(GENERATION, urgency=Urgency(total_deadline_s=total_s))
     submission = submit(generation, times=CallTimes(arrival_s=100.0, call_deadline_s=call_s))
     assert submission.specs[0].deadline_s == deadline_s
     assert submission.deadline_kind == kind
@@ -217,7 +218,7 @@ def hashed(
 def test_no_two_of_tenant_adapter_and_salt_run_into_each_other() -> None:
     names = ("", "a", "b", "ab", "c", "t", "tb")
     asked = [
-        replace(GENERATION, tenant=tenant, adapter=adapter, cache_salt=salt)
+        structs.replace(GENERATION, tenant=tenant, adapter=adapter, cache_salt=salt)
         for tenant in names
         for adapter in names
         for salt in names
@@ -229,7 +230,7 @@ def test_tenants_share_blocks_only_where_it_is_allowed() -> None:
     def digests(tenant: str, *, shares: bool) -> tuple[bytes, ...]:
         return hash_prompt(
             IDS,
-            replace(GENERATION, tenant=tenant),
+            structs.replace(GENERATION, tenant=tenant),
             16,
             is_prefix_caching=True,
             random_salt=lambda: b"x",
@@ -242,7 +243,7 @@ def test_tenants_share_blocks_only_where_it_is_allowed() -> None:
 
 def test_a_session_and_a_window_reach_the_engine_and_the_stream() -> None:
     submission = submission_for(
-        replace(GENERATION, session_id="mine"),
+        structs.replace(GENERATION, session_id="mine"),
         TokenisedPrompt(ids=IDS, num_dropped_messages=3),
         limits=LIMITS,
         times=CallTimes(arrival_s=100.0),
@@ -259,37 +260,37 @@ def test_hashes_are_shared_within_a_salt_and_not_across() -> None:
     plain = hashed(GENERATION)
     assert plain.block_hashes == hash_blocks(IDS, 16, chain_root(plain.hash_salt))
     assert len(plain.block_hashes) == 2
-    salted = hashed(replace(GENERATION, cache_salt="a"))
-    other = hashed(replace(GENERATION, cache_salt="b"))
-    assert hashed(replace(GENERATION, cache_salt="a")).block_hashes == salted.block_hashes
+    salted = hashed(structs.replace(GENERATION, cache_salt="a"))
+    other = hashed(structs.replace(GENERATION, cache_salt="b"))
+    assert hashed(structs.replace(GENERATION, cache_salt="a")).block_hashes == salted.block_hashes
     assert len({plain.block_hashes, salted.block_hashes, other.block_hashes}) == 3
 
 
 def test_adapters_share_no_blocks() -> None:
     asked = [("", ""), ("", "ab"), ("ab", ""), ("a", "b"), ("b", "a"), ("poet", "ab")]
     told = {
-        hashed(replace(GENERATION, adapter=adapter, cache_salt=salt)).block_hashes
+        hashed(structs.replace(GENERATION, adapter=adapter, cache_salt=salt)).block_hashes
         for adapter, salt in asked
     }
     assert len(told) == len(asked)
-    poet = replace(GENERATION, adapter="poet")
+    poet = structs.replace(GENERATION, adapter="poet")
     assert hashed(poet) != hashed(GENERATION)
     assert hashed(poet).block_hashes == hashed(poet).block_hashes
 
 
 def test_without_caching_only_outputs_of_one_request_share() -> None:
-    two = replace(GENERATION, sampling=Sampling(num_outputs=2))
+    two = structs.replace(GENERATION, sampling=Sampling(num_outputs=2))
     assert hashed(GENERATION, is_prefix_caching=False).block_hashes == ()
     first = hashed(two, is_prefix_caching=False, salt=b"1")
     second = hashed(two, is_prefix_caching=False, salt=b"2")
     assert first.block_hashes
     assert first.block_hashes != second.block_hashes
     # A client cannot choose the salt that another request was given at random.
-    guessed = hashed(replace(GENERATION, cache_salt="1"))
+    guessed = hashed(structs.replace(GENERATION, cache_salt="1"))
     assert guessed.block_hashes != first.block_hashes
 
 
 def test_prompt_logprobs_switch_reuse_off() -> None:
-    wants = replace(GENERATION, output=Output(num_prompt_logprobs=0))
+    wants = structs.replace(GENERATION, output=Output(num_prompt_logprobs=0))
     assert hashed(wants).block_hashes == ()
-    assert hashed(replace(wants, sampling=Sampling(num_outputs=2))).block_hashes
+    assert hashed(structs.replace(wants, sampling=Sampling(num_outputs=2))).block_hashes

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.request import FinishReason
@@ -128,7 +128,7 @@ def test_a_place_in_the_queue_and_the_time_it_will_take() -> None:
         queue_position=0,
         estimated_queue_s=1.5,
     )
-    accepted, progress = encode([replace(ACCEPTED, estimated_queue_s=0.0), place])
+    accepted, progress = encode([structs.replace(ACCEPTED, estimated_queue_s=0.0), place])
     assert accepted.accepted.HasField("estimated_queue_duration")
     assert accepted.accepted.estimated_queue_duration.ToMilliseconds() == 0
     assert progress.progress.HasField("queue_position")
@@ -136,7 +136,7 @@ def test_a_place_in_the_queue_and_the_time_it_will_take() -> None:
 
 
 def test_a_time_that_is_not_known_is_not_told() -> None:
-    unknown, endless = encode([ACCEPTED, replace(ACCEPTED, estimated_queue_s=math.inf)])
+    unknown, endless = encode([ACCEPTED, structs.replace(ACCEPTED, estimated_queue_s=math.inf)])
     assert not unknown.accepted.HasField("estimated_queue_duration")
     assert not endless.accepted.HasField("estimated_queue_duration")
 

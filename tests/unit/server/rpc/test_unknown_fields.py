@@ -1,4 +1,4 @@
-"""What a request has that nobody knows is counted, and no more than a bounded amount of it."""
+"""What a request has that no client knows is counted, and no more than a bounded amount of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_few_are_counted_at_any_depth() -> None:
 
 def test_token_ids_are_not_written_out_to_count_what_is_unknown() -> None:
     submit = MultiplexSubmit()
-    submit.generation.token_prompt.ids.extend(range(1000))
+    submit.generation.token_prompt.ids.extend(range(4000))
     submit.generation.sampling.logit_bias.add(token_id=1, bias=2.0)
     submit.generation.MergeFromString(FIELD * 2)
     assert num_unknown_fields(submit) == 2

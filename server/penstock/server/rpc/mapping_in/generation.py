@@ -118,7 +118,8 @@ def read_generation(
     violations = Violations()
     prompt, prompt_path = _read_prompt(request, limits, violations)
     sampling = read_sampling(request.sampling, request.output, limits, violations)
-    check_leaves_blocks(request.cache, sampling.params.num_prompt_logprobs, violations)
+    cache = request.cache
+    check_leaves_blocks(cache, sampling.params.num_prompt_logprobs, violations)
     generation = Generation(
         prompt=prompt,
         prompt_path=prompt_path,
@@ -127,9 +128,9 @@ def read_generation(
         stopping=read_stopping(request.stopping, limits, violations),
         output=read_output(request.output, sampling.params, limits, violations),
         urgency=_read_urgency(request.scheduling, ceilings.scheduling, limits, violations),
-        cache_salt=read_salt(request.cache, violations),
-        retention=read_retention(request.cache, ceilings.retention, limits, violations),
-        session_id=read_session(request.cache, limits, violations),
+        cache_salt=read_salt(cache, violations),
+        retention=read_retention(cache, ceilings.retention, limits, violations),
+        session_id=read_session(cache, limits, violations),
         constraint=read_constraint(request, limits, violations),
         adapter=read_adapter(request, limits, violations),
         resumption=read_resumption(request, limits, violations),
@@ -161,6 +162,8 @@ def check_model(name: str | None, model_names: Collection[str]) -> None:
 
 def valid_request_id(request: GenerateRequest | ResumeRequest) -> str:
     """The client's request id; empty when there is none or it is not valid."""
+    if not request.request_id:
+        return ""
     violations = Violations()
     check_request_id("request_id", request.request_id, violations)
     return "" if violations.is_any else request.request_id

@@ -5,12 +5,19 @@ domain's value.
 """
 
 import math
-from typing import Final
+from typing import Final, Literal
 
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import CacheRetention, SamplingParams
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
-from penstock.server.front.generation import ChunkLimits, Output, Resumption, Sampling, Stopping
+from penstock.server.front.generation import (
+    WHOLE_BACKLOG,
+    ChunkLimits,
+    Output,
+    Resumption,
+    Sampling,
+    Stopping,
+)
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.prompt import check_token_ids, token_array
 from penstock.server.rpc.mapping_in.violations import Violations
@@ -64,11 +71,8 @@ def read_sampling(
         num_prompt_logprobs=_num_logprobs("prompt_logprobs", output, limits, violations),
     )
     _require_features(params, limits, violations)
-    violations.require_feature(
-        Feature.SEED.value,
-        "sampling.seed",
-        is_supported=not has("seed") or Feature.SEED in limits.features,
-    )
+    if has("seed") and Feature.SEED not in limits.features:
+        violations.require_feature(Feature.SEED.value, "sampling.seed", is_supported=False)
     return Sampling(
         params=params,
         seed=options.seed if has("seed") else None,
@@ -91,7 +95,7 @@ def _temperature(options: SamplingOptions, violations: Violations) -> float:
 
 def _penalty(name: str, value: float, violations: Violations) -> float:
     """Unset reads as 0, the default."""
-    return violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
+    return value and violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
 
 
 def _top_k(options: SamplingOptions, limits: Limits, violations: Violations) -> int:
@@ -107,6 +111,8 @@ def _top_k(options: SamplingOptions, limits: Limits, violations: Violations) -> 
 def _logit_bias(
     options: SamplingOptions, limits: Limits, violations: Violations
 ) -> tuple[tuple[int, float], ...]:
+    if not options.logit_bias:
+        return ()
     path = "sampling.logit_bias"
     if not violations.count(path, len(options.logit_bias), limits.config.max_logit_bias):
         return ()
@@ -122,8 +128,13 @@ def _logit_bias(
     return tuple(biases.items())
 
 
-def _num_logprobs(name: str, output: OutputOptions, limits: Limits, violations: Violations) -> int:
-    if not output.HasField("logprobs" if name == "logprobs" else "prompt_logprobs"):
+def _num_logprobs(
+    name: Literal["logprobs", "prompt_logprobs"],
+    output: OutputOptions,
+    limits: Limits,
+    violations: Violations,
+) -> int:
+    if not output.HasField(name):
         return -1
     value: int = getattr(output, name)
     max_logprobs = min(limits.config.max_logprobs, limits.vocab_size)
@@ -132,18 +143,24 @@ def _num_logprobs(name: str, output: OutputOptions, limits: Limits, violations: 
 
 def _require_features(params: SamplingParams, limits: Limits, violations: Violations) -> None:
     """Refuse features that the executor lacks; neutral values need none."""
-    wanted = (
-        (params.min_p > 0, Feature.MIN_P, "sampling.min_p"),
-        (params.repetition_penalty != 1, Feature.PENALTIES, "sampling.repetition_penalty"),
-        (params.presence_penalty != 0, Feature.PENALTIES, "sampling.presence_penalty"),
-        (params.frequency_penalty != 0, Feature.PENALTIES, "sampling.frequency_penalty"),
-        (bool(params.logit_bias), Feature.LOGIT_BIAS, "sampling.logit_bias"),
-        (params.num_logprobs >= 0, Feature.LOGPROBS, "output.logprobs"),
-        (params.num_prompt_logprobs >= 0, Feature.PROMPT_LOGPROBS, "output.prompt_logprobs"),
-    )
-    for is_wanted, feature, path in wanted:
-        if is_wanted:
-            violations.require_feature(feature.value, path, is_supported=feature in limits.features)
+
+    def require(feature: Feature, path: str) -> None:
+        violations.require_feature(feature.value, path, is_supported=feature in limits.features)
+
+    if params.min_p > 0:
+        require(Feature.MIN_P, "sampling.min_p")
+    if params.repetition_penalty != 1:
+        require(Feature.PENALTIES, "sampling.repetition_penalty")
+    if params.presence_penalty:
+        require(Feature.PENALTIES, "sampling.presence_penalty")
+    if params.frequency_penalty:
+        require(Feature.PENALTIES, "sampling.frequency_penalty")
+    if params.logit_bias:
+        require(Feature.LOGIT_BIAS, "sampling.logit_bias")
+    if params.num_logprobs >= 0:
+        require(Feature.LOGPROBS, "output.logprobs")
+    if params.num_prompt_logprobs >= 0:
+        require(Feature.PROMPT_LOGPROBS, "output.prompt_logprobs")
 
 
 def read_stopping(options: StoppingOptions, limits: Limits, violations: Violations) -> Stopping:
@@ -155,11 +172,10 @@ def read_stopping(options: StoppingOptions, limits: Limits, violations: Violatio
         )
     most = limits.max_output_tokens if max_tokens is None else max_tokens
     min_tokens = violations.integer("stopping.min_tokens", options.min_tokens, 0, most)
-    violations.require_feature(
-        Feature.MIN_TOKENS.value,
-        "stopping.min_tokens",
-        is_supported=min_tokens == 0 or Feature.MIN_TOKENS in limits.features,
-    )
+    if min_tokens and Feature.MIN_TOKENS not in limits.features:
+        violations.require_feature(
+            Feature.MIN_TOKENS.value, "stopping.min_tokens", is_supported=False
+        )
     return Stopping(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -173,8 +189,8 @@ def read_stopping(options: StoppingOptions, limits: Limits, violations: Violatio
 def _stop_strings(
     options: StoppingOptions, limits: Limits, violations: Violations
 ) -> tuple[str, ...]:
-    config = limits.config
-    if not violations.count(_STOP_STRINGS, len(options.stop_strings), config.max_stop_strings):
+    config, num_strings = limits.config, len(options.stop_strings)
+    if not num_strings or not violations.count(_STOP_STRINGS, num_strings, config.max_stop_strings):
         return ()
     for index, text in enumerate(options.stop_strings):
         path = f"{_STOP_STRINGS}[{index}]"
@@ -192,12 +208,11 @@ def _stop_strings(
 def _stop_token_ids(
     options: StoppingOptions, limits: Limits, violations: Violations
 ) -> tuple[int, ...]:
-    if not violations.count(
-        _STOP_IDS, len(options.stop_token_ids), limits.config.max_stop_token_ids
-    ):
+    ids = options.stop_token_ids
+    if not ids or not violations.count(_STOP_IDS, len(ids), limits.config.max_stop_token_ids):
         return ()
-    check_token_ids(token_array(options.stop_token_ids), _STOP_IDS, limits, violations)
-    return tuple(dict.fromkeys(options.stop_token_ids))
+    check_token_ids(token_array(ids), _STOP_IDS, limits, violations)
+    return tuple(dict.fromkeys(ids))
 
 
 def read_output(
@@ -227,8 +242,7 @@ def check_no_chunks(request: GenerateRequest) -> None:
 
 
 def _read_chunks(options: OutputOptions, limits: Limits, violations: Violations) -> ChunkLimits:
-    default = ChunkLimits()
-    min_tokens, max_delay_s = default.min_tokens, default.max_delay_s
+    min_tokens, max_delay_s = WHOLE_BACKLOG.min_tokens, WHOLE_BACKLOG.max_delay_s
     if options.HasField("min_chunk_tokens"):
         min_tokens = violations.integer(
             _TOKENS_PATH, options.min_chunk_tokens, 1, limits.max_chunk_tokens

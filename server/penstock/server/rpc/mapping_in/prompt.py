@@ -43,6 +43,7 @@ _MAX_TOOLS: Final = 128
 _MAX_VALUES: Final = 8192
 """Of tools, tool calls and template arguments. Reading one takes the event loop up to 1.2 us."""
 _MAX_EXACT: Final = 2**53
+_FEW_IDS: Final = 32
 IDS_AT_ONCE: Final = 4096
 """Converted in about a fifth of a millisecond; more of a prompt are converted on a thread."""
 
@@ -81,6 +82,8 @@ def token_input(
     if len(ids) > IDS_AT_ONCE:
         convert = functools.partial(_long_ids, ids, path, limits)
         return LongTokenInput(num_tokens=len(ids), convert=convert)
+    if len(ids) <= _FEW_IDS and max(values := ids[:]) < limits.vocab_size:
+        return TokenInput(ids=np.array(values, dtype=np.int32))
     found = token_array(ids)
     check_token_ids(found, path, limits, violations)
     return TokenInput(ids=found.astype(np.int32))
@@ -90,6 +93,8 @@ def check_token_ids(
     ids: NDArray[np.int64], path: str, limits: Limits, violations: Violations
 ) -> None:
     """Record every id that is not in the vocabulary."""
+    if not len(ids) or ids.max() < limits.vocab_size:
+        return
     for index in np.flatnonzero(ids >= limits.vocab_size)[:MAX_KEPT].tolist():
         violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}")
 
@@ -267,6 +272,10 @@ def token_array(ids: Sequence[int]) -> NDArray[np.int64]:
 
     Converted in parts: other threads are blocked while a part is read.
     """
+    if len(ids) <= _FEW_IDS:
+        return np.array(ids[:], dtype=np.int64)
+    if hasattr(ids, "__array__"):  # newer releases of protobuf: copies memory, 3.5 ns each
+        return np.array(ids, dtype=np.int64)
     found = np.empty(len(ids), dtype=np.int64)
     for start in range(0, len(ids), IDS_AT_ONCE):
         found[start : start + IDS_AT_ONCE] = ids[start : start + IDS_AT_ONCE]
