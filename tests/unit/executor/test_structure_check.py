@@ -1,4 +1,4 @@
-"""Whether a model computes what its module tree stands for, and that the check leaves it as it was."""
+"""Whether a model computes what its module tree stands for; the check leaves it as it was."""
 
 from __future__ import annotations
 
