@@ -11,6 +11,7 @@ from penstock.executor.config import ExecutorConfig
 
 pytest.importorskip("torch")
 
+from penstock.executor.torch import num_blocks as num_blocks_module
 from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
 
 MIB = 1 << 20
@@ -50,7 +51,7 @@ def test_a_setting_beyond_what_can_be_used_is_reported(caplog: pytest.LogCapture
     assert num_host_blocks(config, bytes_each=MIB, max_seq_len=33) == 12
     assert (
         caplog.messages
-        == ["kv_cache_bytes is 90 MiB; 12 MiB are used: 4 sequences of 33 tokens need no more"] * 2
+        == ["--kv-cache-mib is 90; 12 are used: 4 sequences of 33 tokens need no more"] * 2
     )
 
 
@@ -71,3 +72,27 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
 def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         blocks(1000, 200, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"num_blocks": 2_000_000_000}, "num_blocks asks for 1953125.0 GiB"),
+        ({"num_blocks": 901}, "num_blocks asks for 0.9 GiB"),
+        ({"kv_cache_bytes": 901 * MIB}, "kv_cache_bytes asks for 0.9 GiB"),
+    ],
+)
+def test_pages_that_the_machine_does_not_hold_are_refused_by_their_setting(
+    fields: dict[str, Any], asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(num_blocks_module, "available_bytes", lambda: 900 * MIB)
+
+    def host_blocks(**fields: Any) -> int:
+        config = ExecutorConfig(model_path=Path("/m"), **fields)
+        return num_host_blocks(config, bytes_each=MIB, max_seq_len=100_000)
+
+    with pytest.raises(ValueError, match=f"^{asked} of pages; 0.9 GiB of memory are available"):
+        host_blocks(**fields)
+    assert host_blocks(num_blocks=900) == host_blocks(kv_cache_bytes=900 * MIB) == 900
+    monkeypatch.setattr(num_blocks_module, "available_bytes", lambda: None)
+    assert host_blocks(num_blocks=901) == 901

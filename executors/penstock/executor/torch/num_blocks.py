@@ -3,6 +3,7 @@
 import logging
 
 from penstock.executor.config import ExecutorConfig
+from penstock.executor.host_memory import available_bytes
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -10,13 +11,26 @@ _log = logging.getLogger(__name__)
 
 
 def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int) -> int:
-    """Pages that the settings ask for, at most what all sequences fill at full length."""
+    """Pages that the settings ask for, at most what all sequences fill at full length.
+
+    Raises ValueError naming the setting when the machine's memory does not hold them.
+    """
     if config.num_blocks is not None:
-        return config.num_blocks
-    num_blocks = config.host_cache_bytes // bytes_each
-    if num_blocks < 1:
-        raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
-    return _usable_blocks(config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len)
+        name, num_blocks = "num_blocks", config.num_blocks
+    else:
+        name, num_blocks = "kv_cache_bytes", config.host_cache_bytes // bytes_each
+        if num_blocks < 1:
+            raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
+        num_blocks = _usable_blocks(
+            config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len
+        )
+    available = available_bytes()
+    if available is not None and num_blocks * bytes_each > available:
+        raise ValueError(
+            f"{name} asks for {num_blocks * bytes_each / _GIB:.1f} GiB of pages;"
+            f" {available / _GIB:.1f} GiB of memory are available next to the weights"
+        )
+    return num_blocks
 
 
 def num_device_blocks(
@@ -69,7 +83,7 @@ def _usable_blocks(
         return num_blocks
     if config.kv_cache_bytes is not None:
         _log.warning(
-            "kv_cache_bytes is %d MiB; %d MiB are used: %d sequences of %d tokens need no more",
+            "--kv-cache-mib is %d; %d are used: %d sequences of %d tokens need no more",
             config.kv_cache_bytes // _MIB,
             most * bytes_each // _MIB,
             config.max_num_seqs,
