@@ -18,7 +18,7 @@ from support.torch_models import VOCAB_SIZE, NaiveModel
 BLOCK_SIZE = 16
 NUM_SLOTS = 5
 AMPLE_BLOCKS = 160
-"""Nobody is ever preempted."""
+"""No client is ever preempted."""
 SCARCE_BLOCKS = 26
 """The longest request alone fits; five of them do not."""
 _LENGTHS = (1, 40, 300, 2, 15, 16, 17, 33, 90, 64, 150, 48)
@@ -100,5 +100,5 @@ def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> N
 
 
 def is_naive(naive: NaiveModel, spec: RequestSpec, output: list[int]) -> bool:
-    """Whether the output is complete and what the naive model says."""
+    """Whether the output is complete and what the naive model states."""
     return len(output) == spec.max_tokens and naive.is_greedy(spec.prompt_ids.tolist(), output)

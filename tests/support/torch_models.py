@@ -1,4 +1,4 @@
-"""Tiny models with random weights, written as Hugging Face folders, and what they say naively.
+"""Tiny models with random weights, written as Hugging Face folders, and what they state naively.
 
 The initial deviation is far above the usual 0.02, so that outputs are diverse and depend on the
 whole context: with small weights a model repeats one token whatever its attention does.
@@ -110,7 +110,8 @@ class NaiveModel:
     def is_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
         """Whether `output` is what one gets by taking the likeliest token again and again.
 
-        One forward over everything tells: each token must be the greatest of the logits before it.
+        One forward over everything reports: each token must be the greatest of the logits before
+        it.
         """
         logits = self.logits([*prompt, *output][:-1])
         likeliest: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()

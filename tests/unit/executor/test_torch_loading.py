@@ -186,7 +186,7 @@ def shift_tokens(hidden: Tensor, _positions: Tensor) -> Tensor:
 
 
 def count_places(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Positions of its own making."""
+    """Its own Positions making."""
     return hidden + torch.arange(hidden.shape[1])[None, :, None] / 10
 
 
@@ -202,7 +202,7 @@ def bound_experts(hidden: Tensor, _positions: Tensor) -> Tensor:
 
 
 def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
-    """State that begins anew where a chunk does."""
+    """State that begins again where a chunk does."""
     first = torch.arange(hidden.shape[1])[None] - positions
     is_cut = (first[..., None] < 0) & (positions[..., None] < 20)
     return hidden + is_cut

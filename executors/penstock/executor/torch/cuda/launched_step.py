@@ -55,7 +55,7 @@ class LaunchedPrompt:
     parts: tuple[Tensor, Tensor, Tensor, Tensor]
 
     def read(self) -> tuple[int, int, TokenLogprobs]:
-        """As in `StepResult.prompt_logprobs`."""
+        """Slot, first position and log probabilities, as in `StepResult.prompt_logprobs`."""
         chosen, ranks, top_ids, top_logprobs = (part.numpy() for part in self.parts)
         logprobs = TokenLogprobs(
             chosen=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs
