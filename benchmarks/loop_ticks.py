@@ -1,4 +1,4 @@
-"""How late an event loop runs: a ticker within it, and whoever reads its ticks from outside.
+"""How late an event loop runs: a ticker within it, and a caller that reads its ticks from outside.
 
 Owns the memory between both: a file of ticks, each when it was due, how late it came, and the CPU
 time since the one before: of the loop's thread and of its process. A stop without as much of either
@@ -75,7 +75,8 @@ class TickReader:
 
     def lags_ms(self, start_s: float, end_s: float) -> NDArray[np.float64]:
         """How late the ticks came that were due in that time, monotonic clock."""
-        return self._between(start_s, end_s)[:, 1] * 1e3
+        lags: NDArray[np.float64] = self._between(start_s, end_s)[:, 1] * 1e3
+        return lags
 
     def longest_ms(self, start_s: float, end_s: float) -> tuple[float, float, float]:
         """The latest of these ticks: how late it came, and the CPU time of the loop's thread and of
@@ -89,11 +90,12 @@ class TickReader:
 
     def _between(self, start_s: float, end_s: float) -> NDArray[np.float64]:
         due_s = self._ticks[:, 0]
-        return self._ticks[(due_s >= start_s) & (due_s < end_s)]
+        between: NDArray[np.float64] = self._ticks[(due_s >= start_s) & (due_s < end_s)]
+        return between
 
 
 def start_ticking() -> None:
-    """Tick on the running loop, where the environment says so."""
+    """Tick on the running loop, where the environment states so."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         Ticker(Path(folder)).start()
