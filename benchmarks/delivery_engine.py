@@ -1,9 +1,9 @@
 """What delivery costs the engine process: per token, for all its fronts' streams together.
 
 The engine process's own classes in one thread (scheduler, simulated executor, dispatcher, hub),
-paced in real time, a front in another process that only reads. Told is the thread's processor time
-outside the engine's step (polling, splitting by front, encoding, sending) and for making the
-step's events, which is inside; the rest of the step, scheduling, is told beside it.
+paced in real time, a front in another process that only reads. Reported is the thread's processor
+time outside the engine's step (polling, splitting by front, encoding, sending) and for making the
+step's events, which is inside; the rest of the step, scheduling, is reported next to it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
+from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.frames import FrontHello, Submit, encode
-from penstock.server.link.front_connections import FrontConnections
 from usage import tell_usage
 
 _SIDE = "delivery_engine.py SOCKET FRONT_ID STREAMS TOKENS     the front that only reads"
@@ -182,7 +182,7 @@ def _run(
 
 
 def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
-    """Submit, once told to, and read, as a front does whose streams keep up."""
+    """Submit, once reported to, and read, as a front does whose streams keep up."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         link.sendall(encode(FrontHello(front_id=front_id)))

@@ -12,17 +12,17 @@ from pathlib import Path
 
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.front_connections import FrontConnections
 
 MAX_NUM_WAITING = 4096
 
 
 @contextlib.contextmanager
 def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator[FrontConnections]:
-    """Fronts can connect to a socket at `path`; who polls, and steps, is the caller."""
+    """Fronts can connect to a socket at `path`; which polls, and steps, is the caller."""
     hello = EngineHello(
         epoch=1,
         model="benchmark",
@@ -42,7 +42,7 @@ def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator
 
 def engine_loop(hub: FrontConnections) -> EngineLoop:
     """The loop of the engine process."""
-    return EngineLoop(hub.dispatcher, hub, time.monotonic)
+    return EngineLoop(hub, time.monotonic)
 
 
 @contextlib.contextmanager

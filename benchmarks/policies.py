@@ -1,11 +1,11 @@
 """What scheduling is worth: five ways to schedule on one trace, at rising load, in one run.
 
 In-flight FCFS sets the scale: load 1 is the most at which it still meets its targets for 90 % of
-the requests. `fair` is our order alone; `penstock` also hears of the targets: every request carries
-the TTFT target as its deadline, which the scheduler foresees, and steps are sized for the target
-between tokens. Then a tight target between tokens, a quiet tenant beside a flood, deadlines, the
-prefix cache against one that knows the future (traces with prefix ids), and how long the simulation
-takes. All is virtual time; runs go side by side, one process each.
+the requests. `fair` is our order alone; `penstock` also receives of the targets: every request
+carries the TTFT target as its deadline, which the scheduler foresees, and steps are sized for the
+target between tokens. Then a tight target between tokens, a quiet tenant next to a flood,
+deadlines, the prefix cache against one that knows the future (traces with prefix ids), and how long
+the simulation takes. All is virtual time; runs go side by side, one process each.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from typing import Any
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceError, TraceRequest
+from penstock.server.usable_cores import num_usable_cores
 from penstock.tools.charts import Chart, has_matplotlib, write_png
 from penstock.tools.pages import finite_or_none
 from penstock.tools.simulation.settings import SimulationConfig
-from penstock.tools.simulation.sweep import Sweep, SweepProgress, sweep, usable_cores
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
@@ -32,6 +32,7 @@ from policy_bench import CONTENDERS, FCFS, Bench, Section
 from policy_capacity import NoCapacity, capacity
 from policy_memory import PrefixReuse, Speed
 from policy_sections import DEADLINE_KINDS, Deadlines, RisingLoad, TightItl
+from policy_sweep import Sweep, SweepProgress, sweep
 from policy_tenants import NoisyNeighbour, ServedShares, slowdown
 from report import (
     Check,
@@ -114,7 +115,10 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a page and plots")
     parser.add_argument(
-        "--jobs", type=int, default=usable_cores(), help="runs side by side (%(default)s: cores)"
+        "--jobs",
+        type=int,
+        default=num_usable_cores(),
+        help="runs side by side (%(default)s: cores)",
     )
     parser.add_argument(
         "--cost",
@@ -188,7 +192,7 @@ def _run_sections(
 ) -> tuple[dict[str, list[dict[str, Any]]], list[Table]]:
     """All trials of all parts side by side; raw results by part, and their tables."""
     trials = [(section, trial) for section in sections for trial in section.trials]
-    # A flood takes longest: begun last, everybody would wait for it.
+    # A flood takes longest: begun last, every client would wait for it.
     order = sorted(range(len(trials)), key=lambda i: trials[i][0].key != "neighbour")
     done = dict(zip(order, runs.run([trials[i][1] for i in order]), strict=True))
     raw: dict[str, list[dict[str, Any]]] = {}

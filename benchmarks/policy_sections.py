@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.tools.simulation.sweep import Trial, TrialResult
 from penstock.tools.targets import Targets
 from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender
+from policy_sweep import Trial, TrialResult
 from report_page import Table, table_of
 
 DEADLINE_KINDS = ("first token", "whole")

@@ -1,4 +1,4 @@
-"""What `penstock serve --record` costs an engine, per step: on its own thread and beside it.
+"""What `penstock serve --record` costs an engine, per step: on its own thread and next to it.
 
 The scheduler over an executor that takes no time, with 32 and 256 requests running; turns with and
 without a recorder in alternation. The rest is what the recorder's thread makes of the same turns,
@@ -21,7 +21,6 @@ from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import EngineCore
 from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from report import arguments, at_most, conclude, print_table
@@ -45,7 +44,7 @@ def executor(num_running: int) -> SimulatedExecutor:
     )
 
 
-def steps_s(engine: EngineCore, num_running: int) -> float:
+def steps_s(engine: Engine, num_running: int) -> float:
     """Seconds of the median decode step with so many running, until all have ended."""
     prompt = np.zeros(NUM_PROMPT, dtype=np.int32)
     for key in range(1, num_running + 1):
@@ -61,7 +60,7 @@ def steps_s(engine: EngineCore, num_running: int) -> float:
 
 
 def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
-    """Microseconds of a step plain, what recording adds to it, and what it takes beside it."""
+    """Microseconds of a step plain, what recording adds to it, and what it takes next to it."""
     config = SchedulerConfig(max_num_batched_tokens=16_384)
     plain_s: list[float] = []
     recorded_s: list[float] = []
@@ -82,7 +81,7 @@ def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     options = arguments(__doc__).parse_args()
     rounds = 15 if options.full else 5
     rows = [(num, *measure(num, rounds)) for num in (32, 256)]

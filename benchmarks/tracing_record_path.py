@@ -1,9 +1,9 @@
 """What a front does for the record of one request, alone: processor time of its thread.
 
 The front's own code, without gRPC and without the engine: the account is opened under the caller's
-trace, told what the message asks for, closed when the request has ended, made into a record,
-encoded, and sent in batches to a process that reads. Set beside the same calls of a front that
-nobody watches; the request itself (`LiveRequest`) is there before the clock starts.
+trace, reported what the message asks for, closed when the request has ended, made into a record,
+encoded, and sent in batches to a process that reads. Set next to the same calls of a front that
+no client watches; the request itself (`LiveRequest`) is there before the clock starts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import itertools
 import sys
 import tempfile
 import time
@@ -65,7 +64,7 @@ class RecordPath:
 
     The parts of `watched`: `begin` (the account, under the trace that the call names), `describe`
     (what the message asks for), `close` (the record made, encoded, counted, offered), `flush` (the
-    sending). Not a part: `metadata`, what the caller is told of its trace, made, not sent.
+    sending). Not a part: `metadata`, what the caller is reported of its trace, made, not sent.
     """
 
     watched: float
@@ -138,13 +137,11 @@ class _Front:
         )
         self.model = "model"
         self.model_names = frozenset({"model"})
-        self._now_s = itertools.count(100)
+        self.is_engine_up = True
+        self.now_s = 100.0
 
     def clock(self) -> float:
-        return 100.0
-
-    def close_account(self, account: Any, outcome: Outcome) -> None:
-        self.accounts.close(account, outcome, account.live.arrival_s + 0.091, is_engine_up=True)
+        return self.now_s
 
 
 async def _batch_us(
@@ -162,6 +159,7 @@ async def _batch_us(
     edges_ns.append(time.thread_time_ns())
     for account, request in zip(accounts, requests, strict=True):
         account.live = request
+        front.now_s = request.arrival_s + 0.091
         calls.close(account, _OK)
     edges_ns.append(time.thread_time_ns())
     # What an idle loop costs in that time is next to nothing.
@@ -181,7 +179,7 @@ def _metadata_us(num: int) -> float:
 
 
 async def _measured(path: Path, num_batches: int) -> RecordPath:
-    """Against whoever reads at `path`."""
+    """Against a caller that reads at `path`."""
     exporter = Exporter(
         path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
     )

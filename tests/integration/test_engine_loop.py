@@ -1,4 +1,4 @@
-"""The engine process's loop: when it looks over the books, and what comes of wrong ones."""
+"""The engine process's loop: when it looks over the accounting, and what comes of wrong ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.integrity import IntegrityError
 from penstock.scheduler.request import NO_TIME
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop
-from penstock.server.link.front_connections import FrontConnections
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path
 
 NUM_PIECES = 5
@@ -60,11 +60,11 @@ def path() -> Iterator[Path]:
 def with_loop(
     path: Path, engine: FakeEngine, test: Callable[[FrontConnections], None]
 ) -> list[str]:
-    """Run `test` beside the loop on a thread of its own; what the loop raised."""
+    """Run `test` next to the loop on a separate thread; what the loop raised."""
     raised: list[str] = []
     with listening(path) as listener:
         hub = FrontConnections(listener, Dispatcher(engine, hello()))
-        loop = EngineLoop(hub.dispatcher, hub, lambda: 0.0)
+        loop = EngineLoop(hub, lambda: 0.0)
 
         def run() -> None:
             try:
@@ -188,7 +188,7 @@ def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
         # Someone sent something.
         hub.wake()
         assert engine.steps.get(timeout=PATIENCE_S) == b""
-        # Time ended somebody; and, without any reason, once in a while.
+        # Time ended a client; and, without any reason, once in a while.
         engine.wakeup_s = 0.0
         hub.wake()
         for _ in range(2):

@@ -1,4 +1,5 @@
-"""The signs of life of an engine's loop, its chores, and what its board tells of a real engine."""
+"""The signs of life of an engine's loop, its chores, and what its board reports of a real
+engine."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop, StatusBoardExecutor, StatusPublisher
+from penstock.server.engine.quarantine import Quarantine, SuspectedRequest
 from penstock.server.link.board import BoardView, EngineBoard, create_board
-from penstock.server.link.dispatch import Dispatcher, cancel_frame
-from penstock.server.link.engine_loop import EngineLoop, StatusBoardExecutor, StatusPublisher
-from penstock.server.link.frames import Frame, Submit, decode
-from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.quarantine import Quarantine, SuspectedRequest
+from penstock.server.link.frames import Frame, Submit, cancel_frame, decode
 from penstock.server.link.wire import FrameBuffer
 from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path, spec
 
@@ -47,10 +48,10 @@ def read(frame: bytes) -> Frame:
 
 
 class BeatingDisplay(StatusPublisher):
-    """Tells of every time that the loop came round."""
+    """Reports of every time that the loop came round."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
-        super().__init__(board, dispatcher, lambda: (0, 0))
+        super().__init__(board, dispatcher)
         self.rounds: queue.Queue[None] = queue.Queue()
 
     def heartbeat(self) -> None:
@@ -65,13 +66,13 @@ def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int)
     with listening(path) as listener:
         hub = FrontConnections(listener, dispatcher)
         display = BeatingDisplay(board, dispatcher)
-        loop = EngineLoop(dispatcher, hub, time.monotonic, display)
+        loop = EngineLoop(hub, time.monotonic, display)
         loop.add_chore(lambda: done.put("one"))
         loop.add_chore(lambda: done.put("two"))
         thread = threading.Thread(target=loop.run)
         thread.start()
         try:
-            # With nobody there and nothing to do.
+            # With no client there and nothing to do.
             assert [done.get(timeout=PATIENCE_S) for _ in range(4)] == ["one", "two"] * 2
             for _ in range(3):
                 display.rounds.get(timeout=PATIENCE_S)
@@ -107,12 +108,7 @@ class Bench:
             quarantine=Quarantine(suspects, self.board.mark_probation),
             mark_submitting=self.board.mark_submitting,
         )
-        self.display = StatusPublisher(
-            self.board,
-            self.dispatcher,
-            lambda: self.engine.queue_size,
-            lambda: self.engine.occupancy,
-        )
+        self.display = StatusPublisher(self.board, self.dispatcher)
         self.dispatcher.front_connected(1)
         self.ends: dict[int, Finished | Failed] = {}
         self.tokens: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What a front tells of its engine at once: not with the next beat, a second later."""
+"""What a front reports of its engine at once: not with the next beat, a second later."""
 
 import asyncio
 import socket
@@ -51,7 +51,6 @@ async def test_an_engine_that_comes_or_goes_is_told_at_once(
     watch = FrontWatch(path, 7)
     try:
         async with serving(text, is_up=False, recorder=watch.recorder) as front:
-            front.port.listener = watch.hearing(front.server)
             await watch.start(front.server)
             assert await beats.next() == (False, 0)
             front.port.come_up(epoch=3)
@@ -68,6 +67,5 @@ async def test_an_engine_that_is_there_first_is_in_the_first_beat(
 ) -> None:
     watch = FrontWatch(tmp_path / "nobody.sock", 7)
     async with serving(text, is_up=False, recorder=watch.recorder) as front:
-        front.port.listener = watch.hearing(front.server)
         front.port.come_up()
         assert front.server.front.is_engine_up

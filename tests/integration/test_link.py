@@ -13,9 +13,9 @@ import uvloop
 
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.frames import FrontHello, Submit, encode
-from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.ports import EngineUnavailable
 from support.link import (
     INFO,
@@ -186,7 +186,7 @@ async def test_a_pending_question_fails_with_the_engine(
 def test_many_frames_at_once_leave_time_for_steps(
     listener: socket.socket, path: Path, fake: FakeEngine
 ) -> None:
-    """Those of every front go on with the next poll, in their order."""
+    """Those of every front continue with the next poll, in their order."""
     now_s = 0.0
 
     def clock() -> float:

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.server.front.events import StreamEvent, TokenRecord, TokensPiece
-from penstock.server.rpc.mapping_out import ResponseEncoder
-from penstock.server.rpc.multiplex_encoding import MultiplexEncoder, error_event, varint
+from penstock.server.rpc.mapping_out import ResponseEncoder, varint
+from penstock.server.rpc.multiplex_encoding import MultiplexEncoder, error_event
 from penstock.v1 import generation_service_pb2 as pb
 
 MAX_BYTES = 1 << 20

@@ -22,10 +22,10 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.dispatch import Dispatcher, EngineCore
-from penstock.server.link.engine_loop import EngineLoop
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.loop import EngineLoop
 from penstock.server.link.frames import EngineHello, FrontHello, encode
-from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.unix_port import UnixEnginePort
 
 INFO = ExecutorInfo(
@@ -56,8 +56,9 @@ def simulated_engine() -> Engine:
     return Engine(executor, SchedulerConfig(), time.monotonic)
 
 
-class FakeEngine:
-    """Records what it is told; says what the test puts into `news`."""
+class FakeEngine(Engine):
+    """Records what it is reported; states what the test puts into `news`. Has nothing of an
+    engine."""
 
     def __init__(self) -> None:
         self.submitted: queue.Queue[tuple[RequestSpec, ...]] = queue.Queue()
@@ -105,7 +106,7 @@ class EngineThread:
     def __init__(
         self,
         listener: socket.socket,
-        engine: EngineCore,
+        engine: Engine,
         epoch: int = 1,
         max_output_bytes: int = 1 << 20,
         max_blocked_s: float = 1000.0,
@@ -118,7 +119,7 @@ class EngineThread:
             max_blocked_s=max_blocked_s,
             clock=clock,
         )
-        self._loop = EngineLoop(self.hub.dispatcher, self.hub, time.monotonic)
+        self._loop = EngineLoop(self.hub, time.monotonic)
         self._thread = threading.Thread(target=self._loop.run)
         self._thread.start()
 
@@ -130,7 +131,7 @@ class EngineThread:
 
 
 class Recorder:
-    """A listener that keeps what it hears."""
+    """A listener that keeps what it receives."""
 
     def __init__(self) -> None:
         self.hellos: asyncio.Queue[EngineHello] = asyncio.Queue()

@@ -42,7 +42,7 @@ def generation(num_outputs: int = 1, **options: object) -> Generation:
         sampling=Sampling(num_outputs=num_outputs, seed=7),
         stopping=Stopping(max_tokens=20, ignore_eos=True),
     )
-    return structs.replace(made, **options)  # type: ignore[arg-type]
+    return structs.replace(made, **options)
 
 
 class Site:

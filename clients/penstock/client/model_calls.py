@@ -26,13 +26,20 @@ from penstock.client.status import error_from_call
 
 
 class ModelCalls:
-    """The calls of `Client` about models, tokens and health."""
+    """The calls of `Client` about models, tokens and health, and its end."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
     def __repr__(self) -> str:
         return f"Client({self._calls.pool.addresses!r})"
+
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """Take no more calls, wait up to `grace_s` seconds for open ones, then disconnect.
+
+        Calls that wait for their turn end at once. May be called twice.
+        """
+        await self._calls.close(grace_s)
 
     async def list_models(
         self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()

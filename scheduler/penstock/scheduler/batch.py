@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from penstock.scheduler.request import FinishReason, Request
 from penstock.scheduler.slot_arrays import SlotArrays
 
-NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:

@@ -75,7 +75,7 @@ class SchedulerConfig:
     """
 
     max_num_batched_tokens: int = setting(
-        2048, "batching", "token budget of one step", at_least=1, shown="2048, on a GPU 4096"
+        2048, "batching", "token budget of one step", at_least=1, shown="2048, on a GPU 3584"
     )
     admission_policy: AdmissionPolicy = setting(
         AdmissionPolicy.MAX_UTILIZATION, "batching", "when a waiting request may run"

@@ -11,9 +11,9 @@ from typing import TypeVar
 from penstock.executor.config import ExecutorConfig
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.setting import SettingError, check, made_by, required, setting
+from penstock.server.engine.quarantine import SuspectedRequest
 from penstock.server.front.config import FrontConfig
 from penstock.server.gateways import NO_GATEWAY
-from penstock.server.link.quarantine import SuspectedRequest
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
 from penstock.server.security.config import SecurityConfig
@@ -251,7 +251,7 @@ def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
 
 
 def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
-    """The launch again."""
+    """Decode what `encode_launch` encoded."""
     import msgspec
 
     return msgspec.msgpack.decode(data, type=kind, dec_hook=lambda kind, text: kind(text))

@@ -1,4 +1,4 @@
-"""Tenants: their names, and the ids of requests.
+"""Tenants: their names, their bytes, and the ids of requests.
 
 Does not know where a name comes from; its source vouches for it.
 """
@@ -55,6 +55,28 @@ def engine_request_id(tenant: str, request_id: str) -> str:
 def own_request_id(tenant: str, engine_id: str) -> str:
     """The tenant's id, from the engine's."""
     return engine_id.removeprefix(engine_request_id(tenant, ""))
+
+
+class TenantBytes:
+    """Bytes by tenant. `total`: of all."""
+
+    __slots__ = ("_by_tenant", "total")
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str, int] = {}
+        self.total = 0
+
+    def add(self, tenant: str, num_bytes: int) -> None:
+        """`num_bytes` may be negative."""
+        self.total += num_bytes
+        num_bytes += self._by_tenant.pop(tenant, 0)
+        if num_bytes:
+            self._by_tenant[tenant] = num_bytes
+
+    @property
+    def largest(self) -> str:
+        """The tenant that has most. Raises ValueError if there is none."""
+        return max(self._by_tenant, key=self._by_tenant.__getitem__)
 
 
 def new_request_id() -> str:

@@ -120,7 +120,7 @@ def test_limits_come_from_the_model_folder(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_no_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv_cache_bytes must be at least one block"):
+    with pytest.raises(ValueError, match="kv_cache_mib must be at least one block"):
         SimulatedExecutor(ExecutorConfig(kind=ExecutorKind.SIMULATED, kv_cache_bytes=1))
 
 
@@ -136,15 +136,16 @@ def test_a_process_exits_as_scripted() -> None:
         "from penstock.executor.config import ExecutorConfig\n"
         "from penstock.server.settings.json_values import from_json_value\n"
         "from penstock.executor.simulated.executor import SimulatedExecutor\n"
-        "from penstock.scheduler.batch import NO_SLOTS, Batch\n"
+        "from penstock.scheduler.batch import Batch\n"
         "from penstock.scheduler.slot_arrays import SlotArrays\n"
         "fault = {'kind': 'process_exits', 'at_step': 1, 'exit_code': 9}\n"
         "executor = SimulatedExecutor(\n"
         "    from_json_value(\n"
         "        ExecutorConfig, {'kind': 'simulated', 'simulated': {'faults': [fault]}}))\n"
         "arrays = SlotArrays(num_slots=64, max_seq_len=64, block_size=16)\n"
-        "executor.launch(Batch(step=1, arrays=arrays, slots=NO_SLOTS, num_tokens=NO_SLOTS,\n"
-        "    starts=NO_SLOTS, num_decodes=0, sampled_slots=NO_SLOTS))\n"
+        "none = np.zeros(0, np.int32)\n"
+        "executor.launch(Batch(step=1, arrays=arrays, slots=none, num_tokens=none,\n"
+        "    starts=none, num_decodes=0, sampled_slots=none))\n"
         "print('launched', flush=True)\n"
         "executor.collect()\n"
     )

@@ -11,7 +11,7 @@ import pytest
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.server.cli.serve import build_config, merge_settings
 from penstock.server.config import EngineLaunch, ServerConfig, decode_launch, encode_launch
-from penstock.server.link.quarantine import SuspectedRequest
+from penstock.server.engine.quarantine import SuspectedRequest
 from penstock.server.settings.sources import BadSetting
 
 

@@ -10,9 +10,10 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 
-from penstock.server.cli import build, chat, generate, health, models, serve, top, version
+from penstock.server.cli import chat, generate, health, models, serve, top, version
 from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Parser
 from penstock.server.cli.installation import version_of
+from penstock.tools import build
 from penstock.tools.bench import command as bench
 from penstock.tools.demo import command as demo
 from penstock.tools.plan import command as plan
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"penstock {words[0]}: needs {missing}: install penstock[server]", file=sys.stderr
             )
             return ExitCode.USAGE
+        if words[0] == "serve":
+            serve.report_start(words)
         args, unknown = parser.parse_known_args(words)
         # The command's own parser knows its options.
         asked = getattr(args, "parser", parser)

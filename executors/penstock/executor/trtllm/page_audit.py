@@ -18,15 +18,14 @@ _WINDOW_S = 2.0
 class PageAudit:
     """Counts how many pages mirror and engine differ by.
 
-    `num_checks` comparisons, `num_drifts` of them with drift; `last_drift` and `worst_drift` in
-    blocks, positive when the engine holds more than predicted, negative when it holds less.
-    `num_missed` periods in which requests ran and no statistics came.
+    `num_checks` comparisons, `num_drifts` of them with drift; `worst_drift` in blocks,
+    positive when the engine holds more than predicted, negative when it holds less. `num_missed`
+    periods in which requests ran and no statistics came.
     """
 
     def __init__(self) -> None:
         self.num_checks = 0
         self.num_drifts = 0
-        self.last_drift = 0
         self.worst_drift = 0
         self.num_missed = 0
         self._checked_s: float | None = None
@@ -67,7 +66,6 @@ class PageAudit:
         self.num_checks += 1
         self._checked_s = None
         self.num_drifts += drift != 0
-        self.last_drift = drift
         if abs(drift) > abs(self.worst_drift):
             self.worst_drift = drift
             log.warning(

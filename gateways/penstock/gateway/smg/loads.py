@@ -6,26 +6,17 @@ Owns the arithmetic from what the engine shows on its board: speed is a differen
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.front.events import Usage
-from penstock.server.link.board import LoadState
+from penstock.server.link.board import BoardView, LoadState
 
 _WINDOW_S: Final = 10.0
 _MIN_SPAN_S: Final = 1.0
 """Rates cover at most `_WINDOW_S`; samples closer together than this are not kept."""
 _MAX_REQUESTS: Final = 256
 """The share of cached tokens is of so many requests, the last ones."""
-
-
-class LoadShow(Protocol):
-    """See `penstock.server.link.board.BoardView`."""
-
-    @property
-    def load(self) -> LoadState:
-        """The engine's load after its last turn."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +41,7 @@ class EngineLoad:
 class LoadReport:
     """`show` None: an engine without a load report: only this front's figures are reported."""
 
-    def __init__(self, show: LoadShow | None, clock: Callable[[], float]) -> None:
+    def __init__(self, show: BoardView | None, clock: Callable[[], float]) -> None:
         self._show = show
         self._clock = clock
         self._looks: deque[tuple[float, int, int]] = deque()

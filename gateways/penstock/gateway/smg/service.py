@@ -20,7 +20,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway.smg.kv_events import KvEvents
-from penstock.gateway.smg.loads import LoadReport, LoadShow
+from penstock.gateway.smg.loads import LoadReport
 from penstock.gateway.smg.request_mapping import own_request
 from penstock.gateway.smg.response_mapping import ChunkEncoder, WholeEncoder
 from penstock.gateway.smg.worker_info import (
@@ -43,6 +43,7 @@ from penstock.server.front.errors import (
     refuse_field,
 )
 from penstock.server.front.front import Front
+from penstock.server.link.board import BoardView
 from penstock.server.link.frames import EngineHello
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
@@ -112,7 +113,7 @@ class VllmEngineService:
         self,
         front: Front,
         gate: AccessControl,
-        show: LoadShow | None = None,
+        show: BoardView | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._front = front

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.scheduler.events import Queued, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
-from penstock.server.front.accounts import Accounts, Outcome, RequestAccount
+from penstock.server.front.accounts import Accounts, RequestAccount
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, Refusal, refuse
 from penstock.server.front.event_router import EventRouter, FrontCounters
@@ -263,11 +263,6 @@ class Front:
         else:
             request.suspend(self.clock())
             self.replays.adopt(request, self.limits)
-
-    def close_account(self, account: RequestAccount, outcome: Outcome) -> None:
-        """Close the account of a released request. Idempotent."""
-        now_s = self.clock()
-        self.accounts.close(account, outcome, now_s, is_engine_up=self.is_engine_up)
 
     async def cancel(self, request_id: str, tenant: str = NO_TENANT) -> RequestState:
         """Cancel a live request of `tenant`, here or on another front; returns its state.

@@ -14,10 +14,9 @@ from penstock.scheduler.events import Finished, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.frames import KeptRequest, ResumeSpec
-from penstock.server.link.kept_streams import TenantBytes
 from penstock.server.link.ports import EnginePort
 from penstock.server.link.step_frames import StepFrame
-from penstock.server.tenants import engine_request_id
+from penstock.server.tenants import TenantBytes, engine_request_id
 
 
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:

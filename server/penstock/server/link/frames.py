@@ -11,7 +11,7 @@ never log it.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
@@ -168,6 +168,12 @@ class CommandResult(TaggedFrame, frozen=True, kw_only=True):
     ticket: int
     problem: str = ""
     payload: bytes = b""
+
+
+CarryOut: TypeAlias = Callable[[Command, Callable[[CommandResult], None]], None]
+"""Starts a command and passes the result to the callable, now or from another thread. Does not
+block.
+"""
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
@@ -353,3 +359,8 @@ def decode(body: bytes) -> Frame:
         return frame.value()
     except ValueError as error:
         raise LinkError(f"a malformed frame: {error}") from error
+
+
+def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:
+    """The frame that asks for the end of requests."""
+    return encode(Cancel(keys=np.array(keys, dtype=np.int64), reason=reason))

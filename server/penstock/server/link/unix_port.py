@@ -20,7 +20,6 @@ from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.cache_feeds import CacheSubscriber
 from penstock.server.link.connection import Connection, PendingCalls, PersistentConnection
-from penstock.server.link.dispatch import cancel_frame
 from penstock.server.link.frames import (
     Attached,
     CacheUpdate,
@@ -32,6 +31,7 @@ from penstock.server.link.frames import (
     FrontHello,
     KeptRequest,
     Submit,
+    cancel_frame,
     decode,
     encode,
 )

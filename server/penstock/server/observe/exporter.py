@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.server.link.connection import Connection, PersistentConnection
-from penstock.server.link.dispatch import CarryOut
-from penstock.server.link.frames import Command, CommandResult
+from penstock.server.link.frames import CarryOut, Command, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,

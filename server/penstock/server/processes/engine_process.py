@@ -23,14 +23,14 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.kept_streams import KeptLimits
+from penstock.server.engine.loop import EngineLoop, StatusBoardExecutor, StatusPublisher
+from penstock.server.engine.quarantine import Quarantine
 from penstock.server.gateways import NO_GATEWAY
 from penstock.server.link.board import EngineBoard, create_board
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.engine_loop import EngineLoop, StatusBoardExecutor, StatusPublisher
 from penstock.server.link.frames import EngineHello
-from penstock.server.link.front_connections import FrontConnections
-from penstock.server.link.kept_streams import KeptLimits
-from penstock.server.link.quarantine import Quarantine
 from penstock.server.observe.flight.layout import FlightError, facts_of
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.listeners import EngineListeners
@@ -123,14 +123,7 @@ def main(arguments: list[str]) -> int:
             ),
         )
         hub = FrontConnections(listener, dispatcher)
-        display = StatusPublisher(
-            board,
-            dispatcher,
-            lambda: engine.queue_size,
-            lambda: engine.occupancy,
-            lambda: engine.retention_cuts,
-        )
-        loop = EngineLoop(dispatcher, hub, time.monotonic, display)
+        loop = EngineLoop(hub, time.monotonic, StatusPublisher(board, dispatcher))
         loop.add_chore(dispatcher.sweep)
         policy = _policy(launch, engine)
         if policy is not None:

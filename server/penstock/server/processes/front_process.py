@@ -13,13 +13,13 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import uvloop
 
-from penstock.scheduler.events import Queued, StepEvents
+from penstock.scheduler.events import Queued
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig
 from penstock.server.front.prompt_tokens import TextQuotas
@@ -27,8 +27,6 @@ from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
 from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.link.board import BoardView, FrontBeat
-from penstock.server.link.frames import EngineHello
-from penstock.server.link.ports import EnginePortListener
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Heartbeat, HeartbeatTimer, Hello
@@ -93,7 +91,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         server.front.prompts.quotas = TextQuotas(partial(_quota_of, security, config))
         host = f"[{config.host}]" if ":" in config.host else config.host
         await server.start(f"{host}:{launch.port}")
-        await port.start(server if watch is None else watch.hearing(server))
+        await port.start(server)
         if watch is not None:
             await watch.start(server)
     except Exception as error:
@@ -237,13 +235,13 @@ class FrontWatch:
         self._timer = HeartbeatTimer(self._beat)
         self.recorder = RequestRecorder(self._exporter.offer)
 
-    def hearing(self, listener: EnginePortListener) -> EnginePortListener:
-        """`listener`, with a beat sent as soon as an engine connects or is lost."""
-        return _EngineNews(listener, self._tell_now)
-
     async def start(self, server: FrontServer) -> None:
-        """Report on `server` from now on. Does not wait for the observer."""
+        """Report on `server` from now on, and when its engine comes or goes.
+
+        Does not wait for the observer.
+        """
         self._server = server
+        server.on_engine_change = partial(self._beat, ())
         await self._exporter.start()
         self._timer.start()
 
@@ -254,10 +252,6 @@ class FrontWatch:
 
     def _live_views(self) -> Iterable[FrontView]:
         return () if self._server is None else self._server.front.live_views()
-
-    def _tell_now(self) -> None:
-        if self._server is not None:  # otherwise the first beat is still to be sent
-            self._beat(())
 
     def _beat(self, loop_lag_s: tuple[float, ...]) -> None:
         assert self._server is not None
@@ -290,25 +284,6 @@ class FrontWatch:
                 queue_estimate_at_s=at_s,
             )
         )
-
-
-class _EngineNews:
-    """An `EnginePortListener` that wraps another; `tell` is called after each change."""
-
-    def __init__(self, listener: EnginePortListener, tell: Callable[[], None]) -> None:
-        self._listener = listener
-        self._tell = tell
-
-    def on_hello(self, hello: EngineHello) -> None:
-        self._listener.on_hello(hello)
-        self._tell()
-
-    def on_events(self, events: StepEvents) -> None:
-        self._listener.on_events(events)
-
-    def on_lost(self) -> None:
-        self._listener.on_lost()
-        self._tell()
 
 
 def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:

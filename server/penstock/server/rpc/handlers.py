@@ -111,7 +111,8 @@ class CallAccounts:
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
         """Close the account: the call has ended and its status was sent, if possible."""
         if self._accounts.are_kept:
-            self._front.close_account(account, outcome)
+            front = self._front
+            self._accounts.close(account, outcome, front.clock(), is_engine_up=front.is_engine_up)
 
     def parent_of(self, context: Context) -> RemoteParent | None:
         """The span in a call's metadata, if there is exactly one valid value."""

@@ -26,7 +26,7 @@ from penstock.server.front.errors import (
     refuse,
     refuse_field,
 )
-from penstock.server.rpc.multiplex_encoding import varint
+from penstock.server.rpc.mapping_out import varint
 from penstock.v1 import prompt_pb2 as pb
 from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
 

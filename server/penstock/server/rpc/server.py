@@ -93,7 +93,7 @@ class FrontServer:
         self._tls = None if security is None else security.tls
         self._gate = AccessControl(security, tenant_metadata_key=config.tenant_metadata_key)
         self._gateway = None if gateway is None else gateway(self.front, self._gate)
-        self._services = _OWN_SERVICES
+        self._services: tuple[str, ...] = _OWN_SERVICES
         if self._gateway is not None:
             self._services += (self._gateway.name,)
             self._gate.add_rights(self._gateway.rights)
@@ -109,6 +109,8 @@ class FrontServer:
         )
         self._turns = LargeMessageTurns()
         self._generation = GenerationService(self.front, self._gate, self._turns)
+        self.on_engine_change: Callable[[], object] = lambda: None
+        """Called when an engine has connected or was lost."""
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._sending_away: asyncio.Task[None] | None = None
@@ -167,6 +169,7 @@ class FrontServer:
         self.front.on_hello(hello)
         self._generation.on_engine()
         self.health.set_serving(True)
+        self.on_engine_change()
 
     def on_events(self, events: StepEvents) -> None:
         """See `EnginePortListener`."""
@@ -176,6 +179,7 @@ class FrontServer:
         """See `EnginePortListener`."""
         self.health.set_serving(False)
         self.front.on_lost()
+        self.on_engine_change()
 
     async def drain(self, grace_s: float, *, is_hand_over: bool = False) -> None:
         """Accept nothing new, let live requests finish for `grace_s` seconds, then stop.

@@ -25,7 +25,6 @@ from penstock.server.tenants import tenant_fault
 
 _log = logging.getLogger(__name__)
 VERSION: Final = 1
-MAX_POLICY_BYTES: Final = 4 << 20
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 

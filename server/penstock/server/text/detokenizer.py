@@ -43,8 +43,8 @@ class DetokenizerStream(Protocol):
 class Detokenizer:
     """Per model; streams share its table.
 
-    `is_exact_table`: False when the tokenizer's decoder needs neighbouring tokens, so that streams
-    decode a sliding window instead (several times slower).
+    There is none when the tokenizer's decoder needs neighbouring tokens: streams then decode a
+    sliding window (several times slower).
     """
 
     def __init__(
@@ -60,11 +60,6 @@ class Detokenizer:
         self._table = build_token_table(
             tokenizer, num_ids=vocab_size, skip_special_tokens=skip_special_tokens
         )
-
-    @property
-    def is_exact_table(self) -> bool:
-        """Whether streams use the table."""
-        return self._table is not None
 
     def cover(self, vocab_size: int) -> None:
         """From now on streams accept every id below `vocab_size`; unknown ones have no text."""

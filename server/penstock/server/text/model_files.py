@@ -15,7 +15,6 @@ import tokenizers
 from penstock.server.text.errors import ModelFilesError
 
 _MAX_FILE_BYTES = 256 << 20
-_POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +33,6 @@ class ModelFiles:
     architecture: str
     tokenizer: tokenizers.Tokenizer
     vocab_size: int
-    max_positions: int | None
     bos_id: int | None
     eos_ids: tuple[int, ...]
     prepends_bos: bool
@@ -83,7 +81,6 @@ class ModelFiles:
             architecture=_architecture(config),
             tokenizer=tokenizer,
             vocab_size=vocab_size,
-            max_positions=_max_positions(text_config) or _max_positions(config),
             bos_id=bos_id,
             eos_ids=tuple(sorted(eos_ids)),
             prepends_bos=asks_for_bos and tokenizer.num_special_tokens_to_add(False) == 0,
@@ -140,7 +137,8 @@ def _read_text(path: Path) -> str:
             raise ModelFilesError(f"{path}: larger than {_MAX_FILE_BYTES} bytes")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ModelFilesError(f"{path}: the file is missing") from error
+        hint = "; --tokenizer names a folder that has it" if path.name == "tokenizer.json" else ""
+        raise ModelFilesError(f"{path}: the file is missing{hint}") from error
     except UnicodeDecodeError as error:
         raise ModelFilesError(f"{path}: not UTF-8") from error
     except OSError as error:
@@ -193,13 +191,6 @@ def _eos_ids(*sources: _Json) -> set[int]:
             raise ModelFilesError(f"{source.path}: eos_token_id must be one or more integers")
         return found
     return set()
-
-
-def _max_positions(config: _Json) -> int | None:
-    for key in _POSITION_KEYS:
-        if value := config.integer(key):
-            return value
-    return None
 
 
 def _architecture(config: _Json) -> str:

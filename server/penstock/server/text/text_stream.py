@@ -152,7 +152,6 @@ class TextStream:
         "_min_tokens",
         "_stop_ids",
         "is_finished",
-        "matched_stop",
         "num_tokens",
     )
 
@@ -175,7 +174,6 @@ class TextStream:
         self._stop_ids = stop_ids
         self.num_tokens = 0
         self.is_finished = False
-        self.matched_stop: str | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -216,7 +214,6 @@ class TextStream:
             text, stop = self._matcher.feed(text, is_armed=self._is_armed())
             if stop is None:
                 text += self._matcher.flush()
-            self.matched_stop = stop
         return TextDelta(text=text, num_tokens=0, stop=stop)
 
     def _num_before_stop(self, token_ids: Sequence[int]) -> int:
@@ -238,7 +235,6 @@ class TextStream:
             texts.append(text)
             if stop is not None:
                 self.is_finished = True
-                self.matched_stop = stop
                 return TextDelta(text="".join(texts), num_tokens=index, stop=stop)
         self.num_tokens += len(token_ids) - len(with_text)
         return TextDelta(text="".join(texts), num_tokens=len(token_ids))

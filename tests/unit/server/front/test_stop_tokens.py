@@ -16,7 +16,7 @@ from support.replay_site import A, B, C, D, Site, end_of, generation, text_in
 
 def stopping(*, min_tokens: int = 0, **options: object) -> Stopping:
     made = Stopping(max_tokens=20, min_tokens=min_tokens, stop_token_ids=(B,), ignore_eos=True)
-    return structs.replace(made, **options)  # type: ignore[arg-type]
+    return structs.replace(made, **options)
 
 
 async def play(site: Site, tokens: list[int], **options: object) -> list[StreamEvent]:

@@ -26,7 +26,7 @@ def test_text_begins_with_the_beginning_and_comes_back(demo: ModelText) -> None:
     stream = demo.new_stream()
     text = "".join(stream.push([token_id]).text for token_id in ids)
     assert text + stream.finish().text == SPEECH
-    assert demo.detokenizer.is_exact_table
+    assert demo.detokenizer.token_bytes(0) is not None
     assert len(ids) >= demo.tokenizer.min_num_tokens(len(SPEECH)) > 0
 
 

@@ -24,7 +24,6 @@ def test_reads_a_folder(tmp_path: Path) -> None:
     assert files.name == "player"
     assert files.architecture == "LlamaForCausalLM"
     assert files.vocab_size == byte_level().get_vocab_size()
-    assert files.max_positions == 256
     assert files.bos_id == special_id("<s>")
     assert files.eos_ids == (special_id("</s>"),)
     assert (files.bos_token, files.eos_token) == ("<s>", "</s>")
@@ -43,9 +42,9 @@ def test_end_ids_come_from_generation_config_and_the_tokenizer(tmp_path: Path) -
 
 
 def test_nested_text_config_counts(tmp_path: Path) -> None:
-    config = {"text_config": {"vocab_size": 2000, "max_position_embeddings": 77}}
+    config = {"text_config": {"vocab_size": 2000}}
     files = ModelFiles.load(write_model_folder(tmp_path, config=config))
-    assert (files.vocab_size, files.max_positions) == (2000, 77)
+    assert files.vocab_size == 2000
 
 
 def test_template_in_its_own_file_comes_first(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optimal_cache import optimal_hit_rate
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools import charts
 from penstock.tools.charts import Chart, PlotsUnavailable, Series, svg, write_png
 from penstock.tools.simulation.calibration import CalibrationError, calibrate, fit_cost
 from penstock.tools.simulation.histogram import DurationHistogram
-from penstock.tools.simulation.optimal_cache import optimal_hit_rate
 
 
 def test_percentiles_are_within_a_per_cent() -> None:
@@ -110,7 +110,7 @@ def test_a_long_prefill_does_not_drown_what_a_decode_costs() -> None:
 
 def test_no_price_is_negative() -> None:
     counts = steps(300, 2)
-    # Faster with more decode rows: plain least squares would say so.
+    # Faster with more decode rows: plain least squares would state so.
     seconds = 0.02 + 30e-6 * counts[:, 0] - 40e-6 * counts[:, 1]
 
     fit = fit_cost(counts, seconds)

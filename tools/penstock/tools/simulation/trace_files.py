@@ -1,4 +1,4 @@
-"""Trace files: read as a stream, written by `TraceWriter`; names that end in .gz are compressed.
+"""Trace files: read as a stream; names that end in .gz are compressed.
 
 Owns opening, line numbers and the order of arrivals. Memory is bounded by one line.
 """
@@ -8,10 +8,9 @@ import itertools
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, cast
 
-from penstock.server.observe.recording.trace import TraceError, TraceRequest, recorded_line
+from penstock.server.observe.recording.trace import TraceError, TraceRequest
 from penstock.tools.simulation.trace_formats import TraceFormat, format_of, parser_of
 
 
@@ -22,7 +21,7 @@ def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[
     Raises TraceError, with the line's number, for what is not of the format, what arrives before
     the request above it, and a file without requests; OSError when it cannot be read.
     """
-    with _opened(path, "rt") as file:
+    with _opened(path) as file:
         lines = _numbered_lines(path, file)
         first = next(lines, None)
         if first is None:
@@ -50,36 +49,10 @@ def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[
             raise TraceError(f"{path}: holds no requests")
 
 
-class TraceWriter:
-    """Writes requests to a file that `read_trace` reads. A context manager."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = _opened(path, "wt")
-
-    def write(self, request: TraceRequest) -> None:
-        """Append one request; they come in order of arrival."""
-        self._file.write(recorded_line(request) + "\n")
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _opened(path: Path, mode: str) -> IO[str]:
+def _opened(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return cast("IO[str]", gzip.open(path, mode, encoding="utf-8"))
-    return cast("IO[str]", path.open(mode, encoding="utf-8"))
+        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8"))
+    return path.open(encoding="utf-8")
 
 
 def _numbered_lines(path: Path, file: IO[str]) -> Iterator[tuple[int, str]]:

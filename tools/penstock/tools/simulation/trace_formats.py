@@ -92,7 +92,7 @@ class MooncakeParser:
 
 
 class RecordedParser:
-    """Requests as `TraceWriter` writes them: JSON lines."""
+    """Requests as `recorded_line` writes them: JSON lines."""
 
     def parse(self, line: str) -> TraceRequest | None:
         """See `LineParser`."""

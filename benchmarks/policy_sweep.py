@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from penstock.server.observe.recording.trace import TraceRequest
+from penstock.server.usable_cores import num_usable_cores
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import Summary, summarise
@@ -113,7 +114,7 @@ def sweep(
     on_progress: Callable[[SweepProgress], None] | None = None,
 ) -> Generator[Sweep]:
     """A `Sweep` in `num_jobs` processes, None for one per usable core; 1: in this process."""
-    num = usable_cores() if num_jobs is None else num_jobs
+    num = num_usable_cores() if num_jobs is None else num_jobs
     if num < 1:
         raise ValueError(f"num_jobs must be at least 1, not {num}")
     if num == 1:
@@ -126,13 +127,6 @@ def sweep(
         yield Sweep(trace, pool, on_progress)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run_trial(trace: Sequence[TraceRequest], trial: Trial) -> TrialResult:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import Executor, ExecutorInfo
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.board import EngineBoard
-from penstock.server.link.dispatch import Dispatcher
-from penstock.server.link.front_connections import FrontConnections
 
 _MAX_WAIT_S = 0.5
 """The longest wait: the heartbeat must continue, and a self-paced executor that has work but
@@ -29,26 +29,11 @@ requests.
 
 
 class StatusPublisher:
-    """Publishes the status of `dispatcher`'s engine on `board`, on the thread of the engine's loop.
+    """Publishes the status of `dispatcher`'s engine on `board`, on the thread of its loop."""
 
-    `queue_size`: how many requests wait, and the tokens they would prefill. `occupancy`: how many
-    run, and the blocks they use; `retention_cuts`: what the retention budget has cut; None where
-    that is not published.
-    """
-
-    def __init__(
-        self,
-        board: EngineBoard,
-        dispatcher: Dispatcher,
-        queue_size: Callable[[], tuple[int, int]],
-        occupancy: Callable[[], tuple[int, int]] | None = None,
-        retention_cuts: Callable[[], tuple[int, int]] | None = None,
-    ) -> None:
+    def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
         self._board = board
         self._dispatcher = dispatcher
-        self._queue_size = queue_size
-        self._occupancy = occupancy
-        self._retention_cuts = retention_cuts
 
     def heartbeat(self) -> None:
         """The loop is running."""
@@ -56,14 +41,13 @@ class StatusPublisher:
 
     def after_step(self) -> None:
         """A step has ended."""
-        num_waiting, num_tokens = self._queue_size()
-        queue_s = self._dispatcher.newest_queue_s if num_waiting else None
-        self._board.show_queue(num_waiting, num_tokens, queue_s)
-        if self._occupancy is not None:
-            num_running, num_blocks = self._occupancy()
-            self._board.show_load(num_running, num_blocks, self._dispatcher.num_output_tokens)
-        if self._retention_cuts is not None:
-            self._board.show_retention_cuts(*self._retention_cuts())
+        board, dispatcher = self._board, self._dispatcher
+        engine = dispatcher.engine
+        num_waiting, num_tokens = engine.queue_size
+        queue_s = dispatcher.newest_queue_s if num_waiting else None
+        board.show_queue(num_waiting, num_tokens, queue_s)
+        board.show_load(*engine.occupancy, dispatcher.num_output_tokens)
+        board.show_retention_cuts(*engine.retention_cuts)
 
     def idle(self) -> None:
         """All work is done, and the integrity check has passed."""
@@ -113,12 +97,11 @@ class EngineLoop:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
         hub: FrontConnections,
         clock: Callable[[], float],
         display: StatusPublisher | None = None,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._dispatcher = dispatcher = hub.dispatcher
         self._hub = hub
         self._clock = clock
         self._display = display

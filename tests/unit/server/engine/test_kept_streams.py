@@ -14,8 +14,8 @@ from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
 from penstock.scheduler.state import RequestState
+from penstock.server.engine.kept_streams import NO_FRONT, KeptLimits, KeptStream, KeptStreams
 from penstock.server.link.frames import KeptRequest, ResumeSpec
-from penstock.server.link.kept_streams import NO_FRONT, KeptLimits, KeptStream, KeptStreams
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame
 from support.resumed import Clock
 

@@ -1,12 +1,14 @@
-"""A worker's load: what the engine shows, and what follows from two looks."""
+"""The load of a worker, from the engine's figures at two moments."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import pytest
 
 from penstock.gateway.smg.loads import LoadReport
 from penstock.server.front.events import Usage
-from penstock.server.link.board import LoadState
+from penstock.server.link.board import BoardView, LoadState
 from support.fronts import INFO
 
 
@@ -38,7 +40,7 @@ class House:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.show = Show()
-        self.report = LoadReport(self.show, lambda: self.now_s)
+        self.report = LoadReport(cast("BoardView", self.show), lambda: self.now_s)
 
     def speed(self, num_tokens: int, after_s: float, epoch: int = 1) -> float:
         self.now_s += after_s
@@ -59,7 +61,7 @@ def test_speed_is_of_the_last_seconds() -> None:
     house = House()
 
     assert house.speed(0, 0) == 0.0
-    assert house.speed(50, 0.5) == 0.0  # too soon to say
+    assert house.speed(50, 0.5) == 0.0  # too soon to state
     assert house.speed(200, 1.5) == 100.0
     assert house.speed(200, 2.0) == 50.0
     assert house.speed(200, 8.0) == pytest.approx(0.0)  # nothing for ten seconds

@@ -5,18 +5,18 @@ import math
 
 import pytest
 
+from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.pages import html_table
-from penstock.tools.simulation.optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
-from penstock.tools.simulation.sweep import SweepProgress, Trial, sweep
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.transform import TransformConfig
 from penstock.tools.targets import Targets
+from policy_sweep import SweepProgress, Trial, sweep
 from support.sim_traffic import every_second, failing
 
 TRACE = list(synthetic_trace(SyntheticConfig(rate_per_s=20.0, duration_s=3.0, seed=3)))
@@ -71,7 +71,7 @@ def test_asking_for_more_than_is_generated_changes_no_length(policy: Policy) -> 
     assert asking.recorder.table.counts("num_output_tokens").tolist() == lengths
     assert set(summarise(asking).outcomes) == {"stop"}
     assert set(summarise(exact).outcomes) == {"length"}
-    # Nobody looks at a limit that memory does not depend on.
+    # No client looks at a limit that memory does not depend on.
     assert summarise(asking).ttft == summarise(exact).ttft
 
 

@@ -1,4 +1,4 @@
-"""Suspects come back one at a time, the poison never, and nobody else waits for them."""
+"""Suspects come back one at a time, the poison never, and no client else waits for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from penstock.scheduler.events import Failed, Finished, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.quarantine import Quarantine, SuspectedRequest
+from penstock.server.engine.quarantine import Quarantine, SuspectedRequest
 
 FRONT = 1
 

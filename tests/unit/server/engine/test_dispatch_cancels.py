@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.link.frames import Submit
 from support.link import hello, spec
 from support.self_paced import make_self_paced

@@ -14,7 +14,8 @@ from penstock.scheduler.events import WaitReason
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.frames import (
     Cancel,
     Command,
@@ -29,7 +30,6 @@ from penstock.server.link.frames import (
     decode,
     encode,
 )
-from penstock.server.link.front_connections import FrontConnections
 from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import FakeEngine, hello
 

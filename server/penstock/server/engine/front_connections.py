@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.link.frames import Frame, FrontHello, ObserverHello, decode
 from penstock.server.link.wire import FrameBuffer, LinkError
 

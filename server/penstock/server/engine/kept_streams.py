@@ -29,6 +29,7 @@ from penstock.scheduler.events import (
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import KeptRequest, ResumeSpec
+from penstock.server.tenants import TenantBytes
 
 T = TypeVar("T")
 
@@ -411,25 +412,3 @@ class KeptStreams:
     def _drop(self, stream: KeptStream) -> None:
         self._on_drop(stream)
         self.forget(stream)
-
-
-class TenantBytes:
-    """Bytes by tenant. `total`: of all."""
-
-    __slots__ = ("_by_tenant", "total")
-
-    def __init__(self) -> None:
-        self._by_tenant: dict[str, int] = {}
-        self.total = 0
-
-    def add(self, tenant: str, num_bytes: int) -> None:
-        """`num_bytes` may be negative."""
-        self.total += num_bytes
-        num_bytes += self._by_tenant.pop(tenant, 0)
-        if num_bytes:
-            self._by_tenant[tenant] = num_bytes
-
-    @property
-    def largest(self) -> str:
-        """The tenant that has most. Raises ValueError if there is none."""
-        return max(self._by_tenant, key=self._by_tenant.__getitem__)

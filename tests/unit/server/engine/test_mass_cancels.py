@@ -5,7 +5,7 @@ import pytest
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.link.frames import Cancel, Submit
 from support.link import FakeEngine, hello, spec
 

@@ -1,13 +1,13 @@
-"""Kept requests that are submitted again: none runs twice, and none for nobody."""
+"""Kept requests that are submitted again: none runs twice, and none for no client."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from penstock.scheduler.request import RequestSpec
-from penstock.server.link.dispatch import Dispatcher
+from penstock.server.engine.dispatch import Dispatcher
+from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.link.frames import Detach, KeptRequest, ResumeSpec, Submit, decode
-from penstock.server.link.kept_streams import KeptLimits
 from penstock.server.link.wire import FrameBuffer
 from support.link import hello, spec
 from support.self_paced import make_self_paced
@@ -76,7 +76,7 @@ def test_one_that_nobody_reads_and_that_finds_no_room_does_not_run() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """The keys that the front is told to let go of."""
+    """The keys that the front is reported to let go of."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

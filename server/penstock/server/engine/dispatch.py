@@ -8,15 +8,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
-
-import numpy as np
 
 from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Queued, StepEvents
-from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.engine.kept_streams import (
+    DEFAULT_LIMITS,
+    NO_FRONT,
+    KeptLimits,
+    KeptStream,
+    KeptStreams,
+)
+from penstock.server.engine.quarantine import Quarantine
 from penstock.server.link.cache_feeds import CacheFeeds
 from penstock.server.link.frames import (
     Attach,
@@ -25,6 +30,7 @@ from penstock.server.link.frames import (
     Cancel,
     CancelAnswer,
     CancelById,
+    CarryOut,
     Command,
     CommandResult,
     Detach,
@@ -38,14 +44,6 @@ from penstock.server.link.frames import (
     ViewQuery,
     encode,
 )
-from penstock.server.link.kept_streams import (
-    DEFAULT_LIMITS,
-    NO_FRONT,
-    KeptLimits,
-    KeptStream,
-    KeptStreams,
-)
-from penstock.server.link.quarantine import Quarantine
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
 from penstock.server.link.wire import LinkError
 
@@ -57,56 +55,6 @@ every other stream.
 """
 _RECONNECT_S = 5.0
 """How long fronts may take to resubmit their requests after an engine's death."""
-
-
-class EngineCore(Protocol):
-    """The part of `penstock.scheduler.engine.Engine` that is used here. One thread calls it."""
-
-    def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Queue the outputs of one request; refusals come as events."""
-        ...
-
-    def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """End one request; False when it is not live."""
-        ...
-
-    def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End all outputs of a request; returns its state, None when none is live."""
-        ...
-
-    def step(self) -> StepEvents:
-        """Do one step and return its events."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """True when a step has work or events."""
-        ...
-
-    @property
-    def ready_fd(self) -> int | None:
-        """A descriptor that is readable when a step is due; None: whenever there is work."""
-        ...
-
-    def next_wakeup_s(self) -> float:
-        """When, on the engine's clock, time ends a request."""
-        ...
-
-    def check_next_piece(self) -> bool:
-        """Check a part of the accounts; True when it was the last. Raises when they are
-        inconsistent.
-        """
-        ...
-
-    def look(self) -> tuple[LiveView, ...]:
-        """Every output that has not ended; too slow to call at every step."""
-        ...
-
-
-CarryOut = Callable[[Command, Callable[[CommandResult], None]], None]
-"""Starts a command and passes the result to the callable, now or from another thread. Does not
-block.
-"""
 
 
 class Dispatcher:
@@ -121,7 +69,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        engine: EngineCore,
+        engine: Engine,
         hello: EngineHello,
         *,
         carry_out: CarryOut | None = None,
@@ -403,8 +351,3 @@ class Dispatcher:
         self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
         self._mark_submitting(0)
-
-
-def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:
-    """The frame that asks for the end of requests."""
-    return encode(Cancel(keys=np.array(keys, dtype=np.int64), reason=reason))
