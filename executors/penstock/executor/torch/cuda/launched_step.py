@@ -125,7 +125,7 @@ class LaunchedStep:
         num_bad = np.concatenate(([0], np.cumsum(~self.token_flags.numpy())))
         starts = np.concatenate(([0], self.token_ends[:-1]))
         is_bad = num_bad[self.token_ends] > num_bad[starts]
-        return dict.fromkeys(self.row_slots[is_bad].tolist(), "keys are not finite")
+        return dict.fromkeys(self.row_slots[is_bad].tolist(), "keys or values are not finite")
 
 
 def launched_step_of(batch: Batch, memory: OutcomeMemory, refusals: dict[int, str]) -> LaunchedStep:
