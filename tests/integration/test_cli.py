@@ -147,7 +147,7 @@ async def test_a_refusal_is_one_line_with_status_reason_and_field(server: Script
     assert result.code == 1
     assert result.out == ""
     assert result.err == (
-        "penstock generate: INVALID_ARGUMENT: one bad field; sampling.top_p: must be in (0, 1]\n"
+        "penstock generate: INVALID_ARGUMENT: one bad field; --top-p must be in (0, 1]\n"
     )
 
 
@@ -207,7 +207,7 @@ async def test_nobody_there_has_its_own_exit_code(
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (("generate", "Hi", "--top-k", "-1"), "sampling.top_k"),
+        (("generate", "Hi", "--top-k", "-1"), "--top-k"),
         (("generate", "Hi", "--deadline", "nan"), "--deadline"),
         (("generate", ""), "prompt"),
     ],
@@ -246,7 +246,7 @@ async def test_an_address_without_its_port_is_bad_usage(
 
     assert result.code == 2
     assert result.err == (
-        f"penstock {args[0]}: address: there is no port after the colon of '127.0.0.1:'\n"
+        f"penstock {args[0]}: --address: there is no port after the colon of '127.0.0.1:'\n"
     )
 
 

@@ -80,7 +80,7 @@ def report_start(words: Sequence[str]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until requested to stop; the exit code."""
-    from penstock.server.observe.logs import IN_BANNER, configure_logging
+    from penstock.server.observe.logs import configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
     from penstock.server.settings.json_values import did_you_mean
     from penstock.server.settings.sources import BadSetting
@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         )
         log = logging.getLogger(__name__)
         # The next line follows after imports, which may take seconds.
-        log.info("penstock %s is starting", version_of("penstock") or "", extra=IN_BANNER)
+        if not sys.stdout.isatty():
+            log.info("penstock %s is starting", version_of("penstock") or "")
         for variable in unknown_variables(os.environ):
             likely = did_you_mean(variable, _variables())
             log.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
