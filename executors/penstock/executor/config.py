@@ -190,6 +190,18 @@ class ExecutorConfig:
             )
         if self.kind is ExecutorKind.SIMULATED and self.quantization != "none":
             raise SettingError("{} must be none for the simulated executor", "quantization")
+        if self.kind is ExecutorKind.TORCH and self.device == "cpu":
+            self._check_cpu()
+
+    def _check_cpu(self) -> None:
+        for name in ("quantization", "kv_cache_dtype"):
+            if getattr(self, name) == "fp8":
+                raise SettingError("{} fp8 requires a GPU: a CPU computes in int8", name)
+        if self.pipeline_depth not in (None, 1):
+            raise SettingError(
+                f"{{}} must be 1 for the torch executor on a CPU, not {self.pipeline_depth}",
+                "pipeline_depth",
+            )
 
     @property
     def host_cache_bytes(self) -> int:

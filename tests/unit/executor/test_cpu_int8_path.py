@@ -116,6 +116,8 @@ def test_8_bits_take_the_memory_that_they_say() -> None:
 
     assert (wide.quantization, wide.kv_cache_dtype) == ("none", "float32")
     assert (narrow.quantization, narrow.kv_cache_dtype) == ("int8", "int8")
+    assert narrow.resources.endswith(" in int8, pages 1 MiB in int8")
+    assert "in int8" not in wide.resources
     # Six layers, keys and values, two heads of 64 elements: of four bytes, of one and a scale.
     assert wide.num_blocks == (1 << 20) // (6 * 2 * 2 * BLOCK_SIZE * 256)
     assert narrow.num_blocks == (1 << 20) // (6 * 2 * 2 * BLOCK_SIZE * 68)
@@ -132,9 +134,24 @@ def test_a_model_that_its_modules_serve_is_refused_in_8_bits(setting: str, tmp_p
         TorchExecutor(config)
 
 
-@pytest.mark.parametrize("setting", ["quantization", "kv_cache_dtype"])
-def test_fp8_on_a_cpu_is_refused(setting: str) -> None:
-    asked: dict[str, Any] = {setting: "fp8"}
-    config = replace(demo("none", "auto"), **asked)
-    with pytest.raises(UnsupportedModel, match=f"{setting} fp8"):
+@pytest.mark.skipif(not load().is_native, reason="no compiled kernels here")
+def test_pages_in_8_bits_that_their_heads_do_not_fit_are_the_setting_that_is_named(
+    tmp_path: Path,
+) -> None:
+    folder = save_tiny_model("llama", tmp_path, head_dim=12)
+    config = replace(demo("int8", "int8"), model_path=folder)
+    with pytest.raises(UnsupportedModel, match=r"^kv_cache_dtype int8 needs heads of .*, not 12"):
         create_torch_executor(config)
+
+    info = create_torch_executor(replace(config, kv_cache_dtype="auto")).info
+
+    assert (info.quantization, info.kv_cache_dtype) == ("int8", "float32")
+    assert "in int8, pages" in info.resources
+
+
+def test_every_setting_that_its_modules_do_not_support_is_named(tmp_path: Path) -> None:
+    folder = save_tiny_model("gemma2", tmp_path)
+    with pytest.raises(
+        UnsupportedModel, match=r"^quantization int8, kv_cache_dtype int8: the eager"
+    ):
+        create_torch_executor(replace(demo("int8", "int8"), model_path=folder))

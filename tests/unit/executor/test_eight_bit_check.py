@@ -24,7 +24,10 @@ def check(
     width: int = 64,
 ) -> None:
     config = ExecutorConfig(
-        model_path=Path("/models/words"), quantization=weights, kv_cache_dtype=pages
+        model_path=Path("/models/words"),
+        device="cuda",
+        quantization=weights,
+        kv_cache_dtype=pages,
     )
     linears = (nn.Linear(64, width, device="meta"),)
     check_eight_bit(config, dtype=dtype, capability=capability, linears=linears)

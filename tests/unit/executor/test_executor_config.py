@@ -29,6 +29,7 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.setting import SettingError
 from penstock.server.settings.json_values import from_json_value, to_json_value
 
 FULL = ExecutorConfig(
@@ -141,6 +142,24 @@ def test_executor_config_refuses_by_field(field: str, value: object) -> None:
 
     with pytest.raises(ValueError, match=f"^{field} must be"):
         ExecutorConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("quantization", "fp8", "quantization fp8 requires a GPU"),
+        ("kv_cache_dtype", "fp8", "kv_cache_dtype fp8 requires a GPU"),
+        ("pipeline_depth", 2, "pipeline_depth must be 1 for the torch executor on a CPU, not 2"),
+    ],
+)
+def test_what_no_cpu_computes_is_refused_before_a_model_is_read(
+    field: str, value: object, message: str
+) -> None:
+    values: dict[str, Any] = {"model_path": Path("/m"), field: value}
+
+    with pytest.raises(SettingError, match=f"^{message}"):
+        ExecutorConfig(**values)
+    assert getattr(ExecutorConfig(device="cuda:1", **values), field) == value
 
 
 @pytest.mark.parametrize("kind", [ExecutorKind.TORCH, ExecutorKind.TRTLLM])

@@ -81,14 +81,53 @@ def test_a_checkpoint_is_read_as_it_is_stored(form: str, folder: Path) -> None:
         ({"num_bits": 4}, "4 bits"),
         ({"strategy": "block"}, "strategy block"),
         ({"symmetric": False}, "zero points"),
+        (None, r"config_groups\.group_0\.weights must be an object"),
     ],
 )
-def test_what_is_not_read_is_named(weights: dict[str, Any], reason: str, folder: Path) -> None:
+def test_what_is_not_read_is_named(
+    weights: dict[str, Any] | None, reason: str, folder: Path
+) -> None:
     group = COMPRESSED["config_groups"]["group_0"]
-    group = group | {"weights": group["weights"] | weights}
+    group = group | {"weights": None if weights is None else group["weights"] | weights}
     change_config(folder, quantization_config=COMPRESSED | {"config_groups": {"group_0": group}})
 
     with pytest.raises(UnsupportedModel, match=reason):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": 128},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "mxfp4"},
+        {"quant_method": "foo"},
+        {"load_in_8bit": True},
+    ],
+    ids=lambda settings: str(settings.get("quant_method")),
+)
+def test_another_method_is_refused_by_its_name(settings: dict[str, Any], folder: Path) -> None:
+    change_config(folder, quantization_config=settings)
+
+    named = f"quant_method {settings.get('quant_method')}: compressed-tensors and modelopt alone"
+    with pytest.raises(UnsupportedModel, match=named):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+def test_stored_zero_points_are_refused(folder: Path) -> None:
+    store_quantised(folder, is_channelwise=True)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight_zero_point"
+    save_file(
+        tensors | {name: torch.zeros(64, 1, dtype=torch.int8)},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    change_config(folder, quantization_config=COMPRESSED)
+
+    with pytest.raises(UnsupportedModel, match="weight_zero_point: zero points are not read"):
         load_model(folder, device="cpu", dtype="float32")
 
 

@@ -346,7 +346,7 @@ def test_bytes_for_less_than_a_block_are_refused(folder: Path) -> None:
 
 def test_a_depth_of_two_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="pipeline_depth"):
-        TorchExecutor(ExecutorConfig(model_path=folder, pipeline_depth=2))
+        TorchExecutor(ExecutorConfig(model_path=folder, device="cuda", pipeline_depth=2))
 
 
 def test_a_closed_executor_runs_nothing(folder: Path) -> None:

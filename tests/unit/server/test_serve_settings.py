@@ -26,7 +26,12 @@ from penstock.scheduler.config import (
     SchedulingOrder,
 )
 from penstock.scheduler.cost_model import CostModel
-from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
+from penstock.server.cli.serve import (
+    build_config,
+    by_flags,
+    merge_settings,
+    unknown_variables,
+)
 from penstock.server.config import (
     SETTINGS,
     EngineLaunch,
@@ -253,6 +258,10 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
             "kv-memory-fraction must be above 0 and at most 1, not 1.5",
         ),
         (["--fronts", "0"], "fronts must be in 1.."),
+        (["--threads", "100000"], "--threads must be at most "),
+        (["--quantization", "fp8"], "--quantization fp8 requires a GPU"),
+        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8 requires a GPU"),
+        (["--pipeline-depth", "2"], "--pipeline-depth must be 1 for the torch executor on a CPU"),
         (
             ["--prefix-caching", "off", "--session-ttl-s", "9"],
             "session-ttl-s requires prefix caching",
@@ -372,6 +381,21 @@ def test_misspelt_variables_are_found() -> None:
     environment = {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_MAX_NUM_SEQS": "3", "HOME": "/"}
     environment["PENSTOCK_ADDRESS"] = "127.0.0.1:1"  # what the client's commands read
     assert unknown_variables(environment) == ["PENSTOCK_MAX_NUM_SEQ"]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("kv_cache_bytes asks for 9 GiB", "--kv-cache-mib asks for 9 GiB"),
+        (
+            "quantization int8, kv_cache_dtype int8: the eager path serves this model",
+            "--quantization int8, --kv-cache-dtype int8: the eager path serves this model",
+        ),
+        ("quantization_config.num_blocks: quantization of 4 bits", None),
+    ],
+)
+def test_fields_in_a_message_are_named_by_their_flags(message: str, expected: str | None) -> None:
+    assert by_flags(message) == (expected or message)
 
 
 def test_choices_are_those_of_the_settings() -> None:

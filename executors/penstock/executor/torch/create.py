@@ -27,24 +27,23 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     model = load_configured(config)
     try:
         if model.device.type == "cpu":
-            if "fp8" in (config.quantization, config.kv_cache_dtype):
-                _refuse_eight_bit(config, "a CPU computes in int8")
             return TorchExecutor(config, model, fused_path(config, model))
         return _fused_on_cuda(config, model)
     except NotFused as reason:
-        _refuse_eight_bit(config, f"the eager path serves this model: {reason}")
+        _refuse_eight_bit(config, reason)
         _log.warning("the eager path serves this model: %s", reason)
         is_whole = not isinstance(reason, WeightsTaken)
     # After the exception is released, since its frames hold the attempt's tensors.
     return TorchExecutor(config, model if is_whole else None)
 
 
-def _refuse_eight_bit(config: ExecutorConfig, reason: str) -> None:
-    """Raise UnsupportedModel naming a setting that only the fused path supports."""
-    if config.quantization != "none":
-        raise UnsupportedModel(f"quantization {config.quantization}: {reason}")
+def _refuse_eight_bit(config: ExecutorConfig, reason: NotFused) -> None:
+    """Raise UnsupportedModel naming the settings that only the fused path supports."""
+    asked = [f"quantization {config.quantization}"] if config.quantization != "none" else []
     if config.kv_cache_dtype != "auto":
-        raise UnsupportedModel(f"kv_cache_dtype {config.kv_cache_dtype}: {reason}")
+        asked.append(f"kv_cache_dtype {config.kv_cache_dtype}")
+    if asked:
+        raise UnsupportedModel(f"{', '.join(asked)}: the eager path serves this model: {reason}")
 
 
 def _fused_on_cuda(config: ExecutorConfig, model: LoadedModel) -> Executor:

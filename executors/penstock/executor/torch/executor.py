@@ -72,6 +72,8 @@ class TorchExecutor:
                 page_bytes=info.num_blocks * bytes_each,
                 path=path.name,
                 num_weight_bytes=path.num_weight_bytes,
+                quantization=path.quantization,
+                page_dtype=path.kv_dtype,
             ),
         )
         self._pages = KVPages(

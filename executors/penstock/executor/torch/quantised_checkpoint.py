@@ -18,8 +18,10 @@ from torch import Tensor
 
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 
+_METHODS = ("compressed-tensors", "modelopt")
 _STRATEGIES = ("tensor", "channel")
 _MODELOPT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+_ZERO_POINT = ".weight_zero_point"
 _SCALES = (".weight_scale", ".input_scale", ".k_scale", ".v_scale", ".output_scale")
 
 
@@ -41,7 +43,10 @@ class QuantisedCheckpoint:
 
 
 def is_quantised(path: Path, config: Any) -> bool:
-    """Whether a folder has one of the two forms. `config`: its transformers configuration."""
+    """Whether a folder has one of the two forms. `config`: its transformers configuration.
+
+    Raises UnsupportedModel for a folder in another form.
+    """
     return _method(path, config) is not None
 
 
@@ -60,6 +65,8 @@ def read_quantised(path: Path, config: Any, dtype: torch.dtype | None) -> Quanti
     for name, tensor in raw.items():
         if name.endswith(_SCALES):
             continue
+        if name.endswith(_ZERO_POINT):
+            raise UnsupportedModel(f"{name}: zero points are not read")
         if tensor.dtype not in (torch.float8_e4m3fn, torch.int8):
             whole[name] = tensor.to(dtype)
             continue
@@ -79,17 +86,25 @@ def _stored(module: str, values: Tensor, scale: Tensor | None) -> StoredWeight:
 
 
 def _method(path: Path, config: Any) -> str | None:
-    method = _settings(config).get("quant_method")
-    if method in ("compressed-tensors", "modelopt"):
+    settings = _settings(config)
+    method = settings.get("quant_method")
+    if method in _METHODS:
         return cast("str", method)
-    return "modelopt" if method is None and (path / "hf_quant_config.json").is_file() else None
+    if method is None and (path / "hf_quant_config.json").is_file():
+        return "modelopt"
+    if settings:
+        raise UnsupportedModel(
+            f"quantization_config.quant_method {method}: {' and '.join(_METHODS)} alone are read"
+        )
+    return None
 
 
 def _check(path: Path, config: Any) -> None:
     if _method(path, config) == "compressed-tensors":
         groups: Mapping[str, Any] = _settings(config).get("config_groups") or {}
         for name, group in groups.items():
-            _check_group(f"quantization_config.config_groups.{name}.weights", group["weights"])
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            _check_group(f"quantization_config.config_groups.{name}.weights", weights)
         return
     settings = _settings(config)
     file = path / "hf_quant_config.json"
@@ -100,7 +115,10 @@ def _check(path: Path, config: Any) -> None:
         raise UnsupportedModel(f"ModelOpt's quant_algo {algorithm}: FP8 alone is read")
 
 
-def _check_group(name: str, weights: Mapping[str, Any]) -> None:
+def _check_group(name: str, weights: object) -> None:
+    if not isinstance(weights, Mapping):
+        raise UnsupportedModel(f"{name} must be an object: weights in 8 bits are read")
+    weights = cast("Mapping[str, Any]", weights)
     if weights.get("num_bits") != 8:
         raise UnsupportedModel(f"{name}: {weights.get('num_bits')} bits, and only 8 are read")
     if weights.get("strategy") not in _STRATEGIES:

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(Supervisor(config, announce).run())
     except CannotStart as error:
-        return _cannot_start(_by_flags(str(error)))
+        return _cannot_start(by_flags(str(error)))
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
@@ -234,14 +234,20 @@ def _writable_folder(sources: "Sources", name: str) -> Path:
     return path
 
 
-def _by_flags(message: str) -> str:
+def by_flags(message: str) -> str:
     """A message of a process of the service, with flags in place of fields."""
     from penstock.server.config import SETTINGS
 
     flags = {item.path.rpartition(".")[2]: f"--{item.flag}" for item in SETTINGS}
     flags |= {item.name: f"--{item.flag}" for item in SETTINGS}
+    # A single word is a field's name where one of its values comes next.
+    values = [
+        rf"{item.path.rpartition('.')[2]}(?= (?:{'|'.join(item.choices)})\b)"
+        for item in SETTINGS
+        if item.choices
+    ]
     return re.sub(
-        r"(?<![\w.'\"/-])[a-z]+(_[a-z]+)+(?![\w./'\"-])",
+        rf"(?<![\w.'\"/-])(?:{'|'.join(values)}|[a-z]+(?:_[a-z]+)+(?![\w./'\"-]))",
         lambda match: flags.get(match[0], match[0]),
         message,
     )

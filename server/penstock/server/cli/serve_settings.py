@@ -20,8 +20,9 @@ from penstock.scheduler.setting import SettingError
 from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.security.security import Security, check_exposure, is_loopback
-from penstock.server.settings.sources import Sources
+from penstock.server.settings.sources import BadSetting, Sources
 from penstock.server.tenants import tenant_fault
+from penstock.server.usable_cores import num_usable_cores
 
 if TYPE_CHECKING:
     from penstock.server.config import ServerConfig
@@ -69,6 +70,8 @@ _MEANINGLESS = {
 _STEPS = {"operations_port": 1, "metrics_port": 2}
 """Offset from the service's port, unless a setting overrides it."""
 _MAX_PORT = 65535
+_MAX_THREADS_PER_CORE = 4
+"""More would only wait for each other."""
 _EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 _OPT_IN_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -167,6 +170,12 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
     derived: dict[str, Any] = {}
+    num_threads, most = sources.get("threads", 0), _MAX_THREADS_PER_CORE * num_usable_cores()
+    if num_threads > most:
+        raise BadSetting(
+            f"{sources.spell('threads')} must be at most {most},"
+            f" {_MAX_THREADS_PER_CORE} for each usable core, not {num_threads}"
+        )
     if kind is not ExecutorKind.SIMULATED:
         sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:

@@ -20,6 +20,8 @@ from penstock.executor.torch.cpu.fused_model import (
 )
 from penstock.executor.torch.cpu_kernels import kernels as kernel_module
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
+from penstock.executor.torch.cpu_kernels.native import INT8_DIM_STEP
+from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.kv_pages import KVPages, page_dtype
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import NotFused, read_module_tree
@@ -66,6 +68,7 @@ def fused_path(
 
     kv_dtype = page_dtype(config.kv_cache_dtype, model.dtype)
     is_int8 = config.quantization == "int8"
+    _check_head_size(tree.head_dim, kv_dtype, kernels)
     try:
         joined = join_model(tree, num_positions=num_positions)
         found = trial(joined, model.dtype)
@@ -97,6 +100,14 @@ def fused_path(
         kv_dtype=kv_dtype,
         make=lambda pages: FusedForward(fused, kernels, pages),
     )
+
+
+def _check_head_size(head_dim: int, kv_dtype: torch.dtype, kernels: Kernels) -> None:
+    if kernels.is_native and kv_dtype is torch.int8 and head_dim % INT8_DIM_STEP:
+        raise UnsupportedModel(
+            f"kv_cache_dtype int8 needs heads of a multiple of {INT8_DIM_STEP} elements, not"
+            f" {head_dim}"
+        )
 
 
 def _trial_logits(
