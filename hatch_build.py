@@ -48,10 +48,11 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it collects files."""
-        del version
         try:
             compile_kernels()
         except (OSError, subprocess.CalledProcessError) as error:
+            if version == "standard":
+                _TARGET.unlink(missing_ok=True)  # which the wheel would ship
             detail = getattr(error, "stderr", None) or error
             self.app.display_warning(f"CPU kernels are not built: {detail}")
             return
@@ -71,9 +72,8 @@ def source_digest() -> str:
 def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
     """Write the shared object, compiled and linked with additional `flags`.
 
-    Raises OSError or CalledProcessError; an old one is gone then.
+    Raises OSError or CalledProcessError; an old one stays then.
     """
-    target.unlink(missing_ok=True)
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc")), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler (gcc or cc)")

@@ -16,13 +16,14 @@ import torch
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_path import fused_path
 from penstock.executor.torch.cpu_kernels import kernels as kernels_module
-from penstock.executor.torch.cpu_kernels.kernels import CHOICE_VARIABLE, PLAIN, load
+from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.plain import PlainKernels
 from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import NotFused
+from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way, prompt_error
 from support.torch_models import (
     FUSED_SHAPES,
@@ -140,7 +141,7 @@ def test_kernels_in_plain_torch_say_what_a_full_forward_says(tmp_path: Path) -> 
 def test_without_compiled_kernels_the_modules_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(CHOICE_VARIABLE, PLAIN)
+    monkeypatch.setenv(KERNELS_VARIABLE, PLAIN)
     config = ExecutorConfig(model_path=save_tiny_model("llama", tmp_path), num_blocks=8)
 
     with caplog.at_level(logging.WARNING):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from penstock.executor.torch.cpu_kernels import native
-from penstock.executor.torch.cpu_kernels.kernels import (
-    CHOICE_VARIABLE,
-    PLAIN,
-    load,
-)
+from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load, warn_without_kernels
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
+from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 from support.kernel_steps import DECODES_AND_CHUNKS, Case, Step
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -252,9 +251,9 @@ def test_the_greatest_logit_is_found_and_a_bad_row_told(
 def test_the_environment_chooses_and_an_impossible_choice_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(CHOICE_VARIABLE, PLAIN)
+    monkeypatch.setenv(KERNELS_VARIABLE, PLAIN)
     assert not load().is_native
-    monkeypatch.delenv(CHOICE_VARIABLE)
+    monkeypatch.delenv(KERNELS_VARIABLE)
     assert load().instructions == SETS[0]
     with pytest.raises(ValueError, match="PENSTOCK_CPU_KERNELS 'sse9'"):
         load("sse9")
@@ -264,18 +263,58 @@ def test_without_a_shared_object_plain_torch_runs_with_one_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "load_library", lambda: None)
-    assert load().instructions == PLAIN
+    warn_without_kernels.cache_clear()
+    assert [load().instructions for _ in range(2)] == [PLAIN, PLAIN]
     assert [record.message for record in caplog.records] == [
         "no compiled CPU kernels: attention runs in PyTorch's operators"
     ]
 
 
-def test_the_shared_object_is_of_these_sources() -> None:
-    if shutil.which("gcc") is None and native.source_digest() is None:
-        pytest.skip("no gcc")
-    spec = importlib.util.spec_from_file_location("hatch_build", REPOSITORY / "hatch_build.py")
+HOOK = REPOSITORY / "hatch_build.py"
+
+
+@pytest.fixture
+def hook() -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", HOOK)
     assert spec is not None
     assert spec.loader is not None
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_shared_object_is_of_these_sources(hook: Any) -> None:
+    if shutil.which("gcc") is None and native.source_digest() is None:
+        pytest.skip("no gcc")
     assert native.source_digest() == hook.source_digest(), "run: python hatch_build.py"
+    assert native.source_digest() == native.digest_of_sources(HOOK)
+
+
+@pytest.mark.skipif(SETS == [PLAIN], reason="no compiled kernels here")
+def test_kernels_of_other_sources_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_afresh = native.load_library.__wrapped__
+    load_afresh()
+    assert caplog.messages == []
+
+    monkeypatch.setattr(native, "digest_of_sources", lambda _hook: "0" * 16)
+    load_afresh()
+
+    (message,) = caplog.messages
+    assert message.startswith("the CPU kernels are not compiled from their present sources")
+    assert message.endswith(f"run `python {HOOK}`")
+
+
+def test_a_failed_compilation_leaves_the_old_shared_object(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "kernels.so"
+    target.write_text("old")
+    monkeypatch.setenv("CC", "false")
+
+    with pytest.raises(subprocess.CalledProcessError):
+        hook.compile_kernels(target)
+
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]

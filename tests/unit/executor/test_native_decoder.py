@@ -14,19 +14,24 @@ import torch
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.cpu.fused_model import join_model, pack_model
+from penstock.executor.torch.cpu.fused_path import fused_path
 from penstock.executor.torch.cpu.step_threads import StepThreads
 from penstock.executor.torch.cpu_kernels.kernels import load
 from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeKernels, is_supported
+from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import read_module_tree
 from penstock.executor.torch.prepacked_linear import uses_own_bf16
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
-from support.torch_models import save_tiny_model
+from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way
+from support.torch_models import NaiveModel, save_tiny_model
 
 _BLOCK = 16
 _LENGTHS = (1, 40, 23, 7)
+ROUNDING = 0.3
+"""Of a logit in bfloat16, in standard deviations; a wrong page misses by several."""
 
 
 def _batch(counts: tuple[int, ...], starts: tuple[int, ...]) -> Batch:
@@ -65,6 +70,27 @@ def test_the_same_bits_as_operator_by_operator(
         torch.set_num_threads(before)
 
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("instructions", [*filter(is_supported, INSTRUCTION_SETS)])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_rounding(
+    name: str, instructions: str, tmp_path: Path
+) -> None:
+    kernels = load(instructions)
+    if not uses_own_bf16(kernels):
+        pytest.skip("its products are oneDNN's")
+    folder = save_tiny_model(name, tmp_path, dtype=torch.bfloat16)
+
+    def build(num_blocks: int) -> TorchExecutor:
+        config = ExecutorConfig(model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks)
+        model = load_configured(config)
+        executor = TorchExecutor(config, model, fused_path(config, model, kernels))
+        assert isinstance(executor._forward, FusedForward)
+        assert executor._forward._decoder is not None
+        return executor
+
+    check_way(ALL_WAYS[-1], build, NaiveModel(folder, tolerance=ROUNDING))
 
 
 @torch.inference_mode()

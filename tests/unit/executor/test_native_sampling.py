@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,20 +13,29 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import torch
 from torch import Tensor
 
+from penstock.executor.torch.cpu_kernels import native_sampling
+from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, is_supported
 from penstock.executor.torch.cpu_kernels.native_sampling import (
     WISH,
-    can_sample,
     choose_greatest,
     draw_rows,
 )
 from penstock.executor.torch.inverse_cdf import draw, draw_truncated
+from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 from penstock.executor.torch.truncation import Truncation
 
 NUM_ROWS = 200
 
-pytestmark = pytest.mark.skipif(
-    not can_sample(torch.zeros(1, 1)), reason="the kernels are not compiled"
-)
+
+@pytest.fixture(autouse=True, params=[*filter(is_supported, INSTRUCTION_SETS)])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every instruction set that this processor has."""
+    monkeypatch.setenv(KERNELS_VARIABLE, request.param)
+    native_sampling._functions.cache_clear()
+    kernels, _ = native_sampling._loaded()
+    assert kernels.instructions == request.param
+    yield
+    native_sampling._functions.cache_clear()
 
 
 def in_torch(logits: Tensor, wishes: np.ndarray) -> Tensor:

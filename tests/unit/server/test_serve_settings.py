@@ -380,6 +380,7 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
 def test_misspelt_variables_are_found() -> None:
     environment = {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_MAX_NUM_SEQS": "3", "HOME": "/"}
     environment["PENSTOCK_ADDRESS"] = "127.0.0.1:1"  # what the client's commands read
+    environment["PENSTOCK_CPU_KERNELS"] = "avx2"  # what the engine reads
     assert unknown_variables(environment) == ["PENSTOCK_MAX_NUM_SEQ"]
 
 

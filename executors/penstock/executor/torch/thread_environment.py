@@ -1,4 +1,5 @@
-"""How many threads compute and how they wait, set in the environment before torch loads.
+"""How many threads compute and how they wait, set in the environment before torch loads; and the
+variable that selects CPU kernels.
 
 Imports nothing heavy.
 
@@ -13,6 +14,8 @@ more threads than that, they spin a fifth of it. Variables of the operator take 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+KERNELS_VARIABLE = "PENSTOCK_CPU_KERNELS"
+"""An instruction set of the compiled kernels, or `none`."""
 _SPINS_ALONE = 5000
 _SPINS_IN_COMPANY = 1000
 _NUM_THREADS = "OMP_NUM_THREADS"

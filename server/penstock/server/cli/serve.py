@@ -128,7 +128,10 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     Not those of the other commands, nor those that Kubernetes sets for services called penstock,
     penstock-metrics or penstock-operations.
     """
-    known = {ADDRESS_VARIABLE, OPERATIONS_VARIABLE, *CONNECTION_VARIABLES, *_variables()}
+    from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
+
+    others = (ADDRESS_VARIABLE, OPERATIONS_VARIABLE, KERNELS_VARIABLE, *CONNECTION_VARIABLES)
+    known = {*others, *_variables()}
     made_up = tuple(
         f"PENSTOCK_{name}{kind}"
         for name in ("", "METRICS_", "OPERATIONS_")

@@ -6,6 +6,7 @@ the others may have any stride.
 
 import logging
 import os
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +18,8 @@ from penstock.executor.torch.cpu_kernels.native import INSTRUCTION_SETS, NativeK
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 from penstock.executor.torch.cpu_kernels.plain import PlainKernels
 from penstock.executor.torch.cpu_kernels.step_rows import StepRows
+from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 
-CHOICE_VARIABLE = "PENSTOCK_CPU_KERNELS"
 PLAIN = "none"
 
 _LOG = logging.getLogger(__name__)
@@ -129,13 +130,19 @@ def load(name: str | None = None) -> Kernels:
 
     Raises ValueError for a name that this machine does not support.
     """
-    name = name or os.environ.get(CHOICE_VARIABLE) or None
+    name = name or os.environ.get(KERNELS_VARIABLE) or None
     if name == PLAIN:
         return PlainKernels()
     for one in INSTRUCTION_SETS:
         if name in (None, one) and is_supported(one):
             return NativeKernels(one)
     if name is not None:
-        raise ValueError(f"{CHOICE_VARIABLE} {name!r} does not run here")
-    _LOG.warning("no compiled CPU kernels: attention runs in PyTorch's operators")
+        raise ValueError(f"{KERNELS_VARIABLE} {name!r} does not run here")
+    warn_without_kernels()
     return PlainKernels()
+
+
+@cache
+def warn_without_kernels() -> None:
+    """Log, once a process, that there are none."""
+    _LOG.warning("no compiled CPU kernels: attention runs in PyTorch's operators")

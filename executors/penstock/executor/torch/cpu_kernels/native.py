@@ -4,6 +4,8 @@ Owns the ctypes mirror of kernels.h and the checks of its arguments: C does not 
 """
 
 import ctypes
+import hashlib
+import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,7 +27,12 @@ INT8_DIM_STEP = 16
 """Head sizes of 8-bit keys are multiples of it: no vector reads into the next row."""
 DTYPES = (torch.bfloat16, torch.float32)
 
-_LIBRARY = Path(__file__).parent / "_kernels.so"
+_log = logging.getLogger(__name__)
+_FOLDER = Path(__file__).resolve().parent
+_LIBRARY = _FOLDER / "_kernels.so"
+_BUILD_HOOK = "hatch_build.py"
+_CHECKOUT_DEPTH = 4
+"""Folders between the checkout's root and this one."""
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "attend": (_POINTER, _POINTER, *(_POINTER, _LONG, _LONG) * 2),
@@ -85,7 +92,20 @@ def load_library() -> ctypes.CDLL | None:
     library.penstock_supports.argtypes = (ctypes.c_char_p,)
     library.penstock_barrier_us.argtypes = (ctypes.c_int,)
     library.penstock_barrier_us.restype = ctypes.c_double
+    hook = _FOLDER.parents[_CHECKOUT_DEPTH] / _BUILD_HOOK
+    if hook.is_file() and _digest_of(library) != digest_of_sources(hook):
+        _log.warning(
+            "the CPU kernels are not compiled from their present sources and may be slow or wrong:"
+            " run `python %s`",
+            hook,
+        )
     return library
+
+
+def digest_of_sources(hook: Path) -> str:
+    """Digest of a checkout's sources, as its build hook writes it into the library."""
+    files = (hook, *sorted((_FOLDER / "csrc").iterdir()))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def is_supported(instructions: str) -> bool:
@@ -99,8 +119,10 @@ def is_supported(instructions: str) -> bool:
 def source_digest() -> str | None:
     """Digest of the sources that the library was compiled from."""
     library = load_library()
-    if library is None:
-        return None
+    return None if library is None else _digest_of(library)
+
+
+def _digest_of(library: ctypes.CDLL) -> str:
     return bytes((ctypes.c_char * 16).in_dll(library, "penstock_source_digest")).decode()
 
 
