@@ -15,9 +15,9 @@
 #   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
 #   make ray       the tests of the Ray Serve gateway on a Ray cluster of two nodes, four minutes
 #   make docs      build the site of docs/ into build/site
-#   make pages     write docs/contract.md and the pictures of docs/concepts anew
+#   make pages     write docs/contract.md and the pictures of docs/concepts again
 #   make fuzz      search for bytes that break something, a quarter of an hour and more
-#   make protos    write the generated code anew
+#   make protos    write the generated code again
 #   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
 #   make format    format Python and protos
 
@@ -105,7 +105,7 @@ demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 	@$(BIN)/python -m penstock.tools demo
 
 # Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
-# languages, and what only computes; all but the first tell what they did when they are done.
+# languages, and what only computes; all but the first report what they did when they are done.
 test: $(READY) $(PROTOS_READY)
 	@# Hundreds of processes are started: where Python may not write byte code, each would compile it again.
 	@$(BIN)/python -m compileall -q -j 0 clients executors gateways protos scheduler server tools tests

@@ -1,9 +1,9 @@
 """What a well-behaved client notices while hostile ones are at work, attack by attack.
 
 A service on the simulated executor with one front; a probe sends one short generation after
-another on a connection of its own, and each attack comes from a process of its own, again and again
-for a few seconds. Told are the probe's worst percentile and its errors, and what the front holds of
-memory once the attack is over.
+another on a separate connection, and each attack comes from a separate process, again and again
+for a few seconds. Reported are the probe's worst percentile and its errors, and what the front
+holds of memory once the attack is over.
 
     python benchmarks/abuse.py [--full] [--json FILE]
 """
@@ -194,7 +194,7 @@ def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
     limits = ("--handshake-timeout-s", "2", "--max-reader-stall-s", "2", "--max-arrival-s", "5")
     with service(*options, *limits) as found:
         address, front = found.address, psutil.Process(found.pids("front")[0])
-        # What a front takes once, whoever calls.
+        # What a front takes once, a caller that calls.
         _program("support.attacks", "rapid_reset", address)
         with Probe(address) as probe:
             while len(probe.seconds) < 100:

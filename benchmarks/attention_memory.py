@@ -1,7 +1,7 @@
 """Scratch memory of prefill and decode in the torch executor, and how long a long prompt takes.
 
 One layer in bfloat16, a prompt of 8,192 tokens in chunks of 2,048, then two decodes; each model in
-a process of its own, measured by its greatest resident size above idle.
+a separate process, measured by its greatest resident size above idle.
 
     python benchmarks/attention_memory.py [--full] [--json FILE]
 """
@@ -121,7 +121,7 @@ def measure(name: str, context: int) -> Measured:
 
 
 def measure_apart(name: str, context: int) -> Measured:
-    """In a process of its own: the greatest resident size never falls."""
+    """In a separate process: the greatest resident size never falls."""
     command = [sys.executable, __file__, "--one", name, "--context", str(context)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Measured(**json.loads(done.stdout.splitlines()[-1]))

@@ -1,8 +1,8 @@
 """A service as it is written without asyncio: grpc.server, a thread for each request.
 
-Over the same engine as Penstock's fronts, by the same link: handlers submit and wait on a queue of
-their own, one thread reads the engine's frames and fills the queues. Short requests only; nothing
-is checked. Roles of this program:
+Over the same engine as Penstock's fronts, by the same link: each handler submits and waits on a
+separate queue, one thread reads the engine's frames and fills the queues. Short requests only;
+nothing is checked. Roles of this program:
 
     engine SOCKET            scheduler and simulated executor, steps that take no time
     front SOCKET PORT THREADS

@@ -1,7 +1,7 @@
 """From a client's cancel to free pages, in steps of the engine and in time.
 
 Owns a service in one process, on a real socket: so the engine's steps can be counted at the moment
-when the front has noticed and says so, and again when the pages are free.
+when the front has noticed and states so, and again when the pages are free.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
             engine.asked.update(dict.fromkeys(keys, engine.num_turns))
             say_cancel(keys, reason)
 
-        port.cancel = cancel  # type: ignore[method-assign] # to see when it is said
+        port.cancel = cancel  # type: ignore[method-assign] # to see when it is called
         server = FrontServer(text, FrontConfig(), port=port)
         bound = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.stop)

@@ -2,14 +2,14 @@
 
 First a new connection for each request, a pool of them, and a pool with all requests of a
 connection in one `Multiplex` call; then a blocking client and server, a thread for each request,
-beside the asynchronous ones. Closed loops of requests of two tokens on this machine, in turns;
+next to the asynchronous ones. Closed loops of requests of two tokens on this machine, in turns;
 medians over the rounds. Connections are compared over plain text and over TLS, each directly and
 over a path whose round trip takes 20 ms; the threads over plain text.
 
     python benchmarks/connections.py [--full] [--json FILE]
 
 Penstock serves from its simulated executor, whose steps take no time, and so does the blocking
-server, over the same link. Clients are processes of their own, on the same cores: what is told as
+server, over the same link. Clients are their own processes, on the same cores: what is reported as
 requests per second is what client, front and engine cost together, and on few cores no ratio can be
 larger than that of these costs. They are in the table.
 """
@@ -164,7 +164,7 @@ def penstock_runs(
 
 
 def _certificate(folder: Path) -> tuple[str, ...]:
-    """The options of a service with a certificate of its own, which is its own authority."""
+    """The options of a service with a separate certificate, which is its own authority."""
     cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
     made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
     names = ("-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")

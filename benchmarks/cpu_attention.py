@@ -1,4 +1,4 @@
-"""Attention over pages on a CPU: the compiled kernels beside PyTorch's operators.
+"""Attention over pages on a CPU: the compiled kernels next to PyTorch's operators.
 
 Steps of one layer in bfloat16, 6 layers in turn so that pages do not stay in the cache: decode rows
 of mixed lengths, one long context, chunks of a prompt; key heads of one query and of several. All

@@ -1,4 +1,4 @@
-"""One engine of `cpu_peers.py`, in an interpreter of its own.
+"""One engine of `cpu_peers.py`, in a separate interpreter.
 
     cpu_peer_side.py ENGINE MODEL THREADS OPTIONS FD
 
@@ -25,7 +25,7 @@ BUDGET = 2048
 NUM_SLOTS = 64
 
 Progress = Iterator[tuple[int, int, bool]]
-"""Key, new tokens, and whether it is done, of each request that went on in a step."""
+"""Key, new tokens, and whether it is done, of each request that continued in a step."""
 
 
 class Vllm:
@@ -113,7 +113,7 @@ class Penstock:
 
         import torch
 
-        # First: it says how threads wait, before torch loads.
+        # First: it states how threads wait, before torch loads.
         from engine_cpu import EngineRun
         from penstock.executor.config import ExecutorConfig
         from penstock.executor.torch.create import create_torch_executor

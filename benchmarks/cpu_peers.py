@@ -1,6 +1,6 @@
-"""The engine on the CPU beside vLLM's CPU build and OpenVINO GenAI: tokens per second and latency.
+"""The engine on the CPU next to vLLM's CPU build and OpenVINO GenAI: tokens per second and latency.
 
-One model with random weights, greedy, no end token; every engine in a process of its own with the
+One model with random weights, greedy, no end token; every engine in a separate process with the
 same threads, in turns: while one runs the others are stopped. Offline: 64 requests of 64 to 512
 tokens and 128 new ones, all at once; and a closed loop of 1 and 8 at a time. Medians of the rounds,
 and ratios of the medians. A peer is measured where its interpreter is given:

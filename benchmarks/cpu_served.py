@@ -1,4 +1,4 @@
-"""The service on the CPU under 1, 8, 32 and 128 streams, beside its own engine without a service
+"""The service on the CPU under 1, 8, 32 and 128 streams, next to its own engine without a service
 and, where its interpreter is given, vLLM's gRPC server.
 
 A Llama of random weights; streams that all start at once, prompts of 288 random tokens and 128 new

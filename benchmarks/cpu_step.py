@@ -1,4 +1,4 @@
-"""Where a decode step's time goes on the CPU, by cause, beside what the cores must do.
+"""Where a decode step's time continues the CPU, by cause, next to what the cores must do.
 
 One Llama of random weights, a number of requests that run side by side at a context of about 352
 tokens, and the engine stepped by hand, over the eager path and the fused one. Causes: the scheduler
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-# First: says what is missing where torch is, and how threads wait before torch loads.
+# First: states what is missing where torch is, and how threads wait before torch loads.
 from engine_cpu import SHAPES, VOCAB_SIZE, EngineRun, build_model
 from usage import needing
 

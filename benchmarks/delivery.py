@@ -2,8 +2,9 @@
 
 Penstock (`Generate` with one front and two, `Multiplex`) on its simulated executor, bare grpc.aio,
 FastAPI with server-sent events, plain TCP lines and a C++ gRPC server, each with tokens at fixed
-steps, the same messages and the same load client (C++, no gRPC core). The sides take turns; told
-are medians over the rounds, without those in which others used more than 0.3 cores, if any is left.
+steps, the same messages and the same load client (C++, no gRPC core). The sides take turns;
+reported are medians over the rounds, without those in which others used more than 0.3 cores, if any
+is left.
 
     python benchmarks/delivery.py [--full] [--json FILE] [--report DIR]
 

@@ -1,7 +1,7 @@
 """One cell of the delivery benchmark: a server, the source of its tokens, the load client.
 
 Owns how the sides are started, put on cores and ended, and what is read off the load client. A
-cell's server has a core of its own (where there are two), the engine or producer and the client
+cell's server has a separate core (where there are two), the engine or producer and the client
 have the others; with two fronts nothing is pinned.
 """
 
@@ -126,7 +126,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server that is up. `schedule`: where its source says when token 0 is due, None: marks."""
+    """A server that is up. `schedule`: where its source states when token 0 is due, None: marks."""
 
     port: int
     servers: list[int]

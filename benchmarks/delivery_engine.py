@@ -1,9 +1,9 @@
 """What delivery costs the engine process: per token, for all its fronts' streams together.
 
 The engine process's own classes in one thread (scheduler, simulated executor, dispatcher, hub),
-paced in real time, a front in another process that only reads. Told is the thread's processor time
-outside the engine's step (polling, splitting by front, encoding, sending) and for making the
-step's events, which is inside; the rest of the step, scheduling, is told beside it.
+paced in real time, a front in another process that only reads. Reported is the thread's processor
+time outside the engine's step (polling, splitting by front, encoding, sending) and for making the
+step's events, which is inside; the rest of the step, scheduling, is reported next to it.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _run(
 
 
 def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
-    """Submit, once told to, and read, as a front does whose streams keep up."""
+    """Submit, once reported to, and read, as a front does whose streams keep up."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         link.sendall(encode(FrontHello(front_id=front_id)))

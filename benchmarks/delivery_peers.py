@@ -1,4 +1,4 @@
-"""The processes that Penstock's delivery is set beside, and the source of their tokens.
+"""The processes that Penstock's delivery is compared with, and the source of their tokens.
 
 Each server sends the messages of `Generate`, one token a message, with as little around them as
 can be; all Python ones run on uvloop. The producer sends each server one frame a step, token k of

@@ -31,8 +31,8 @@ BASE: Load = (256, 20.0)
 BUSY: Load = (256, 5.0)
 OVERLOAD: Load = (256, 2.5)
 MANY: Load = (1000, 20.0)
-"""The load that ratios are told at; one at which a message per token is too much; twice that; and
-many streams."""
+"""The load that ratios are reported at; one at which a message per token is too much; twice that;
+and many streams."""
 HEADER = (
     *("streams", "step ms", "side", "us/token", "us/message", "R1", "R2", "R3", "tokens/s"),
     *("delivered", "tokens/core s", "p50 ms", "p99 ms", "p99 strict", "engine us", "runs"),

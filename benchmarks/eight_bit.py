@@ -1,4 +1,4 @@
-"""What 8 bits cost in quality: text that the demo model draws, under every setting, beside none.
+"""What 8 bits cost in quality: text that the demo model draws, under every setting, next to none.
 
 The shipped demo model is a trained one, so that perplexity means something. Windows of a text go
 through the engine as prompts with log probabilities (perplexity, and how far each token's log

@@ -1,4 +1,4 @@
-"""The engine on the CPU beside what it is made of: tokens per second and latency.
+"""The engine on the CPU next to what it is made of: tokens per second and latency.
 
 Workload: 64 requests, prompts of 64 to 512 random tokens, 128 new tokens each, greedy, no end
 token, a Llama of 13.8 or 91 million parameters with random weights in bfloat16. Four ways to do it,
@@ -216,7 +216,7 @@ def report_latency(engines: dict[str, EngineRun], *, is_full: bool) -> list[dict
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--budget", type=int, default=2048, help="tokens in one step at most")
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")

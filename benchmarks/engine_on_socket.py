@@ -22,7 +22,7 @@ MAX_NUM_WAITING = 4096
 
 @contextlib.contextmanager
 def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator[FrontConnections]:
-    """Fronts can connect to a socket at `path`; who polls, and steps, is the caller."""
+    """Fronts can connect to a socket at `path`; which polls, and steps, is the caller."""
     hello = EngineHello(
         epoch=1,
         model="benchmark",

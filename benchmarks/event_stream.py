@@ -19,7 +19,7 @@ _EMPTY = '"content":""'
 
 
 class StreamFailed(Exception):
-    """The call did not end well; the message says how."""
+    """The call did not end well; the message states how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncGenerator[str]:
-    """The data of each event but the last, which says that there are no more."""
+    """The data of each event but the last, which states that there are no more."""
     rest = b""
     async for chunk in _chunks(reader):
         *events, rest = (rest + chunk).split(b"\n\n")

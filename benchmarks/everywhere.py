@@ -1,8 +1,8 @@
 """Penstock in other languages, behind a gateway and on Ray Serve, in figures.
 
-Sections, all of them by default: conformance, gateway, ray. Each is a benchmark of its own
-(everywhere_*.py), with what it needs told there; one whose parts are not installed is told and left
-out, and then the whole is no success.
+Sections, all of them by default: conformance, gateway, ray. Each is a separate benchmark
+(everywhere_*.py), with what it needs reported there; one whose parts are not installed is reported
+and left out, and then the whole is no success.
 
     python benchmarks/everywhere.py [--full] [--sections NAME,...] [--json FILE]
 """
@@ -30,7 +30,7 @@ def conformance() -> list[Check]:
     """Run all languages, print what came of each; one check for each that runs here."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "conformance.json"
-        # Its exit code says that something failed, which the figures say as well.
+        # Its exit code states that something failed, which the figures state as well.
         subprocess.run(
             [sys.executable, str(TABLE), "--no-page", "--json", str(file)],
             stdout=subprocess.DEVNULL,

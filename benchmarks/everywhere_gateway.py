@@ -4,7 +4,7 @@
 `drain`: 32 callers that never rest while one worker drains and a third joins. `prefix`: dialogues
 that grow, more than the cache of one worker holds, under two policies of the gateway.
 
-The simulated executor has real caches and queues; its steps take what its prices say.
+The simulated executor has real caches and queues; its steps take what its prices state.
 
     python benchmarks/everywhere_gateway.py [--full] [--json FILE]
 
@@ -71,7 +71,7 @@ def two_workers(*options: str) -> Generator[tuple[Service, Service]]:
 
 
 def prompt(number: int) -> list[dict[str, str]]:
-    """Of its own for every call: nothing of it is cached."""
+    """A separate prompt for every call: nothing of it is cached."""
     words = random.Random(number).choices(("gate", "flow", "turbine", "river", "stone"), k=24)
     return [{"role": "user", "content": f"{number} " + " ".join(words)}]
 
@@ -277,7 +277,7 @@ def run(*, is_full: bool = False) -> list[Check]:
 
 
 def main() -> None:
-    """Run and tell."""
+    """Run and report."""
     parser = arguments(__doc__)
     parser.add_argument(
         "--sections", nargs="+", choices=tuple(SECTIONS), default=(), metavar="NAME"

@@ -1,7 +1,7 @@
 """What Ray Serve costs: the same service behind its ingress and without it, at 32 streams.
 
 One node, one replica, the simulated executor, and one asyncio client that counts. Rounds
-alternate between the two, each on processes of its own. `steady`: steps of 20 ms, as a large model
+alternate between the two, each separate on processes. `steady`: steps of 20 ms, as a large model
 takes them; `full`: steps of 1 ms, more than either delivers token by token. Streams follow each
 other; the time to the first token has the wait for the step that runs in it.
 
@@ -244,7 +244,7 @@ def judged(rounds: Rounds) -> list[Check]:
 
 
 def main() -> None:
-    """Run and tell."""
+    """Run and report."""
     given = arguments("What Ray Serve costs, at 32 streams").parse_args()
     rounds = measured_rounds(is_full=given.full)
     checks = judged(rounds)

@@ -2,7 +2,7 @@
 
     everywhere_ray_site.py HTTP_PORT GRPC_PORT OPTION ...     options of `penstock serve`
 
-A program, because Ray may be in another environment than the benchmarks. Says when it is ready,
+A program, because Ray may be in another environment than the benchmarks. States when it is ready,
 and ends with its stdin.
 """
 

@@ -1,10 +1,10 @@
 """What the flight recorder costs the scheduler's step, while another process reads what it writes.
 
 Two engines over an executor that takes no time, one of them recorded, the other not; turn by turn,
-so what the machine does meanwhile it does to both. Two loads: everybody decodes; and a closed loop,
-where whoever ends is replaced (prompts of 64 to 512 tokens, outputs of 64 to 192, a budget of 2048
-tokens). A step: `Engine.step`, which is the scheduler and the engine around it. The reader is the
-observer's: it takes the new rows four times a second.
+so what the machine does meanwhile it does to both. Two loads: every client decodes; and a closed
+loop, where a caller that ends is replaced (prompts of 64 to 512 tokens, outputs of 64 to 192, a
+budget of 2048 tokens). A step: `Engine.step`, which is the scheduler and the engine around it. The
+reader is the observer's: it takes the new rows four times a second.
 
     python benchmarks/flight_cost.py [--full] [--json FILE]
 """
@@ -80,7 +80,7 @@ class Found:
 
 
 class Loop:
-    """An engine with a load that it keeps up: `replaces`, or everybody decodes to the end."""
+    """An engine with a load that it keeps up: `replaces`, or every client decodes to the end."""
 
     def __init__(self, engine: Engine, num_running: int, *, replaces: bool) -> None:
         self._engine = engine
@@ -152,7 +152,7 @@ def recorded(num_running: int, config: SchedulerConfig) -> Generator[Engine]:
 
 
 def read(fd: int) -> None:
-    """Take new rows as an observer does, until whoever started us hangs up."""
+    """Take new rows as an observer does, until a caller that started us hangs up."""
     import select
 
     reader = FlightReader(fd)
@@ -179,7 +179,7 @@ def measure(num_running: int, num_steps: int, *, replaces: bool) -> Found:
         times_ns = np.zeros((num_steps, 2), dtype=np.int64)
         num_ends = 0
         for number in range(num_steps):
-            # Whoever comes second finds the caches as the first one left them.
+            # A caller that comes second finds the caches as the first one left them.
             order: tuple[Callable[[], tuple[int, int]], ...] = (plain.step, flight.step)
             for side in (0, 1) if number % 2 else (1, 0):
                 times_ns[number, side], ended = order[side]()
@@ -207,7 +207,7 @@ def _median_of(rounds: list[Found]) -> Found:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     options = arguments(__doc__).parse_args()
     num_rounds, num_steps = (9, 2400) if options.full else (3, 1200)
     found: list[Found] = []

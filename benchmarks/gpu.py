@@ -1,4 +1,4 @@
-"""The embedded executor on one GPU, beside the goals and what vLLM reached on such a card.
+"""The embedded executor on one GPU, next to the goals and what vLLM reached on such a card.
 
 Two shapes with random weights in bfloat16, made here: 1B (16 layers, hidden 2048, 32/8 heads x 64,
 vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections: `decode`
@@ -123,7 +123,7 @@ class Results:
     timelines: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str) -> None:
-        """Note a figure and print it: a run that is cut short has told what it found."""
+        """Note a figure and print it: a run that is cut short has reported what it found."""
         self.figures.append(Figure(name=name, value=value, unit=unit))
         print(f"{name}: {value:,.3f} {unit}", flush=True)
 
@@ -140,7 +140,7 @@ class Results:
         ]
 
     def print(self) -> None:
-        """Everything beside what vLLM reached."""
+        """Everything next to what vLLM reached."""
         rows: list[tuple[object, ...]] = []
         for found in self.figures:
             mark = MARKS.get(found.name, Mark())
@@ -282,7 +282,7 @@ def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) ->
 
 @contextlib.contextmanager
 def models_in(parent: Path | None) -> Generator[Path]:
-    """Where models are kept: as told, else for this run."""
+    """Where models are kept: as reported, else for this run."""
     if parent is not None:
         yield parent
         return
@@ -301,7 +301,7 @@ def _label(shape: str, quantization: str, kv_cache_dtype: str) -> str:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
     parser.add_argument("--shapes", default="1B,8B", help=f"of {', '.join(SHAPES)}")

@@ -27,7 +27,7 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 BUDGET = 8192
-"""For throughput; where somebody reads along, a service gives a step fewer tokens."""
+"""For throughput; where a client reads along, a service gives a step fewer tokens."""
 CONTEXT = 640
 MAX_SEQ_LEN = 34_816
 NUM_WARM, NUM_TIMED = 20, 80
@@ -111,7 +111,7 @@ class Load:
         raise RuntimeError("prompts are not computed")
 
     def drain(self) -> tuple[float, int]:
-        """Turn until nobody is left: seconds and turns."""
+        """Turn until no client is left: seconds and turns."""
         start_s, num_turns = time.perf_counter(), 0
         while self._engine.has_work:
             self.turn()

@@ -1,6 +1,6 @@
 """Models for the GPU benchmark: usual shapes with random weights, made on the device.
 
-Owns the shapes and the folders. Random weights compute as fast as trained ones and say nonsense.
+Owns the shapes and the folders. Random weights compute as fast as trained ones and state nonsense.
 """
 
 from __future__ import annotations

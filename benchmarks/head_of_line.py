@@ -1,9 +1,9 @@
 """What one very long prompt does to the short ones behind it.
 
 Short prompts arrive at a steady pace; in the middle of it come a few of 100,000 tokens, one after
-the other. Told is the p99 time to first token of the short ones that arrived while a long prompt
-waited or was computed, without the long ones and with them, first come first served and in the
-fair order, once all of one tenant and once with the long ones of another. Everything runs in
+the other. Reported is the p99 time to first token of the short ones that arrived while a long
+prompt waited or was computed, without the long ones and with them, first come first served and in
+the fair order, once all of one tenant and once with the long ones of another. Everything runs in
 virtual time.
 """
 
@@ -74,7 +74,7 @@ def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     options = arguments(__doc__).parse_args()
     duration_s = 600.0 if options.full else 120.0
     base = SimulationConfig(cost=CostModel(), num_blocks=16_384)

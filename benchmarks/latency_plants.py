@@ -1,7 +1,7 @@
-"""Machines with a truth of their own for `latency_target.py`, and the load that each is put under.
+"""Machines with a separate truth for `latency_target.py`, and the load that each is put under.
 
-Owns what a step really takes, as no fit is told it, and who wants what when. Does not know how a
-scheduler limits its steps.
+Owns what a step really takes, as no fit is reported it, and who wants what when. Does not know how
+a scheduler limits its steps.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Load:
     """Requests that decode, and behind them prompts of one output token without end.
 
     `num_decoding`: (from which share of the run, how many are wanted). Each decodes
-    `num_output_tokens` and is followed by another; who is too many is cancelled. `is_varied`: that
-    is the mean, and lengths lie evenly between one token and twice as many.
+    `num_output_tokens` and is followed by another; which is too many is cancelled. `is_varied`:
+    that is the mean, and lengths lie evenly between one token and twice as many.
     """
 
     num_decoding: tuple[tuple[float, int], ...] = ((0.0, 64),)
@@ -52,7 +52,7 @@ class Plant:
 
     `steady`: shares of the run, (from, to), in which nothing changes and long has not. `is_noisy`:
     equal steps take different times. `is_changing`: machine or load become others during the run.
-    `is_crowded`: more want to decode than the target allows. `is_erratic`: no prices foretell it
+    `is_crowded`: more want to decode than the target allows. `is_erratic`: no prices predict it
     in the end.
     """
 
@@ -68,7 +68,7 @@ class Plant:
 
     @property
     def most_decoding(self) -> float:
-        """How many the target has time for with nothing beside them, as prices and lengths are.
+        """How many the target has time for with nothing next to them, as prices and lengths are.
 
         Of answers that vary, the long ones run most of the time: the mean age of who runs is the
         mean square of the lengths over twice their mean.

@@ -89,7 +89,7 @@ class _Traffic:
             self._prompts.add(self._spec(num_tokens, 1, 0).key)
 
     def _num_output(self, age: float) -> int:
-        """Tokens of an answer; of equal ones, this share is behind whoever comes in a crowd.
+        """Tokens of an answer; of equal ones, this share is behind a caller that comes in a crowd.
 
         Those who come together would end together otherwise.
         """
@@ -111,7 +111,7 @@ class _Traffic:
         return spec
 
     def note(self, events: StepEvents) -> list[float]:
-        """Take in a step; the seconds since the token before of everybody who got another."""
+        """Take in a step; the seconds since the token before of every client who got another."""
         keys = [key for key in events.keys.tolist() if key not in self._prompts]
         now = events.at_s
         itl_s = [now - self._told_s[key] for key in keys if key in self._told_s]
@@ -152,7 +152,7 @@ class Run:
         return float(np.percentile(self.itl_s[is_counted], percent))
 
     def share_over(self, target_s: float) -> float:
-        """Of the steps with somebody to wait for them, those that took longer."""
+        """Of the steps with a client to wait for them, those that took longer."""
         is_counted = self.within(WARM_UP_SHARE) & (self.num_decodes > 0)
         return float((self.step_s[is_counted] > target_s).mean())
 

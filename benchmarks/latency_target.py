@@ -2,7 +2,7 @@
 
 Requests decode while prompts wait without end, so that prefill takes all it is given. The
 production engine learns each machine (`latency_plants.py`) from nothing and paces it in virtual
-time. Told are the times between tokens, the prefill done beside them, the same with the fixed
+time. Reported are the times between tokens, the prefill done next to them, the same with the fixed
 budgets that an operator could have set instead, and whether the limits stand. The best fixed
 budget is the power of two that brings the most prefill with a p99 that meets the same goal; it is
 found with hindsight, over the whole run.
@@ -223,7 +223,7 @@ def parser() -> ArgumentParser:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     command = parser()
     options: Namespace = command.parse_args()
     duration_s: float = options.duration_s or (600.0 if options.full else 120.0)

@@ -1,8 +1,8 @@
-"""The load of the benchmarks: requests that come when a list says so or when another has ended, and
-what their clients saw.
+"""The load of the benchmarks: requests that come when a list states so or when another has ended,
+and what their clients saw.
 
 Owns the sending and the times as a client has them. `send` of a loop is any way to do one request
-and say what was seen; `sending` is the usual one, over Penstock's client. Does not know what is
+and state what was seen; `sending` is the usual one, over Penstock's client. Does not know what is
 made of it.
 """
 
@@ -50,8 +50,8 @@ class Ask:
 @dataclass(slots=True, kw_only=True)
 class Seen:
     """An answer. `messages`: seconds from sending and number of tokens of each; `end`: "OK", or the
-    error's reason; `code`: its status. `queue_s`, `served_ttft_s`: what the server says;
-    `is_told_when`: a refusal says when to come back. `ended_s`: on the clock of
+    error's reason; `code`: its status. `queue_s`, `served_ttft_s`: what the server states;
+    `is_told_when`: a refusal states when to come back. `ended_s`: on the clock of
     `time.perf_counter`.
     """
 

@@ -1,4 +1,4 @@
-"""How late an event loop runs: a ticker within it, and whoever reads its ticks from outside.
+"""How late an event loop runs: a ticker within it, and a caller that reads its ticks from outside.
 
 Owns the memory between both: a file of ticks, each when it was due, how late it came, and the CPU
 time since the one before: of the loop's thread and of its process. A stop without as much of either
@@ -95,7 +95,7 @@ class TickReader:
 
 
 def start_ticking() -> None:
-    """Tick on the running loop, where the environment says so."""
+    """Tick on the running loop, where the environment states so."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         Ticker(Path(folder)).start()

@@ -20,7 +20,7 @@ _COMPILE_S = 600.0
 
 
 class CannotBuild(Exception):
-    """A program is not to be had here; the message says what is missing."""
+    """A program is not to be had here; the message states what is missing."""
 
 
 def load_client() -> Path:

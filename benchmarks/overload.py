@@ -2,8 +2,8 @@
 
 A real service (fronts, engine, sockets) on the simulated executor, whose steps take 20 ms, is
 offered from half to five times what it can carry, in an open loop: clients that do not wait for
-each other. Told are, for each load, what was served in time, how long a refusal took to arrive, and
-how long a health check took meanwhile. With `--picture` the curve is drawn.
+each other. Reported are, for each load, what was served in time, how long a refusal took to arrive,
+and how long a health check took meanwhile. With `--picture` the curve is drawn.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MAX_WAITING = 32
 PEAK_PER_S = NUM_SLOTS / (NUM_TOKENS * STEP_S)
 """Requests that the executor can serve in a second when every slot is always taken."""
 MAX_LAG_MS = 2.0
-"""Where the client's own loop was later than that, a time that misses its goal says nothing: the
+"""Where the client's own loop was later than that, a time that misses its goal states nothing: the
 machine was busy. One that meets it holds all the more."""
 MAX_TTFT_S = 2.0
-"""Whoever waits longer for the first token was not served in time."""
+"""A caller that waits longer for the first token was not served in time."""
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 WARM_UP_S = 1.0
 _PATIENCE_S = 60.0
@@ -63,7 +63,7 @@ class Level:
 
 @dataclass(slots=True)
 class Probe:
-    """Health checks beside a load, seconds; `num_not_serving` of them said something else.
+    """Health checks next to a load, seconds; `num_not_serving` of them stated something else.
 
     `lag_s`: how late the client's own loop woke up, which is in every other time: what it cannot
     see it cannot blame on the service.
@@ -92,7 +92,7 @@ async def offered(address: str, rate_per_s: float, duration_s: float) -> Level:
     probe = Probe()
     async with (
         Client(address, retry=NO_RETRY) as client,
-        # A connection of its own.
+        # A separate connection.
         Client(address, retry=NO_RETRY) as aside,
     ):
         await client.health(deadline_s=_PATIENCE_S)
@@ -196,7 +196,7 @@ def draw(levels: list[Level], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the curve as SVG")
     parser.add_argument("--fronts", type=int, default=1, help="front processes (default: 1)")

@@ -103,7 +103,7 @@ def ticks(length: float, max_num: int) -> list[float]:
 
 
 def seconds(value_s: float) -> str:
-    """A duration as people say it: 840 µs, 12.4 ms, 3.21 s."""
+    """A duration as people state it: 840 µs, 12.4 ms, 3.21 s."""
     if value_s == 0.0:
         return "0 s"
     if abs(value_s) < 0.9995e-3:

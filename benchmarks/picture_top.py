@@ -1,4 +1,4 @@
-"""A frame of `penstock top` as SVG: what a terminal on a light ground shows, without its window.
+"""A frame of `penstock top` as SVG, as on a terminal with a light ground, without its window.
 
 The frame is the command's own; only the paper is ours.
 """

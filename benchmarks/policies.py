@@ -1,11 +1,11 @@
 """What scheduling is worth: five ways to schedule on one trace, at rising load, in one run.
 
 In-flight FCFS sets the scale: load 1 is the most at which it still meets its targets for 90 % of
-the requests. `fair` is our order alone; `penstock` also hears of the targets: every request carries
-the TTFT target as its deadline, which the scheduler foresees, and steps are sized for the target
-between tokens. Then a tight target between tokens, a quiet tenant beside a flood, deadlines, the
-prefix cache against one that knows the future (traces with prefix ids), and how long the simulation
-takes. All is virtual time; runs go side by side, one process each.
+the requests. `fair` is our order alone; `penstock` also receives of the targets: every request
+carries the TTFT target as its deadline, which the scheduler foresees, and steps are sized for the
+target between tokens. Then a tight target between tokens, a quiet tenant next to a flood,
+deadlines, the prefix cache against one that knows the future (traces with prefix ids), and how long
+the simulation takes. All is virtual time; runs go side by side, one process each.
 """
 
 import argparse
@@ -192,7 +192,7 @@ def _run_sections(
 ) -> tuple[dict[str, list[dict[str, Any]]], list[Table]]:
     """All trials of all parts side by side; raw results by part, and their tables."""
     trials = [(section, trial) for section in sections for trial in section.trials]
-    # A flood takes longest: begun last, everybody would wait for it.
+    # A flood takes longest: begun last, every client would wait for it.
     order = sorted(range(len(trials)), key=lambda i: trials[i][0].key != "neighbour")
     done = dict(zip(order, runs.run([trials[i][1] for i in order]), strict=True))
     raw: dict[str, list[dict[str, Any]]] = {}

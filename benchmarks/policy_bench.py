@@ -21,8 +21,8 @@ Row = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A way to schedule. `is_told`: clients say until when they need the first token, the scheduler
-    looks ahead and has the target between tokens; else it knows of neither.
+    """A way to schedule. `is_told`: clients state until when they need the first token, the
+    scheduler looks ahead and has the target between tokens; else it knows of neither.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Section(Protocol):
         ...
 
     def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
-        """The results of its trials, in their order, as values that JSON can tell."""
+        """The results of its trials, in their order, as values that JSON can report."""
         ...
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
@@ -91,8 +91,8 @@ class Bench:
         deadline_s: float = math.inf,
         end_s: float = math.inf,
     ) -> Trial:
-        """`load`: in capacities. `ttft_deadline_s`: None for the target if the contender is told
-        of it, and none otherwise. `end_s`: of the part of the trace that is taken.
+        """`load`: in capacities. `ttft_deadline_s`: None for the target if the contender is
+        reported of it, and none otherwise. `end_s`: of the part of the trace that is taken.
         """
         base = self.base if base is None else base
         if ttft_deadline_s is None:

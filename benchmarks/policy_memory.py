@@ -1,6 +1,6 @@
 """The comparison's parts about the prefix cache and about the simulator itself.
 
-Owns what the cache is held against, and how the simulator's speed is told.
+Owns what the cache is held against, and how the simulator's speed is reported.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixReuse:
-    """Hits of the prefix cache at three sizes of memory, beside those of Belady's rule."""
+    """Hits of the prefix cache at three sizes of memory, next to those of Belady's rule."""
 
     bench: Bench
     trace: Sequence[TraceRequest]
@@ -114,7 +114,7 @@ class Speed:
             {
                 "policy": one.name,
                 "cpu_s": result.cpu_s,
-                # Told per hour of traffic: the quick run is a part of one.
+                # Reported per hour of traffic: the quick run is a part of one.
                 "cpu_s_per_hour": result.cpu_s / self.hours,
                 "num_steps": result.summary.num_steps,
             }

@@ -1,4 +1,4 @@
-"""The comparison's part about tenants: a quiet one beside a flood, and two who both want too much.
+"""The comparison's part about tenants: a quiet one next to a flood, and two who both want too much.
 
 Owns the traffic of both and its measures.
 """
@@ -33,7 +33,7 @@ def quiet_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 
 def busy_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """A tenant that wants all there is beside one that wants ten times that."""
+    """A tenant that wants all there is next to one that wants ten times that."""
     busy = [dataclasses.replace(request, tenant="busy") for request in trace]
     return merged(busy, _flood(trace))
 
@@ -47,7 +47,7 @@ def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyNeighbour:
-    """A tenant at a tenth of capacity, alone and beside a flood of ten times capacity, each in the
+    """A tenant at a tenth of capacity, alone and next to a flood of ten times capacity, each in the
     same engine; both have the lengths of the trace.
     """
 
@@ -93,7 +93,7 @@ class NoisyNeighbour:
 
 
 def slowdown(row: Mapping[str, Any]) -> float:
-    """p99 TTFT beside the flood over that alone."""
+    """p99 TTFT next to the flood over that alone."""
     alone_s: float = row["alone"]["ttft_p99_of_all_s"]
     beside_s: float = row["beside"]["ttft_p99_of_all_s"]
     return beside_s / alone_s if alone_s > 0.0 else math.nan

@@ -1,4 +1,4 @@
-"""What `penstock serve --record` costs an engine, per step: on its own thread and beside it.
+"""What `penstock serve --record` costs an engine, per step: on its own thread and next to it.
 
 The scheduler over an executor that takes no time, with 32 and 256 requests running; turns with and
 without a recorder in alternation. The rest is what the recorder's thread makes of the same turns,
@@ -60,7 +60,7 @@ def steps_s(engine: Engine, num_running: int) -> float:
 
 
 def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
-    """Microseconds of a step plain, what recording adds to it, and what it takes beside it."""
+    """Microseconds of a step plain, what recording adds to it, and what it takes next to it."""
     config = SchedulerConfig(max_num_batched_tokens=16_384)
     plain_s: list[float] = []
     recorded_s: list[float] = []
@@ -81,7 +81,7 @@ def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     options = arguments(__doc__).parse_args()
     rounds = 15 if options.full else 5
     rows = [(num, *measure(num, rounds)) for num in (32, 256)]

@@ -1,6 +1,6 @@
-"""How every benchmark is asked and tells its result: options, progress, tables, checks, JSON.
+"""How every benchmark is asked and reports its result: options, progress, tables, checks, JSON.
 
-Owns the format only. A check is one figure against its goal, told as measured, a miss included.
+Owns the format only. A check is one figure against its goal, reported as measured, a miss included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Sense = Literal["at most", "at least"]
 class Check:
     """One figure: `value` in `unit` is to be at least or at most `goal`.
 
-    `is_settled`: enough was measured to say whether it holds.
+    `is_settled`: enough was measured to state whether it holds.
     """
 
     name: str
@@ -79,7 +79,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 
 
 def progress(text: str) -> None:
-    """What is done just now, for whoever watches."""
+    """What is done just now, for a caller that watches."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,6 +1,6 @@
-"""A benchmark's result as one page that needs nothing beside itself.
+"""A benchmark's result as one page that needs nothing next to itself.
 
-Owns the order of the page: settings, checks, then tables and charts. Which charts, says the
+Owns the order of the page: settings, checks, then tables and charts. Which charts, states the
 benchmark.
 """
 

@@ -4,7 +4,8 @@
 steps take no time; the load client is C++. All sides are up throughout and take turns: the front
 without a collector, the same with one that takes all traces, and with `--before DIR` the front of
 another checkout. Reported are medians over the rounds, and ratios within a round. On a machine with
-few cores the rate depends on all processes of the service, so each one's processor time is told.
+few cores the rate depends on all processes of the service, so each one's processor time is
+reported.
 
     python benchmarks/saturation.py [--before DIR] [--full] [--json FILE]
 """
@@ -68,7 +69,7 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
         }
         if before is not None:
             path = os.pathsep.join(str(before / root) for root in _ROOTS)
-            # The command line has not always been a part of its own.
+            # The command line has not always been a separate part.
             module = "penstock.tools" if (before / "tools").exists() else "penstock.server.cli"
             environment = {**os.environ, "PYTHONPATH": path}
             renamed = [_name_in(before, word) for word in options]

@@ -71,7 +71,7 @@ class Requests:
         self._key = 0
 
     def make(self, num_prompt: int, max_tokens: int, **options: Any) -> RequestSpec:
-        """One request with a prompt nobody else has."""
+        """One request with a prompt no client else has."""
         self._key += 1
         ids = self._random.integers(300, 8000, num_prompt).astype(np.int32)
         return RequestSpec(
@@ -181,7 +181,7 @@ class Bench:
 
 
 def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Everybody decodes."""
+    """Every client decodes."""
     bench, requests = Bench(num_running, max(8192, num_running), 4096, depth), Requests(1)
     for _ in range(num_running):
         bench.engine.submit_at((requests.make(requests.between(200, 300), 3500),), 0.0)
@@ -190,7 +190,7 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
 
 
 def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Everybody decodes but four slots, which prefill long prompts 512 tokens a step."""
+    """Every client decodes but four slots, which prefill long prompts 512 tokens a step."""
     bench, requests = Bench(num_running, num_running + 512, 4096, depth), Requests(2)
     for _ in range(num_running - 4):
         bench.engine.submit_at((requests.make(requests.between(40, 80), 3900),), 0.0)
@@ -201,7 +201,7 @@ def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
 
 
 def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Whoever finishes is replaced; admissions, prefill chunks and ends in every step."""
+    """A caller that finishes is replaced; admissions, prefill chunks and ends in every step."""
     bench, requests = Bench(num_running, 2048, 1024, depth), Requests(3)
     turns: list[Turn] = []
 
@@ -290,7 +290,7 @@ def _fill(bench: Bench, num_running: int) -> None:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     options = arguments(__doc__).parse_args()
     num_steps = 3000 if options.full else 600
     loads = {"decode": decode, "decode + 512 prefill": mixed, "closed loop": closed_loop}

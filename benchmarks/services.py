@@ -1,6 +1,6 @@
 """The one way in which benchmarks start things: services, other processes, the C++ load client.
 
-Owns the processes, what they say of themselves and what they cost. Everything is on 127.0.0.1 and
+Owns the processes, what they state of themselves and what they cost. Everything is on 127.0.0.1 and
 ends with the block that started it.
 """
 
@@ -42,7 +42,7 @@ _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
 class RunFailed(Exception):
-    """Something could not be measured; the message is what its processes said."""
+    """Something could not be measured; the message is what its processes stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Ready:
 
 
 class Service:
-    """A `penstock serve` and what it said. `up`: what became ready, by role, oldest first, unless
+    """A `penstock serve` and what it stated. `up`: what became ready, by role, oldest first, unless
     its log is off; `log`: the last lines of it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -107,7 +107,7 @@ class Service:
         return self.up[role][count - 1]
 
     def until_said(self, *places: str) -> None:
-        """Wait until it serves and has said where. Raises RunFailed."""
+        """Wait until it serves and has stated where. Raises RunFailed."""
         self._until(lambda: self._places.keys() >= set(places), "the service")
 
     def totals(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
@@ -253,7 +253,7 @@ def run_client(
 
 
 def client_command(role: str, options: dict[str, object]) -> list[str]:
-    """The load client's; bytes are told in hexadecimal. Raises CannotBuild without it."""
+    """The load client's; bytes are reported in hexadecimal. Raises CannotBuild without it."""
     listed = {f"--{name}": v.hex() if isinstance(v, bytes) else v for name, v in options.items()}
     words = [str(word) for pair in listed.items() for word in pair]
     return [str(native_build.load_client()), role, *words]
@@ -286,7 +286,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def expect_ready(process: subprocess.Popen[str]) -> None:
-    """Wait until it says so on its stdout."""
+    """Wait until it states so on its stdout."""
     if line_of(process).strip() != "ready":
         time.sleep(0.1)  # its complaint is on the way to our stderr
         raise RunFailed(f"{process.args!r} did not start: exit code {process.poll()}")
@@ -299,7 +299,7 @@ def cpu_s(pid: int) -> float:
 
 
 def machine_s() -> float:
-    """Processor time that anybody on the machine has used."""
+    """Processor time that any client on the machine has used."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
@@ -313,7 +313,7 @@ def pin(pids: list[int], cores: set[int]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that no client listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,14 +1,14 @@
-"""The simulator beside the service it stands for: one run, replayed, and how far off it is.
+"""The simulator next to the service it stands for: one run, replayed, and how far off it is.
 
 `penstock serve --record` with the demo model on this machine, its clients in an open loop, in
 several parts of two loads in turns. Each part is replayed by the simulator as it was recorded, with
 the service's settings and a cost model that was calibrated on all other parts, and compared with
 what the clients saw. An error is the median of the errors of a load's parts, simulated over real.
 
-What other programs take of the machine slows some parts down and not others, and is told. So that a
-machine that changed is not taken for a simulator that is wrong, two more things are: how far off
-the prices are for the very steps that the part ran, and the errors with prices fitted to the part
-itself.
+What other programs take of the machine slows some parts down and not others, and is reported. So
+that a machine that changed is not taken for a simulator that is wrong, two more things are: how far
+off the prices are for the very steps that the part ran, and the errors with prices fitted to the
+part itself.
 
     python benchmarks/simulation_check.py [--full] [--json FILE]
 """
@@ -136,7 +136,7 @@ class RecordedService:
     async def _recorded(self) -> list[TraceRequest]:
         path = self._folder / "requests.jsonl"
         async with asyncio.timeout(PATIENCE_S):
-            while _num_lines(path) < self._num_requests:  # noqa: ASYNC110 - told by no event
+            while _num_lines(path) < self._num_requests:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0.1)
         return list(read_trace(path))
 
@@ -162,7 +162,7 @@ async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
 
 
 def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Comparison]:
-    """Every part beside its simulation; counts [n, 3] and seconds [n] are those of all steps."""
+    """Every part next to its simulation; counts [n, 3] and seconds [n] are those of all steps."""
     comparisons: list[Comparison] = []
     for index, part in enumerate(parts):
         is_others = np.zeros(len(seconds), dtype=np.bool_)
@@ -211,7 +211,8 @@ def real_figures(part: Part) -> dict[str, float]:
 def front_without(part: Part, parts: list[Part]) -> float:
     """What a first token took outside the engine, median of all other parts, seconds.
 
-    The engine's part ends when the front has the token: the rest is told by the clients' clocks.
+    The engine's part ends when the front has the token: the rest is reported by the clients'
+    clocks.
     """
     return statistics.median(
         (one.ttft_s or 0.0) - one.served_ttft_s
@@ -281,7 +282,7 @@ def tell(comparisons: list[Comparison]) -> list[Check]:
 
 
 def main() -> None:
-    """Measure, calibrate, simulate, tell."""
+    """Measure, calibrate, simulate, report."""
     options = arguments(__doc__).parse_args()
     num_runs, duration_s = (7, 20.0) if options.full else (3, 4.0)
     machine = MachineTime()

@@ -1,7 +1,7 @@
 """Five ways to be slow: what is asked of a service with which settings, and where to look.
 
-Owns the scenarios of docs/why-is-it-slow.md. Steps cost what `COST` says, so the story of a run is
-the same each time and only its last digits differ.
+Owns the scenarios of docs/why-is-it-slow.md. Steps cost what `COST` states, so the story of a run
+is the same each time and only its last digits differ.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Case:
     names; both empty for none. `groups`: prefixes of names whose clients report together.
     `queries`: PromQL with its unit, `[5m]` standing for the run. `look_s`, `kill_s`: seconds after
     the load began at which the operator looks, and at which the engine is killed; None: neither.
-    `has_...`: which pictures there are beside the first timeline. `logged`: words of the lines of
+    `has_...`: which pictures there are next to the first timeline. `logged`: words of the lines of
     the log that are shown.
     """
 
@@ -206,7 +206,7 @@ def _killed() -> Case:
         name="killed",
         options=(
             *("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),
-            *("--max-replays", "0"),  # else the streams go on in the next engine
+            *("--max-replays", "0"),  # else the streams continue in the next engine
         ),
         asks=tuple(asks),
         groups=("essay-", "late-"),

@@ -1,8 +1,8 @@
 """Make the pictures and figures of docs/why-is-it-slow.md, from real runs.
 
 Each case runs twice, as it was and with what the page advises, on `penstock serve` with Prometheus
-and `penstock top` beside it. Pictures go to docs/pictures; what the clients, Prometheus and
-`penstock timeline` said replaces what stands between the page's marks.
+and `penstock top` next to it. Pictures go to docs/pictures; what the clients, Prometheus and
+`penstock timeline` stated replaces what stands between the page's marks.
 
     python benchmarks/slow_pictures.py [--only blocks,flood] [--keep DIR]
 """
@@ -44,7 +44,7 @@ PAGE = DOCS / "why-is-it-slow.md"
 _FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 _LOOK_EVERY_S = 0.25
 _BEATS_S = 1.6
-"""Fronts tell their state once a second, and it is scraped four times."""
+"""Fronts report their state once a second, and it is scraped four times."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class NarrowLine(ChannelConfig):
 
 
 class Load(threading.Thread):
-    """Sends the requests of a case, beside whoever looks."""
+    """Sends the requests of a case, next to a caller that looks."""
 
     def __init__(self, address: str, asks: Sequence[Ask]) -> None:
         super().__init__(name="load")
@@ -84,7 +84,7 @@ class Load(threading.Thread):
     async def _drive(self) -> list[Seen]:
         async with (
             Client(self._address, retry=NO_RETRY) as client,
-            # Little is under way to a slow reader, on a connection of its own.
+            # Little is under way to a slow reader, on a separate connection.
             Client(self._address, retry=NO_RETRY, channel=NarrowLine()) as narrow,
         ):
             usual, slow = (sending(each, deadline_s=60.0) for each in (client, narrow))

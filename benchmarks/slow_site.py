@@ -1,6 +1,6 @@
 """Who looks at a service of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
 
-Owns a real Prometheus and how both are told on the page: the text between its marks.
+Owns a real Prometheus and how both are reported on the page: the text between its marks.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Prometheus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a case's runs said, the first one first; `summary`: of `penstock timeline`;
+    """What a case's runs stated, the first one first; `summary`: of `penstock timeline`;
     `log`: lines worth showing."""
 
     case: Case
@@ -102,7 +102,7 @@ class Told:
 
 
 def block(told: Told) -> str:
-    """Markdown that tells it."""
+    """Markdown that reports it."""
     case = told.case
     names = ["before", *([f"with {case.cured}"] if len(told.answers) > 1 else [])]
     lines = [f"| source | figure | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]

@@ -1,4 +1,4 @@
-"""Whether spans say of every request what they should: one root each, and children that tile it.
+"""Whether spans state of every request what they should: one root each, and children that tile it.
 
 Owns the rules. Pure: does not know where spans come from, nor what was asked.
 """
@@ -28,7 +28,7 @@ class Sent:
     """A request. `parent_id`: the span under which its root must hang.
 
     `is_answered`: something came back, so that the server must have known it. Of others it may
-    never have heard.
+    never have received.
     """
 
     trace_id: bytes

@@ -1,7 +1,7 @@
 """Time from exec of `penstock serve` to its ready line, and from SIGTERM to its end.
 
 Every run is a fresh process tree with the demo model on a free port. The first run, which may have
-to read files from the disk, is told apart from the others. Goal: ready in under 6 s.
+to read files from the disk, is reported apart from the others. Goal: ready in under 6 s.
 """
 
 import os

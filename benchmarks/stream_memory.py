@@ -7,8 +7,8 @@ after the first token. Of those gRPC's core is known to keep 100 to 200 bytes.
 
     python benchmarks/stream_memory.py [--full] [--json FILE]
 
-Resident memory comes and goes by a megabyte: growth is told from 10,000 requests, which take under
-a minute, but held against its goal only with --full, over 100,000.
+Resident memory comes and goes by a megabyte: growth is reported from 10,000 requests, which take
+under a minute, but held against its goal only with --full, over 100,000.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
 def held(num_streams: int, *, is_active: bool) -> Held:
     """Open so many streams at once and look."""
     num_fronts = 1 if num_streams <= 4000 else 2
-    # Whoever comes after the warm-up waits: the step that its first one is in does not end.
+    # A caller that comes after the warm-up waits: the step that its first one is in does not end.
     stuck: dict[str, object] = {
         "kind": "slow_step",
         "at_request": _WARM_REQUESTS + 1,
@@ -139,7 +139,7 @@ def held(num_streams: int, *, is_active: bool) -> Held:
 
 
 def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> Growth:
-    """Blocks of requests on one front; `send(port, number)` sends some and tells their rate."""
+    """Blocks of requests on one front; `send(port, number)` sends some and reports their rate."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
         port, fronts = serving.port, serving.pids("front")
@@ -152,7 +152,7 @@ def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> G
                 f"{kind}: {block * (number + 1):,} of {num_requests:,}"
                 f"  {resident[-1] / 2**20:.1f} MiB"
             )
-    # What a process takes at first it takes once: the second half tells what goes on.
+    # What a process takes at first it takes once: the second half reports what continues.
     half = np.array(resident[NUM_BLOCKS // 2 :], dtype=np.float64)
     slope = float(np.polyfit(np.arange(len(half)) * block, half, 1)[0])
     return Growth(

@@ -1,7 +1,7 @@
 """What a service survives, in figures: crashes, hangs, cancels, garbage, overload and abuse.
 
 Sections, all of them by default: engine_kill, no_replay, hang, front_kill, drain, cancel,
-malformed, rejects, abuse. The last two are benchmarks of their own (overload.py, abuse.py) that are
+malformed, rejects, abuse. The last two are their own benchmarks (overload.py, abuse.py) that are
 run here too.
 
     python benchmarks/survival.py [--quick] [--sections NAME,...] [--json FILE]
@@ -66,7 +66,7 @@ async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="penstock-survival-") as folder:
         path = Path(folder) / "found.json"
         command = (sys.executable, str(_HERE / f"{name}.py"), "--json", str(path), *options)
-        # A goal that was missed is told by its check; only a run without a result is a failure.
+        # A goal that was missed is reported by its check; only a run without a result is a failure.
         done = await asyncio.to_thread(
             subprocess.run, command, check=False, timeout=_SIBLING_S, env=dict(os.environ)
         )

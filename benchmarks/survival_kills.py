@@ -120,7 +120,7 @@ async def engine_kill(num_rounds: dict[str, int]) -> tuple[list[Any], list[Check
 
 
 async def no_replay(num_rounds: int) -> tuple[list[Any], list[Check]]:
-    """The same without replay: every stream is told at once; how long until it serves again."""
+    """The same without replay: every stream is reported at once; how long until it serves again."""
     found: list[dict[str, Any]] = []
     for model, number in itertools.product(_MODELS, range(num_rounds)):
         progress(f"no_replay: {model}, round {number + 1}")
@@ -186,7 +186,8 @@ async def hang(limit_s: float = 3.0) -> tuple[list[Any], list[Check]]:
 
 
 async def front_kill() -> tuple[list[Any], list[Check]]:
-    """kill -9 of one of two fronts: its streams are told at once, the other's notice nothing."""
+    """kill -9 of one of two fronts: its streams are reported at once, the other's notice
+    nothing."""
     progress("front_kill")
     async with serving(*_SIMULATED) as (live, channels):
         references = await undisturbed(channels, NUM_STREAMS, 300)

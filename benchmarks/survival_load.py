@@ -31,7 +31,7 @@ _MAX_GROWTH_BYTES = 200.0
 
 
 async def _used_blocks(address: str) -> int:
-    """KV blocks in use once nobody is there any more; what is left was leaked."""
+    """KV blocks in use once no client is there any more; what is left was leaked."""
     async with OperationsClient(address) as client:
         used = -1
         for _ in range(100):
@@ -58,7 +58,7 @@ async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
             resident.append(resident_bytes(fronts))
         leaked = await _used_blocks(serving.operations)
     p99 = float(np.percentile(steps, 99))
-    # What a process takes at first it takes once: the second half tells what goes on.
+    # What a process takes at first it takes once: the second half reports what continues.
     growth = (resident[-1] - resident[5]) / (num_cancels / 2)
     results = {
         "steps_to_free_p99": p99,
@@ -158,7 +158,7 @@ async def _send_malformed(serving: Service, num_requests: int) -> Counter[str]:
 
 
 async def malformed(num_requests: int) -> tuple[list[Any], list[Check]]:
-    """Malformed requests by the hundred thousand, and whether anybody else notices."""
+    """Malformed requests by the hundred thousand, and whether any client else notices."""
     progress("malformed")
     with service(*simulated(0.002), has_operations=True) as serving:
         before = {role: list(found) for role, found in serving.up.items()}

@@ -1,4 +1,5 @@
-"""Many live streams: what each was told and when, held against what it should have been told.
+"""Many live streams: what each was reported and when, held against what it should have been
+reported.
 
 Owns the callers' side of the survival benchmark: raw calls of the generated stub, with no retry and
 no resumption of any client, so that whatever is repaired was repaired by the service.
@@ -31,8 +32,8 @@ same where a token's keys were computed with a prompt and where they were comput
 
 @dataclass(slots=True)
 class Told:
-    """What one stream was told. `stamps_s`: when a message with tokens came, and their number by
-    then. `num_skips`: messages out of sequence. `margin`: the least between a token and the next
+    """What one stream was reported. `stamps_s`: when a message with tokens came, and their number
+    by then. `num_skips`: messages out of sequence. `margin`: the least between a token and the next
     likely one, where that was asked for. `status` is empty while it is open."""
 
     ids: list[int] = field(default_factory=list)
@@ -51,7 +52,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """What streams say when nothing happens to the service: `ids` of the request of each index."""
+    """What streams state when nothing happens to the service: `ids` of the request of each
+    index."""
 
     ids: dict[int, list[int]]
 
@@ -67,7 +69,7 @@ class References:
 
 
 def request(index: int, num_tokens: int, num_logprobs: int | None = None) -> pb.GenerateRequest:
-    """A prompt of its own for each index, greedy, answered with token ids."""
+    """A separate prompt for each index, greedy, answered with token ids."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend(
         [60 + (37 * index + 11 * i) % 400 for i in range(8 + index % 24)]

@@ -21,7 +21,7 @@ _HEADER = ("| what happens | measured | goal |", "|---|---|---|")
 
 
 def rows_of(document: dict[str, Any]) -> list[str]:
-    """One row for each check, as measured; a goal that was missed says so."""
+    """One row for each check, as measured; a goal that was missed states so."""
     rows: list[str] = []
     for check in document["checks"]:
         unit = f" {check['unit']}" if check["unit"] else ""

@@ -1,13 +1,13 @@
 """What long texts of one client cost the others on the same front.
 
 A service with one front on the simulated executor, real time. First 1 MiB of text comes in, as a
-prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: told is the
+prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: reported is the
 longest that the front's event loop was held up, the median of three times, with the CPU time that
 its thread and its process used then; and the same of a long answer with log probabilities. Then one
 tenant sends 64 prompts of 1 MB at once,
-wave after wave, all of which are refused: told is the time to first token of another tenant's
-short prompts, beside what it is without the flood, and whether a front was killed. Where the
-machine held up an idle loop, neither can be told.
+wave after wave, all of which are refused: reported is the time to first token of another tenant's
+short prompts, next to what it is without the flood, and whether a front was killed. Where the
+machine held up an idle loop, neither can be reported.
 
     python benchmarks/tokenising.py [--full] [--only stops|flood] [--json FILE]
 """
@@ -287,7 +287,7 @@ async def generate(channel: grpc.aio.Channel, message: GenerateRequest, text: st
 
 
 async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
-    """The other tenant's times to first token in ms, quiet and beside the flood."""
+    """The other tenant's times to first token in ms, quiet and next to the flood."""
     num_positions = 1 << 17
     model = model_of(folder, num_positions)
     with service(*options_of(model, num_positions)) as serving:
@@ -348,7 +348,7 @@ async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, floa
 
 async def attack(address: str, duration_s: float) -> dict[str, int]:
     """Waves of 64 prompts of 1 MB at once; how they were answered."""
-    # An attacker has a machine of its own.
+    # An attacker has a separate machine.
     os.nice(10)
     message = GenerateRequest()
     message.text_prompt.text = _MB
@@ -409,7 +409,7 @@ def checks_of_flood(flooded: dict[str, Any]) -> list[Check]:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure and report."""
     if sys.argv[1:2] == ["--attack"]:
         print(json.dumps(asyncio.run(attack(sys.argv[2], float(sys.argv[3])))))
         return

@@ -4,12 +4,12 @@ A service with tracing to a real OTLP receiver in this process, a queue that is 
 engine that is killed every few seconds. Requests come at a fixed rate, some through Multiplex, and
 end in every way: whole, left by their client early or late, cancelled by call, refused for a bad
 field, an unknown model, a prompt that is too long or a full queue, expired in the queue or in the
-batch, malformed, without an engine. Each carries a trace id of its own. Then: roots per request,
-children that tile their root, and what is missing against what the service says it dropped.
+batch, malformed, without an engine. Each carries a separate trace id. Then: roots per request,
+children that tile their root, and what is missing against what the service states it dropped.
 
     python benchmarks/trace_audit.py [--full] [--rate PER_S] [--json FILE]
 
-A request whose client heard nothing (one that was abandoned at once, or whose call's deadline
+A request whose client received nothing (one that was abandoned at once, or whose call's deadline
 passed) may not have reached the service: of those, none is asked for and several are wrong.
 """
 
@@ -88,7 +88,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """All of it. `num_dropped`: records and traces that the service says it lost."""
+    """All of it. `num_dropped`: records and traces that the service states it lost."""
 
     audit: Audit
     answers: Answers
@@ -207,7 +207,7 @@ def _plan(options: argparse.Namespace) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Run, count, tell."""
+    """Run, count, report."""
     parser = arguments(__doc__)
     parser.add_argument("--rate", type=float, default=150.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1, help="of the requests")

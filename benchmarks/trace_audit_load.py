@@ -49,7 +49,7 @@ class Kind(enum.StrEnum):
     DEADLINE = "deadline"
     """Its own."""
     CALL_DEADLINE = "call deadline"
-    """Its call's: perhaps before anybody heard of it."""
+    """Its call's: perhaps before any client received of it."""
     BAD_FIELD = "bad field"
     UNKNOWN_MODEL = "unknown model"
     TOO_LONG = "too long"

@@ -2,7 +2,7 @@
 
 A real `penstock serve` with one front on the simulated executor (steps of 5 ms, prompts of 64
 tokens, 16 tokens each) without an observer, and with traces of all requests to a collector that is
-up, dead (a closed port) and hanging (takes spans and never answers). Beside them, over a bare
+up, dead (a closed port) and hanging (takes spans and never answers). Next to them, over a bare
 grpc.aio server with the same messages: the SDK's spans built on the event loop when a request ends,
 the interceptor of opentelemetry-instrumentation-grpc, and nothing but initial metadata. All sides
 are up throughout and take turns: each turn an open loop at one rate (the same Poisson arrivals for
@@ -14,9 +14,9 @@ What is measured. Processor time a request: of all threads of the front, and of 
 event loop alone, by the kernel's account at the edges of a window; against the same round of the
 side's base (no tracing, or bare grpc.aio). Lag: of a ticker of 5 ms within each loop. Observer:
 over all requests of the run, with what it does between them. And the record path alone
-(`tracing_record_path.py`). Told are medians over the rounds; "+-" is one standard error of the
+(`tracing_record_path.py`). Reported are medians over the rounds; "+-" is one standard error of the
 difference before it, which other people's work on the machine makes large: the figure for the event
-loop is known as well as that says, and no better.
+loop is known as well as that states, and no better.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def run(plan: Plan, sides: dict[str, Side]) -> Rounds:
         order = list(sides)
         for name in order[number % len(order) :] + order[: number % len(order)]:
             if name in PEERS and number % 2:
-                continue  # their differences are larger: half the rounds tell them
+                continue  # their differences are larger: half the rounds report them
             seed = number + 1
             at_rate = _turn(sides[name], seed, plan, rate=rate)
             at_most = _turn(sides[name], seed, plan, most=True)

@@ -1,11 +1,12 @@
-"""The processes that the cost of tracing is set beside: bare grpc.aio servers, and collectors.
+"""The processes that the cost of tracing is set next to: bare grpc.aio servers, and collectors.
 
 Every server answers `Generate` with 16 messages of one token, one for each step of 5 ms, from an
 asynchronous generator on uvloop, with as little around it as can be. Roles of this program:
 
     bare              no tracing
-    metadata          no tracing, but metadata before the first message, as whoever tells a trace id
-    sdk ENDPOINT      spans built on the event loop when a request has ended: a root with twelve
+    metadata          no tracing, but metadata before the first message, as a caller that reports a
+    trace id sdk ENDPOINT      spans built on the event loop when a request has ended: a root with
+    twelve
                       attributes, three children; the SDK's batch processor, OTLP over gRPC
     contrib ENDPOINT  the interceptor of opentelemetry-instrumentation-grpc, the same processor
     collector         takes spans over OTLP/gRPC and counts them
@@ -48,11 +49,12 @@ _TRACE_METADATA = (
     ("traceresponse", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"),
 )
 Note = Callable[[int, int, int], None]
-"""Told of a request that has ended: when it came, had its first token, and its last; Unix ns."""
+"""Reported of a request that has ended: when it came, had its first token, and its last; Unix
+ns."""
 
 
 class Steps:
-    """A clock that everybody waits on, as streams wait for an engine's step."""
+    """A clock that every client waits on, as streams wait for an engine's step."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

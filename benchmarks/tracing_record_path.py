@@ -1,9 +1,9 @@
 """What a front does for the record of one request, alone: processor time of its thread.
 
 The front's own code, without gRPC and without the engine: the account is opened under the caller's
-trace, told what the message asks for, closed when the request has ended, made into a record,
-encoded, and sent in batches to a process that reads. Set beside the same calls of a front that
-nobody watches; the request itself (`LiveRequest`) is there before the clock starts.
+trace, reported what the message asks for, closed when the request has ended, made into a record,
+encoded, and sent in batches to a process that reads. Set next to the same calls of a front that
+no client watches; the request itself (`LiveRequest`) is there before the clock starts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RecordPath:
 
     The parts of `watched`: `begin` (the account, under the trace that the call names), `describe`
     (what the message asks for), `close` (the record made, encoded, counted, offered), `flush` (the
-    sending). Not a part: `metadata`, what the caller is told of its trace, made, not sent.
+    sending). Not a part: `metadata`, what the caller is reported of its trace, made, not sent.
     """
 
     watched: float
@@ -179,7 +179,7 @@ def _metadata_us(num: int) -> float:
 
 
 async def _measured(path: Path, num_batches: int) -> RecordPath:
-    """Against whoever reads at `path`."""
+    """Against a caller that reads at `path`."""
     exporter = Exporter(
         path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
     )

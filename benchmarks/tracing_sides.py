@@ -75,7 +75,7 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Side:
-    """One side that is up. `watched`: more processes of its own, whose time is not foreign.
+    """One side that is up. `watched`: more its own processes, whose time is not foreign.
 
     `count`: what its collector has counted. `num_requests`: that were sent to it, all turns.
     """
@@ -142,7 +142,7 @@ class Side:
             time.sleep(0.2)
         self.observer_s += self._observer_cpu_s()
         if self.service is not None and self.name != OFF:
-            time.sleep(1.1)  # fronts tell their counts once a second
+            time.sleep(1.1)  # fronts report their counts once a second
             drops = ("penstock_records_dropped_total", "penstock_trace_dropped_total")
             self.num_dropped = sum(self.service.total(name) for name in drops)
 
@@ -199,7 +199,7 @@ def _peer_side(stack: contextlib.ExitStack, name: str, folder: Path) -> Side:
 def _collector(
     stack: contextlib.ExitStack, name: str
 ) -> tuple[str, Callable[[], dict[str, int]] | None, list[int]]:
-    """Where a side's spans go, who counts them, and the pids of that."""
+    """Where a side's spans go, which counts them, and the pids of that."""
     if name in (OFF, BARE, METADATA):
         return "", None, []
     if name == DEAD:
@@ -231,7 +231,7 @@ def _program(stack: contextlib.ExitStack, *arguments: str) -> tuple[int, int]:
 
 
 def _prepare_environment(stack: contextlib.ExitStack, folder: Path) -> None:
-    """Of the processes to come: their loops tick, and traces go where we say."""
+    """Of the processes to come: their loops tick, and traces go where we state."""
     before = dict(os.environ)
 
     def restore() -> None:

@@ -34,9 +34,10 @@ class Load:
     """`num_requests` requests, `concurrency` of them at any time.
 
     Outputs are of `min_output_tokens` to `max_output_tokens`, evenly: of one length, requests that
-    began in one step would end in one and go on in step for ever. Every request comes after a pause
-    of one to two steps, evenly, the first ones too. Without it all would arrive in the instant in
-    which a step begins, and be in time for it or wait for a whole one by the luck of threads.
+    began in one step would end in one and continue in step for ever. Every request comes after a
+    pause of one to two steps, evenly, the first ones too. Without it all would arrive in the
+    instant in which a step begins, and be in time for it or wait for a whole one by the luck of
+    threads.
     """
 
     concurrency: int

@@ -5,12 +5,12 @@ beginning, 512 random prompt tokens each, steps of 20 ms. Burst is the time to t
 those, TTFT that of the others.
 Three sides take turns in one run: the floor (the stand-in in a program of one's own, one task per
 request), the engine side (scheduler, executor and engine loop behind the link, a client of the link
-that only counts) and the service (`penstock serve`, gRPC clients). Each has an engine of its own.
+that only counts) and the service (`penstock serve`, gRPC clients). Each has a separate engine.
 
     python benchmarks/trtllm_overhead.py [--full] [--json FILE]
 
-Added is what a side takes over the floor of the same round; the median over the rounds is told.
-Engine, front and clients are processes of their own: on fewer cores than that they also wait for
+Added is what a side takes over the floor of the same round; the median over the rounds is reported.
+Engine, front and clients are their own processes: on fewer cores than that they also wait for
 each other, which the floor, one process, does not.
 """
 
@@ -216,7 +216,7 @@ def of_side(runs: list[Run], side: str, concurrency: int) -> list[Run]:
 
 
 def added(runs: list[Run], side: str, concurrency: int, metric: str) -> tuple[float, float]:
-    """Milliseconds and percent over the floor, medians of what the single rounds say."""
+    """Milliseconds and percent over the floor, medians of what the single rounds state."""
     pairs = [
         (getattr(run.seen, metric), getattr(floor.seen, metric))
         for run, floor in zip(

@@ -1,4 +1,4 @@
-"""How programs here say what they are to be given, and what they lack.
+"""How programs here state what they are to be given, and what they lack.
 
 For the sides of a benchmark, which are started by it and read their arguments by position, and for
 benchmarks that need more than Penstock itself does.

@@ -1,7 +1,7 @@
 """Makes the event loop of a front process tick, so that a benchmark sees how late it runs.
 
 Python imports a module of this name by itself at its start: a benchmark puts this folder and its
-own on PYTHONPATH, and says in `loop_ticks.FOLDER_VARIABLE` where ticks go. Every other process is
+own on PYTHONPATH, and states in `loop_ticks.FOLDER_VARIABLE` where ticks go. Every other process is
 left as it is.
 """
 

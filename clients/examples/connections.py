@@ -1,7 +1,7 @@
-"""Tells who is connected to a gRPC server, by channelz: one line for each connection.
+"""Reports who is connected to a gRPC server, by channelz: one line for each connection.
 
 Owns nothing of Penstock; any server that answers channelz will do. Behind one port there may be
-several processes, each with connections of its own, as Penstock's fronts are: this tells of the one
+several processes, each separate with connections, as Penstock's fronts are: this reports of the one
 that its own connection came to.
 
     python connections.py 127.0.0.1:50051

@@ -8,7 +8,7 @@ it knows it has asked the server.
     python reflect.py 127.0.0.1:50051 call penstock.v1.ModelService/ListModels '{}'
 
 Several JSON objects in a row are several messages, for methods that take a stream. Statuses other
-than OK are told with their details, and the exit code is 1.
+than OK are reported with their details, and the exit code is 1.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from google.rpc import error_details_pb2
 
 
 class Server:
-    """What a server says of itself."""
+    """What a server states of itself."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel

@@ -123,7 +123,7 @@ func (c *Client) ListModels(ctx context.Context) ([]*pb.ModelInfo, error) {
 	}
 }
 
-// GetModel tells what a model can do and what it allows; "" is the server's default model.
+// GetModel reports what a model can do and what it allows; "" is the server's default model.
 func (c *Client) GetModel(ctx context.Context, name string) (*pb.ModelInfo, error) {
 	request := &pb.GetModelRequest{}
 	if name != "" {

@@ -12,7 +12,7 @@ import (
 )
 
 // unfit is why a message cannot be encoded; nil if it can. That is the caller's mistake, which gRPC
-// would tell as Internal.
+// would report as Internal.
 func unfit(message interface{}) *Error {
 	m, ok := message.(proto.Message)
 	if !ok {

@@ -43,14 +43,14 @@ type Error struct {
 	Metadata map[string]string
 	// RetryAfter is how long the server suggests to wait; 0 for no suggestion.
 	RetryAfter time.Duration
-	// IsRetryRefused says that the server asked not to be tried again.
+	// IsRetryRefused states that the server asked not to be tried again.
 	IsRetryRefused  bool
 	FieldViolations []FieldViolation
-	// RequestID is "" as long as the server did not tell it.
+	// RequestID is "" as long as the server did not report it.
 	RequestID string
 }
 
-// Error tells code, reason and message.
+// Error reports code, reason and message.
 func (e *Error) Error() string {
 	if e.Reason == "" {
 		return fmt.Sprintf("penstock: %s: %s", e.Code, e.Message)
@@ -146,7 +146,7 @@ func (e *Error) readPushback(value string) {
 	}
 }
 
-// ofRequest is the same failure with the id of its request, in case the status did not tell.
+// ofRequest is the same failure with the id of its request, in case the status did not report.
 func (e *Error) ofRequest(requestID string) *Error {
 	if e.RequestID != "" || requestID == "" {
 		return e
@@ -156,7 +156,7 @@ func (e *Error) ofRequest(requestID string) *Error {
 	return &known
 }
 
-// unlessAsked: a call that somebody else cancelled before it began counts as not served. A server
+// unlessAsked: a call that a client else cancelled before it began counts as not served. A server
 // that shuts down does so with calls that reach it in the same moment, and gives no reason.
 func (e *Error) unlessAsked() *Error {
 	if e.Code != codes.Canceled || e.Reason != "" {

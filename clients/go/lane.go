@@ -103,7 +103,7 @@ func (s *laneSource) recv() (*pb.GenerateResponse, error) {
 		}
 		if message != nil {
 			if credit > 0 {
-				// Its failure is told by what is received next.
+				// Its failure is reported by what is received next.
 				_ = s.grant(s.ctx, credit)
 			}
 			return message, nil

@@ -12,7 +12,7 @@ import (
 	pb "penstock/v1"
 )
 
-// MultiplexConfig says how requests share a call.
+// MultiplexConfig states how requests share a call.
 type MultiplexConfig struct {
 	// WindowTokens is how many output tokens of a request the server may send beyond what was read
 	// from its Stream; twice min_chunk_tokens where that is more. It bounds what a slow reader holds
@@ -54,7 +54,7 @@ type Multiplex struct {
 	config MultiplexConfig
 	ctx    context.Context
 	cancel context.CancelFunc
-	// Holds the current call; whoever has taken it out may replace it.
+	// Holds the current call; a caller that has taken it out may replace it.
 	current chan *multiplexCall
 }
 
@@ -79,7 +79,7 @@ func (m *Multiplex) Close() error {
 
 // Generate is Client.Generate over the shared call. The deadline of ctx travels as total_timeout;
 // of its metadata only traceparent does. Reading the Stream gives credit for more output, so a
-// request that nobody reads does not hold up the others.
+// request that no client reads does not hold up the others.
 func (m *Multiplex) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream {
 	window := m.config.WindowTokens
 	if chunk := request.GetOutput().GetMinChunkTokens(); 2*chunk > window {

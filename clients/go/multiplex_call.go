@@ -156,7 +156,7 @@ func (c *multiplexCall) forget(l *lane) {
 	c.endIfUnused()
 }
 
-// leave drops a lane that nobody wants any more, and cancels its request if it is still open.
+// leave drops a lane that no client wants any more, and cancels its request if it is still open.
 func (c *multiplexCall) leave(l *lane) {
 	if c.abandon(l) {
 		// Its failure is the call's end, which ends the request as well.

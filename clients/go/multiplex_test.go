@@ -180,7 +180,7 @@ func TestLostCallIsReplaced(t *testing.T) {
 
 func TestOldCallEndsWithItsLastRequest(t *testing.T) {
 	config := DefaultMultiplex()
-	config.MaxCallAge = time.Nanosecond // so each request has a call of its own
+	config.MaxCallAge = time.Nanosecond // so each request has a separate call
 	ends := make(chan error, 2)
 	ctx, client := serve(t, &fakeService{
 		multiplex: func(s pb.GenerationService_MultiplexServer) error {

@@ -32,7 +32,7 @@ const (
 	roundRobin = `{"loadBalancingConfig": [{"round_robin": {}}]}`
 )
 
-// Option says how a Client connects and tries again.
+// Option states how a Client connects and tries again.
 type Option func(*settings) error
 
 type settings struct {
@@ -47,7 +47,7 @@ func defaultSettings() settings {
 	return settings{retry: DefaultRetry(), numConnections: 1}
 }
 
-// WithTLS encrypts connections; an empty config believes the system's authorities.
+// WithTLS encrypts connections; an empty config accepts the system's authorities.
 func WithTLS(config *tls.Config) Option {
 	return func(s *settings) error {
 		if config == nil {
@@ -58,7 +58,7 @@ func WithTLS(config *tls.Config) Option {
 	}
 }
 
-// TLSFromFiles reads a config from PEM files: the authorities that are believed ("" for the
+// TLSFromFiles reads a config from PEM files: the authorities that are accepted ("" for the
 // system's), and the client's own chain and key where TLS is mutual ("" for neither).
 func TLSFromFiles(ca, cert, key string) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}

@@ -16,8 +16,8 @@ const (
 	maxResumeDelay   = time.Second
 )
 
-// ResumePoint is how far a request's stream was read: all that another process needs to go on with
-// it.
+// ResumePoint is how far a request's stream was read: all that another process needs to continue
+// with it.
 type ResumePoint struct {
 	RequestID string
 	// NextSequence is the sequence of the next message.
@@ -41,9 +41,9 @@ func (p *ResumePoint) count(tokens *pb.TokenDelta) {
 	}
 }
 
-// Resume goes on with the stream of a request that asked for it by resume_timeout, after its
+// Resume continues with the stream of a request that asked for it by resume_timeout, after its
 // connection, the server process or the client itself was lost. It takes the stream over from
-// whoever reads it.
+// a caller that reads it.
 func (c *Client) Resume(ctx context.Context, point ResumePoint) *Stream {
 	s := &Stream{client: c, attempts: newAttempts(c), requestID: point.RequestID}
 	point.ReceivedTokenCounts = append([]uint32(nil), point.ReceivedTokenCounts...)
@@ -53,7 +53,8 @@ func (c *Client) Resume(ctx context.Context, point ResumePoint) *Stream {
 	return s
 }
 
-// recovery is the account of one stream's losses, each of which is made good within grace, or told.
+// recovery is the account of one stream's losses, each of which is made good within grace, or
+// reported.
 type recovery struct {
 	grace      time.Duration
 	isUnderWay bool // the next attempt is a Resume
@@ -68,16 +69,16 @@ func (r *recovery) delayAfter(err *Error, point ResumePoint) (time.Duration, boo
 	isEngineDown := err.HasReason(pb.ErrorReason_ERROR_REASON_ENGINE_DOWN)
 	isLoss := !isEngineDown && (err.Code == codes.Unavailable || err.Reason == ReasonStreamBroken)
 	hasGoneOn := point.NextSequence > r.sequence
-	// Then there is no engine over which it could be fetched; a stream that has gone on is told so of
-	// the request itself.
+	// Then there is no engine over which it could be fetched; a stream that has continued is reported
+	// so of the request itself.
 	isOutOfReach := r.isUnderWay && !hasGoneOn && isEngineDown
-	// Without a request id the server said nothing, and nobody waits for us.
+	// Without a request id the server stated nothing, and no client waits for us.
 	if r.grace <= 0 || point.RequestID == "" || !(isLoss || isOutOfReach) {
 		r.isUnderWay = false
 		return 0, false
 	}
 	if r.first == nil || hasGoneOn {
-		// It had gone on: this is a new loss, with a grace of its own.
+		// It had continued: this is a new loss, with a separate grace.
 		r.first, r.lostAt, r.numFailed = err, time.Now(), 0
 	}
 	r.sequence, r.isUnderWay = point.NextSequence, true
@@ -95,7 +96,7 @@ func (r *recovery) delayAfter(err *Error, point ResumePoint) (time.Duration, boo
 	return delay, true
 }
 
-// explain: that nobody knows the request any more is only the end of a story that began with the
+// explain: that no client knows the request any more is only the end of a story that began with the
 // loss.
 func (r *recovery) explain(err *Error) *Error {
 	if r.first != nil && err.HasReason(pb.ErrorReason_ERROR_REASON_REQUEST_NOT_FOUND) {

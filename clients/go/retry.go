@@ -14,12 +14,12 @@ import (
 	pb "penstock/v1"
 )
 
-// RetryPolicy says how often and how patiently a call is tried again.
+// RetryPolicy states how often and how patiently a call is tried again.
 //
 // A call is tried again only while no output of it was delivered, its status is UNAVAILABLE, or
 // RESOURCE_EXHAUSTED for a full queue, a quota or with a time to wait, the server did not refuse it,
-// attempts are left, and the wait ends before the deadline. The wait is what the server says and up
-// to PushbackJitter of it more; without a word from it, between half and all of InitialBackoff,
+// attempts are left, and the wait ends before the deadline. The wait is what the server states and
+// up to PushbackJitter of it more; silently from it, between half and all of InitialBackoff,
 // which grows by Multiplier up to MaxBackoff. After gRFC A6 (client-side retry).
 type RetryPolicy struct {
 	MaxAttempts    int
@@ -40,7 +40,7 @@ func DefaultRetry() RetryPolicy {
 	}
 }
 
-// NoRetry tells every failure at once.
+// NoRetry reports every failure at once.
 func NoRetry() RetryPolicy { return RetryPolicy{MaxAttempts: 1, Multiplier: 1} }
 
 func (p RetryPolicy) check() error {

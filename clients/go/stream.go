@@ -23,7 +23,8 @@ import (
 //	if err := stream.Err(); err != nil { ... }
 //
 // A stream that ends without an error is complete: gaps, events in the wrong order and an end
-// without finished are errors. One goroutine reads; the methods that say so may be called by others.
+// without finished are errors. One goroutine reads; the methods that state so may be called by
+// others.
 type Stream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -54,9 +55,9 @@ type source interface {
 }
 
 // Generate streams the answer to a request. It reports failures by Stream.Err, and tries again as
-// the client's RetryPolicy says.
+// the client's RetryPolicy states.
 //
-// A request with a resume_timeout survives lost connections: the stream goes on by itself.
+// A request with a resume_timeout survives lost connections: the stream continues by itself.
 func (c *Client) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream {
 	return newStream(ctx, c, request, func(ctx context.Context) (source, error) {
 		return c.callGenerate(ctx, request)
@@ -79,7 +80,7 @@ func (s *Stream) start(ctx context.Context) {
 	s.connect()
 }
 
-// connect makes the next attempt; its failure is told by the next receive.
+// connect makes the next attempt; its failure is reported by the next receive.
 func (s *Stream) connect() {
 	var opened source
 	var err error
@@ -124,11 +125,11 @@ func (s *Stream) Next() bool {
 // Response is the message that Next read.
 func (s *Stream) Response() *pb.GenerateResponse { return s.current }
 
-// Err is why the stream ended, an *Error; nil while it goes on and when it is complete.
+// Err is why the stream ended, an *Error; nil while it continues and when it is complete.
 func (s *Stream) Err() error { return s.err }
 
-// Header waits for the initial metadata of the attempt under way. A request of a Multiplex has none
-// of its own: nil.
+// Header waits for the initial metadata of the attempt under way. A request of a Multiplex has none:
+// nil.
 func (s *Stream) Header() (metadata.MD, error) {
 	s.mu.Lock()
 	source, err := s.source, s.sourceErr
@@ -150,8 +151,8 @@ func (s *Stream) Point() ResumePoint {
 }
 
 // Cancel asks the server to end the request; the stream then ends well, with
-// FINISH_REASON_CANCELLED. Other goroutines may call it once the server told the request's id, or if
-// the request brought one.
+// FINISH_REASON_CANCELLED. Other goroutines may call it once the server reported the request's id,
+// or if the request brought one.
 func (s *Stream) Cancel(ctx context.Context) error {
 	s.mu.Lock()
 	source, requestID := s.source, s.requestID
@@ -174,7 +175,7 @@ func (s *Stream) Close() error {
 }
 
 // Detach leaves the stream without ending the request: it lives on for its resume_timeout, and
-// Client.Resume goes on from Point. Over a Multiplex that period begins with the end of its call.
+// Client.Resume continues from Point. Over a Multiplex that period begins with the end of its call.
 func (s *Stream) Detach() {
 	s.mu.Lock()
 	s.isDetached = true
@@ -215,7 +216,7 @@ func (s *Stream) receive() (*pb.GenerateResponse, error) {
 	}
 }
 
-// delayAfter is how long to wait before the next attempt; false where the error is to be told.
+// delayAfter is how long to wait before the next attempt; false where the error is to be reported.
 func (s *Stream) delayAfter(err *Error) (delay time.Duration, ok bool) {
 	if s.ctx.Err() != nil || s.client.hasClosed() {
 		return 0, false
@@ -244,7 +245,7 @@ func (s *Stream) finish(err *Error) {
 	s.end(err.Code == codes.Canceled)
 }
 
-// end lets go of the stream; isLeft is whether nobody wants what is left of it.
+// end lets go of the stream; isLeft is whether no client wants what is left of it.
 func (s *Stream) end(isLeft bool) {
 	s.mu.Lock()
 	mayLiveOn := !s.hasEnded && !s.isDetached && s.recovery.grace > 0 && s.requestID != ""
@@ -270,7 +271,7 @@ func (s *Stream) isOver() bool {
 	return hasEnded
 }
 
-// asOwnError: that the client was closed is told as such, whatever gRPC makes of it.
+// asOwnError: that the client was closed is reported as such, whatever gRPC makes of it.
 func (s *Stream) asOwnError(err error) *Error {
 	failed := asError(err)
 	isCut := failed.Code == codes.Canceled || failed.Code == codes.Unavailable

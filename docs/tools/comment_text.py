@@ -1,7 +1,7 @@
 """Comments of the contract as Markdown.
 
 Owns paragraphs, drawings, escapes and links from the names that comments mention. Knows which
-names there are only from whom it is told.
+names there are only from whom it is reported.
 """
 
 from __future__ import annotations

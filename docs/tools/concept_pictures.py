@@ -1,6 +1,6 @@
 """The pictures of the concept pages, drawn by code, for docs/pictures.
 
-Owns what is in them. `python docs/tools/concept_pictures.py` writes them anew.
+Owns what is in them. `python docs/tools/concept_pictures.py` writes them again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes docs/contract.md, the reference of the contract, from protos/ and their comments.
 
-Owns the order and the form of the page. `python docs/tools/contract_page.py` writes it anew;
-`--check` only says whether it is current (exit code 1: it is not).
+Owns the order and the form of the page. `python docs/tools/contract_page.py` writes it again;
+`--check` only states whether it is current (exit code 1: it is not).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Bar:
     fill: str = BLUE
 
 
-# Each panel has an axis of its own, from 0; grey is what Penstock is compared with.
+# Each panel has a separate axis, from 0; grey is what Penstock is compared with.
 PANELS: tuple[tuple[str, str, tuple[Bar, ...]], ...] = (
     (
         "256 streams of a 1B model, one H200",

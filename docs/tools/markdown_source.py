@@ -26,7 +26,7 @@ class Block:
 
     @property
     def language(self) -> str:
-        """The first word of `info`, in lower case."""
+        """The first message of `info`, in lower case."""
         return self.info.split()[0].lower() if self.info.split() else ""
 
 

@@ -44,7 +44,7 @@ class CommentedFile:
 
 
 def find_buf() -> str | None:
-    """The program buf: beside this Python, or on the PATH. None: there is none."""
+    """The program buf: next to this Python, or on the PATH. None: there is none."""
     beside = Path(sys.executable).parent
     return shutil.which("buf", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
 

@@ -1,8 +1,8 @@
-"""Records a command in a terminal of its own, and draws the recording as an animated picture.
+"""Records a command in a separate terminal, and draws the recording as an animated picture.
 
 Owns both: the cast (asciicast v2, a line of JSON for each piece of output) and the picture (SVG
-with its animation inside: no script, nothing fetched). What the picture shows is what the terminal
-showed, when it did; only waits longer than `--max-wait` are cut to that, and the picture says so.
+with its animation inside: no script, nothing fetched). The picture shows what the terminal
+showed, when it did; only waits longer than `--max-wait` are cut to that, and the picture states so.
 
     python docs/tools/record_cast.py --picture kill.svg --cast kill.cast -- penstock demo --kill
 """

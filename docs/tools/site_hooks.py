@@ -56,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     while waiting:
         path = waiting.pop()
         if path in seen or not (REPOSITORY / path).is_file():
-            # What is missing stays missing: mkdocs tells which page wants it.
+            # What is missing stays missing: mkdocs reports which page wants it.
             continue
         seen.add(path)
         if not path.startswith("docs/"):

@@ -1,7 +1,7 @@
 """Boxes, arrows and words as SVG.
 
 Owns the look of the concept pages' pictures: white ground, so that they read on a dark page too,
-and colours that the colour-blind tell apart. Knows nothing of what is drawn.
+and colours that the colour-blind can distinguish. Knows nothing of what is drawn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Canvas:
     def text(
         self, x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False
     ) -> None:
-        """One line of words; `anchor` says which end of it is at x: start, middle, end."""
+        """One line of words; `anchor` states which end of it is at x: start, middle, end."""
         weight = " font-weight='bold'" if bold else ""
         self._parts.append(
             f"<text x='{x:g}' y='{y:g}' text-anchor='{anchor}' fill='{INK}'{weight}>"

@@ -1,7 +1,7 @@
 """Check the words of the documentation: `python docs/tools/words_check.py [--count] [FILE ...]`.
 
 Owns the markers of unclear prose with their replacements, and the paths that still have some. Reads
-prose alone: Markdown without code, comments of protos, comments and strings of Python.
+prose alone: Markdown without code, comments and strings of Python, comments of everything else.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ _CHECKED = (
     *("protos/**/*.proto", "clients/penstock/**/*.py", "gateways/**/*.py"),
     *("executors/penstock/**/*.py", "scheduler/penstock/**/*.py"),
     *("server/penstock/**/*.py", "tools/penstock/**/*.py"),
+    *("benchmarks/**/*.py", "docs/tools/*.py", "tests/**/*.py", "clients/examples/*.py"),
+    *(f"clients/*/**/*.{kind}" for kind in ("go", "ts", "java", "cpp", "h")),
+    *("Makefile", "clients/*/Makefile", "pyproject.toml", "mkdocs.yml"),
 )
 # Paths that still have markers, by prefix. Remove an entry once its text is clean; add none.
-_NOT_YET = ("tests/",)
+_NOT_YET: tuple[str, ...] = ()
 # A marker (a regular expression, case ignored; a space is a line break too) -> what to write.
 _MARKERS = {
     r"tells?|telling|told|untold|foretells?|foretold": "report, return; delivered; predicted",
@@ -49,6 +52,9 @@ _MARKERS = {
 }
 _SPACE = r"\s+(?:(?://+|\#+|>) )?"
 _MARKER = re.compile("|".join(rf"(\b(?:{m})\b)" for m in _MARKERS).replace(" ", _SPACE), re.I)
+_DOCSTRINGS_ONLY = ("tests/", "benchmarks/", "docs/tools/", "clients/examples/")
+_BUILT = {"build", "dist", "generated", "node_modules", "v1"}
+_COMMENTS = (".proto", ".go", ".ts", ".java", ".cpp", ".h")
 _CODE = re.compile(
     r"^ *(`{3,})[^`]*$.*?^ *\1|<!--.*?-->|`[^`]+`|\]\([^)]*\)|https?://\S+", re.M | re.S
 )
@@ -56,16 +62,31 @@ _CODE = re.compile(
 
 def prose(path: Path, text: str) -> str:
     """The prose of a file, each word in its line."""
-    if path.suffix == ".proto":
-        text = "\n".join(line.partition("//")[2] for line in text.splitlines())
+    if path.suffix in _COMMENTS:
+        text = "\n".join(map(_comment, text.splitlines()))
+    if path.suffix in ("", ".toml", ".yml"):
+        text = "\n".join(line.partition("#")[2] for line in text.splitlines())
     if path.suffix == ".py":
         lines = [""] * (text.count("\n") + 2)
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING):
+            if token.type == tokenize.COMMENT or _is_prose(path, token):
                 for number, line in enumerate(token.string.splitlines(), token.start[0] - 1):
                     lines[number] += f" {line}"
         text = "\n".join(lines)
     return _CODE.sub(lambda code: " _ " + "\n" * code[0].count("\n"), text)
+
+
+def _is_prose(path: Path, token: tokenize.TokenInfo) -> bool:
+    """Strings of the product; of tests, benchmarks and these tools only docstrings."""
+    is_product = not path.as_posix().startswith(_DOCSTRINGS_ONLY)
+    is_docstring = token.string.startswith('"""') and not token.line[: token.start[1]].strip()
+    return token.type == tokenize.STRING and (is_product or is_docstring)
+
+
+def _comment(line: str) -> str:
+    """The comment of a line of C, Go, Java, TypeScript or a proto."""
+    found = re.search(r"(?<!:)//+|^\s*/?\*+(?=\s|/)", line)
+    return line[found.end() :] if found else ""
 
 
 def markers(text: str) -> Iterator[tuple[int, str, str]]:
@@ -77,7 +98,8 @@ def markers(text: str) -> Iterator[tuple[int, str, str]]:
 
 def _checked() -> list[Path]:
     found = {path.relative_to(_ROOT) for pattern in _CHECKED for path in _ROOT.glob(pattern)}
-    return sorted(path for path in found if not path.as_posix().startswith(_NOT_YET))
+    written = (path for path in found if path.suffix == ".proto" or not _BUILT & {*path.parts})
+    return sorted(path for path in written if not path.as_posix().startswith(_NOT_YET))
 
 
 def main() -> int:

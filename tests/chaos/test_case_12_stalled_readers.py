@@ -1,4 +1,4 @@
-"""A reader that stops is cut, by what it leaves unread or by time; nobody else notices."""
+"""A reader that stops is cut, by what it leaves unread or by time; no client else notices."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ async def test_case_14_a_slow_reader_that_comes_back_gets_everything() -> None:
 async def texts_of(
     channel: grpc.aio.Channel, pause: Callable[[], Awaitable[None]] | None
 ) -> tuple[str, int]:
-    """What one generation says, and in how many messages; `pause` is waited for after the first."""
+    """What one generation states, and in how many messages; `pause` is waited for after the
+    first."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend([5, 6, 7, 8])
     message.sampling.temperature = 0.0

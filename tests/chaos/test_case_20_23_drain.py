@@ -1,4 +1,4 @@
-"""The service is told to end, at every bad moment: it does so in order and in time."""
+"""The service is reported to end, at every bad moment: it does so in order and in time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_case_21_a_stream_longer_than_the_grace() -> None:
             assert not long.has_finished
             assert 0 < long.num_tokens < LONG
         assert await service.ended() == 0
-        # The books were looked over, and balanced, before the engine went.
+        # The accounting were looked over, and balanced, before the engine went.
         assert not [line for line in service.stderr if "integrity check failed" in line]
 
 

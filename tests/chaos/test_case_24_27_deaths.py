@@ -90,7 +90,7 @@ async def test_a_hung_front_is_killed_and_followed() -> None:
 
 
 async def test_case_26_an_engine_that_keeps_dying_ends_the_service_and_every_stream() -> None:
-    # Whoever is there, not one request: nobody is to blame.
+    # A caller that is there, not one request: no client is to blame.
     fault = {"kind": "process_exits", "at_step": 30, "exit_code": 9}
     arguments = [*simulated(faults=[fault]), "--max-replays", "16", "--fronts", "2"]
     async with started(*arguments) as service:
@@ -121,7 +121,7 @@ async def test_case_27_a_killed_front_ends_its_streams_and_leaves_the_engine_cle
         async with service.channel() as channel:
             assert await health_of(channel) == SERVING
             assert await stream(channel, 5).outcome() is OK
-        # The engine went on: it is the first one still, and its books balance.
+        # The engine continued: it is the first one still, and its books balance.
         os.kill(engine, 0)
         assert not [line for line in service.stderr if "integrity check failed" in line]
         service.signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Engines are killed under streams; what the streams tell is what it would have been."""
+"""Engines are killed under streams; what the streams report is what it would have been."""
 
 import asyncio
 import os
@@ -23,13 +23,13 @@ NUM_TOKENS = 300
 
 @dataclass
 class Heard:
-    """What one client heard, whose call is read to its end."""
+    """What one client received, whose call is read to its end."""
 
     token_ids: list[int] = field(default_factory=list[int])
     text: str = ""
     num_messages: int = 0
     num_returns: int = 0
-    """How often it was told that it waits again."""
+    """How often it was reported that it waits again."""
     num_finished: int = 0
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,7 +86,7 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[Heard]:
 
 
 async def until(heard: Heard, num_tokens: int) -> None:
-    """Wait until it has heard so much."""
+    """Wait until it has received so much."""
     async with asyncio.timeout(PATIENCE_S):
         while len(heard.token_ids) < num_tokens:
             await heard.news.wait()

@@ -1,4 +1,4 @@
-"""A front is killed under its streams: those that may be resumed go on, token for token."""
+"""A front is killed under its streams: those that may be resumed continue, token for token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ids_of(events: list[Event]) -> list[int]:
 
 
 async def read(address: str, first: int, *, begun: asyncio.Event | None = None) -> list[Event]:
-    """One stream over a connection of its own; `begun` is set with its tenth event."""
+    """One stream over a separate connection; `begun` is set with its tenth event."""
     events: list[Event] = []
     async with Client(address, resume_grace_s=30.0) as client:
         async for event in client.generate(TokenPrompt(ids=(first, 6, 7)), **OPTIONS):
@@ -79,7 +79,7 @@ async def test_case_24_requests_that_nobody_reads_outlive_the_engine() -> None:
             point = point.after(event)
             if len(events) == 10:
                 break
-        # As if its process had died: the connection goes, and nothing is said.
+        # As if its process had died: the connection goes, and nothing is stated.
         await client._calls.pool.close()  # pyright: ignore[reportPrivateUsage]
         os.kill(engine, signal.SIGKILL)
         await service.next_pid("engine")

@@ -1,4 +1,5 @@
-"""Whatever frames one connection sends, another's calls go on, and nothing is left afterwards."""
+"""Whatever frames one connection sends, another's calls continue, and nothing is left
+afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ async def test_case_42_rapid_resets_hurt_nobody_else() -> None:
         async with siege.probed() as probe:
             for _ in range(NUM_ATTACKS):
                 seen = await attacks.rapid_reset(siege.address, NUM_RESETS)
-                # Most are turned away by the bound on streams, unseen by any handler.
+                # Most are rejected by the bound on streams, unseen by any handler.
                 assert seen.num_resets > seen.num_sent / 2
         assert probe.outcomes
         assert probe.num_errors == 0
@@ -78,7 +79,7 @@ async def test_case_42_one_connection_holds_so_many_calls_and_no_more() -> None:
 async def test_case_42_a_call_whose_message_never_comes_is_ended(path: str) -> None:
     async with besieged("--max-arrival-s", "0.5") as siege:
         seen = await attacks.unfinished_calls(siege.address, path)
-        # Told so, and the stream is free again though its client has not ended it.
+        # Reported so, and the stream is free again though its client has not ended it.
         assert (len(seen.statuses), seen.num_resets) == (seen.num_sent, seen.num_sent)
         assert not seen.is_cut
         await siege.until_calm()

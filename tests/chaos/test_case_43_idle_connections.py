@@ -1,4 +1,4 @@
-"""Connections that say nothing, or not enough: they are closed, and real clients get through."""
+"""Connections that state nothing, or not enough: they are closed, and real clients get through."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_case_43_idle_connections_and_half_handshakes_are_dropped() -> Non
 
 
 async def test_case_43_settings_that_are_never_acknowledged_end_the_connection() -> None:
-    # Until then a client is not held to what they say, such as the bound on its metadata.
+    # Until then a client is not held to what they state, such as the bound on its metadata.
     async with (
         besieged("--handshake-timeout-s", "0.5") as siege,
         h2.raw_connection(siege.address, unacknowledged=[h2.SETTINGS]) as connection,

@@ -54,7 +54,7 @@ async def test_case_44_the_documented_interval_decides(text: ModelText) -> None:
             await collect(turned_out)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "ping" in (caught.value.details() or "").lower()
-        # It has pinged as often, and its stream goes on.
+        # It has pinged as often, and its stream continues.
         tolerant_front.port.send(spec.key, tolerant_front.encode("fine"))
         tolerant_front.port.finish(spec.key)
         assert text_of(await collect(kept)) == "fine"

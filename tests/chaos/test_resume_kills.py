@@ -26,7 +26,7 @@ def ids_of(events: list[Event]) -> list[int]:
 
 
 async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoint:
-    """Read a few messages over a connection of its own, and lose that."""
+    """Read a few messages over a separate connection, and lose that."""
     point = ResumePoint(request_id=request_id)
     client = Client(address, resume_grace_s=GRACE_S)
     stream = client.generate(TokenPrompt(ids=(5, 6, 7)), request_id=request_id, **OPTIONS)

@@ -16,7 +16,7 @@ PROMPT = [5, 6, 7]
 
 
 class Load:
-    """Callers that ask again and again until told to stop."""
+    """Callers that ask again and again until reported to stop."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -112,7 +112,7 @@ class Storm:
         raise AssertionError("still busy")
 
     def check_outcomes(self) -> None:
-        """Whatever was told is right, as far as it goes."""
+        """Whatever was reported is right, as far as it goes."""
         for key, spec in self.specs.items():
             outcome = self.house.outcomes[key]
             if spec.sampling.temperature == 0.0:
@@ -135,7 +135,7 @@ class Storm:
 
 
 class Belongings:
-    """What this process has open and running, to tell what was added to it.
+    """What this process has open and running, to report what was added to it.
 
     Only additions count: what earlier tests left may go at any moment.
     """

@@ -1,6 +1,6 @@
 """The TensorRT-LLM engine dies in each phase of a real service: what clients see, what comes next.
 
-The stand-in has a process of its own besides the engine process, as MPI starts one: none may stay.
+The stand-in has a separate process besides the engine process, as MPI starts one: none may stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _lifetimes = itertools.count()
 
 
 class Site:
-    """A service and what tells its engines' own processes from all others."""
+    """A service and what reports its engines' own processes from all others."""
 
     def __init__(self, service: Service, lifetime_s: float) -> None:
         self.service = service

@@ -1,7 +1,7 @@
 """Run a program through the scenarios: `python tests/conformance/driver.py --program "COMMAND"`.
 
-Starts a service of its own. COMMAND gets `--address HOST:PORT` behind it; README.md beside this
-file says what it has to do. Exit code 0 when nothing failed, 1 when something did.
+Starts a separate service. COMMAND gets `--address HOST:PORT` behind it; README.md next to this
+file states what it has to do. Exit code 0 when nothing failed, 1 when something did.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def tell(result: Result) -> None:
 
 
 def main() -> int:
-    """Run it and say what came of it."""
+    """Run it and state what came of it."""
     sys.path.insert(0, str(TESTS))
     from conformance.runs import results_of
     from conformance.scenarios import SCENARIOS

@@ -1,7 +1,8 @@
 """What each scenario leaves at the service: the root spans of its requests.
 
-A program's word is not enough: whoever prints "passed" has to have been there. Owns what is looked
-for; spans come from the service's exporter, so no client can make them. Does not wait for them.
+A program's word is not enough: a caller that prints "passed" has to have been there. Owns what is
+looked for; spans come from the service's exporter, so no client can make them. Does not wait for
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _STREAM, _ONCE, _MULTIPLEX = "Generate", "GenerateOnce", "Multiplex"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """A request as its root span tells of it. What never happened is "" or 0."""
+    """A request as its root span reports of it. What never happened is "" or 0."""
 
     method: str
     code: str
@@ -92,7 +93,7 @@ def _is_met(name: str, value: Any, wanted: Any) -> bool:
 class Evidence:
     """What a scenario leaves. `one_id`: two of its requests had the same id.
 
-    `num_made_tokens`: what the engine made during the scenario, at least; told by its counters.
+    `num_made_tokens`: what the engine made during the scenario, at least; reported by its counters.
     """
 
     trails: tuple[Trail, ...]
@@ -192,8 +193,8 @@ EVIDENCE: Mapping[str, Evidence] = {
         Trail(methods=(_MULTIPLEX,), reason="INVALID_ARGUMENT", temperature=-1.0),
         _answered(1, num=6),
     ),
-    # Resume is a call of the same request and leaves no span of its own. The one that was cut does,
-    # and the engine's counter says that it went on all the same.
+    # Resume is a call of the same request and leaves no separate span. The one that was cut does,
+    # and the engine's counter states that it continued all the same.
     "resume": _left(
         Trail(methods=(_STREAM,), num_asked_tokens=RESUMED_TOKENS, is_cut=True),
         _answered(RESUMED_TOKENS),

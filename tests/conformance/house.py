@@ -1,4 +1,4 @@
-"""The service that the scenarios run against, and what it has to say of them.
+"""The service that the scenarios run against, and what it has to state of them.
 
 Owns the service, its collector of traces, and what is done to it in the middle of a scenario. Knows
 nothing of programs. Everything is waited for, with a bound.
@@ -49,7 +49,7 @@ _ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
 
 
 class House:
-    """The service under test: started when first needed, and anew after it was drained."""
+    """The service under test: started when first needed, and again after it was drained."""
 
     def __init__(self, *, evidence_s: float = EVIDENCE_S) -> None:
         self._stack = contextlib.AsyncExitStack()
@@ -78,7 +78,7 @@ class House:
         os.kill(self._engine_pid, signal.SIGKILL)
 
     async def drain(self) -> None:
-        """SIGTERM, and wait until the service says that it takes no more."""
+        """SIGTERM, and wait until the service states that it takes no more."""
         service = await self._running()
         async with service.channel() as channel:
             watch = health_watch(channel)
@@ -114,7 +114,8 @@ class House:
         return ""
 
     async def why_not_idle(self) -> str:
-        """What of a scenario is there some seconds after nobody should want it; "" if nothing."""
+        """What of a scenario is there some seconds after no client should want it; "" if
+        nothing."""
         service = await self._running()
         why = "its counters did not come"
         async with (

@@ -24,7 +24,7 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
 class NotBuilt(Exception):
-    """A program could not be built; the end of what its build said."""
+    """A program could not be built; the end of what its build stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """What a version is of, and the command that tells it."""
+    """What a version is of, and the command that reports it."""
 
     name: str
     command: tuple[str, ...]
@@ -101,7 +101,7 @@ class Language:
         return shlex.split(lines[0])
 
     def told_versions(self) -> str:
-        """Versions of its tools and libraries, as far as they tell them."""
+        """Versions of its tools and libraries, as far as they report them."""
         if not self.folder:
             grpc = importlib.metadata.version("grpcio")
             return f"Python {platform.python_version()}, grpcio {grpc}"
@@ -110,7 +110,7 @@ class Language:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what a make tells its children: warnings would mix with answers."""
+    """Ours, without what a make reports its children: warnings would mix with answers."""
     told = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return {**told, "PYTHON": sys.executable}
 

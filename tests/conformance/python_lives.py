@@ -57,7 +57,7 @@ async def _until_id_is_free(client: Client, request_id: str) -> None:
 
 
 async def cancel_by_id(talk: Talk) -> None:
-    """Somebody else cancels; the stream ends well."""
+    """A client else cancels; the stream ends well."""
     request_id = new_id()
     async with talk.client() as client, talk.client() as other:
         options = greedy(LONG_TOKENS, request_id=request_id)
@@ -120,7 +120,7 @@ async def engine_killed(talk: Talk) -> None:
 
 
 async def drain(talk: Talk) -> None:
-    """Who runs, ends; who comes, is sent away."""
+    """Who runs, ends; which comes, is sent away."""
     async with talk.client() as client:
         heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
         await heard.until_tokens()

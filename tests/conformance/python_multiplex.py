@@ -29,7 +29,7 @@ NUM_TEXTS = 6
 _NUM_AT_ONCE = 3
 _MAX_RESPONSES = 4000
 _CANCELLED, _CREDITED, _CLOCK = 8, 9, 10
-"""Keys; the last is of a request whose end says that the one without credit had its chance."""
+"""Keys; the last is of a request whose end states that the one without credit had its chance."""
 
 
 async def multiplex(talk: Talk) -> None:

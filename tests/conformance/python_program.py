@@ -1,6 +1,6 @@
-"""The conformance program of the Python client; README.md beside this file is its contract.
+"""The conformance program of the Python client; README.md next to this file is its contract.
 
-Owns its lines on stdin and stdout. What each scenario asks is in the modules beside it.
+Owns its lines on stdin and stdout. What each scenario asks is in the modules next to it.
 """
 
 from __future__ import annotations

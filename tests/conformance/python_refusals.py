@@ -1,4 +1,4 @@
-"""The scenarios about refusals: what cannot be served, and that the status says so in full.
+"""The scenarios about refusals: what cannot be served, and that the status states so in full.
 
 Each looks at the exception of the client, which decodes the google.rpc details.
 """
@@ -118,7 +118,7 @@ async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Hea
 
 
 async def queue_full(talk: Talk) -> None:
-    """The ninth is told when to come back."""
+    """The ninth is reported when to come back."""
     async with talk.client() as client, full_queue(client, LONG_TOKENS):
         error = await refused(
             QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))

@@ -1,4 +1,4 @@
-"""What the Python scenarios share: the service's address, the way to say that something did not
+"""What the Python scenarios share: the service's address, the way to state that something did not
 hold, and a stream that is read piece by piece while its order is checked.
 
 Knows nothing of any one scenario.
@@ -35,14 +35,15 @@ class NotHeld(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """What a scenario gets. `ready` tells the driver; `until_go` tells it and waits for its go."""
+    """What a scenario gets. `ready` reports the driver; `until_go` reports it and waits for its
+    go."""
 
     address: str
     ready: Callable[[], None]
     until_go: Callable[[], Awaitable[None]]
 
     def client(self) -> Client:
-        """A client with a connection of its own, which tells every failure at once."""
+        """A client with a separate connection, which reports every failure at once."""
         return Client(self.address, retry=NO_RETRY)
 
 
@@ -56,7 +57,7 @@ def require(holds: bool, why: str) -> None:
 
 
 def new_id() -> str:
-    """A request id that nobody else has."""
+    """A request id that no client else has."""
     return f"conformance-{uuid.uuid4()}"
 
 

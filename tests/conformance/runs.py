@@ -51,7 +51,7 @@ class Program:
 
     @classmethod
     async def start(cls, command: Sequence[str], address: str) -> Program:
-        """Start `command` in a process group of its own, so that it ends whole."""
+        """Start `command` in a separate process group, so that it ends whole."""
         process = await asyncio.create_subprocess_exec(
             *command,
             "--address",
@@ -72,7 +72,7 @@ class Program:
     async def tell(self, line: str) -> None:
         """Write one line to it."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told by read
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read` reports its end
             self._process.stdin.write(f"{line}\n".encode())
             await self._process.stdin.drain()
 

@@ -1,6 +1,6 @@
 """The twenty scenarios by name, and what the driver does in the middle of two of them.
 
-Owns the list and its order. What each asks of a program is written in README.md beside this file.
+Owns the list and its order. What each asks of a program is written in README.md next to this file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class Act(enum.Enum):
-    """What the driver does once the program says that it is ready."""
+    """What the driver does once the program states that it is ready."""
 
     NOTHING = "nothing"
     KILL_ENGINE = "kill the engine"

@@ -1,8 +1,8 @@
 """Run every language that this machine has, and write docs/conformance.md.
 
 `python tests/conformance/table.py`, with `--json FILE` for the results as data. Languages whose
-toolchain is missing are told as not run. Exit code 1 when a scenario failed or a program did not
-build.
+toolchain is missing are reported as not run. Exit code 1 when a scenario failed or a program did
+not build.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tell(result: Result) -> None:
 
 
 def main() -> int:
-    """Run, write, say whether all is well."""
+    """Run, write, state whether all is well."""
     sys.path.insert(0, str(TESTS))
     from conformance.programs import LANGUAGES
     from conformance.sweep import NAMES, page_of, run_language

@@ -1,4 +1,5 @@
-"""A run tells what any program does, however badly it behaves, and goes on with the next one."""
+"""A run reports what any program does, however badly it behaves, and continues with the next
+one."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 AMPLE_BLOCKS, SCARCE_BLOCKS = 64, 14
-"""Nobody is preempted; the longest request alone fits, and three of them do not."""
+"""No client is preempted; the longest request alone fits, and three of them do not."""
 
 
 def on_cpu(depth: int, config: ExecutorConfig) -> Executor:

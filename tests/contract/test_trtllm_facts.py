@@ -1,7 +1,7 @@
 """The recorded API of TensorRT-LLM against its stand-in and against everything the adapter uses.
 
 The package cannot be installed here. What is certain instead: adapter and stand-in agree with one
-table, and the table says of every entry where it was read.
+table, and the table states of every entry where it was read.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ OFFERED: dict[Feature, list[tuple[dict[str, Any], bool]]] = {
     ],
     Feature.PROMPT_LOGPROBS: [({}, False)],
 }
-"""What the table says in words: settings, and whether the feature is offered under them."""
+"""What the table states in words: settings, and whether the feature is offered under them."""
 
 
 @pytest.mark.parametrize("feature", Feature)

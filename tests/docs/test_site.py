@@ -1,4 +1,4 @@
-"""The site builds without a complaint, from this machine alone, and asks nobody for anything."""
+"""The site builds without a complaint, from this machine alone, and asks no client for anything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINK = re.compile(r"<a [^>]*href=[\"']?([^\"'\s>]+)")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    # A proxy that nobody answers at: whatever wants the network fails.
+    # A proxy that no client answers at: whatever wants the network fails.
     closed = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https")}
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],

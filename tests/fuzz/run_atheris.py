@@ -2,7 +2,7 @@
 
     python tests/fuzz/run_atheris.py [--seconds 600] [--target read_request ...] [--keep FOLDER]
 
-Each target has its share of the time, in a process of its own. The exit code is 1 if one was
+Each target has its share of the time, in a separate process. The exit code is 1 if one was
 broken; the bytes are then in the folder, and in what is printed. Needs the extra `fuzz`.
 """
 

@@ -1,4 +1,5 @@
-"""Mutated messages of every method against a live service: told what is off, and nothing else."""
+"""Mutated messages of every method against a live service: reported what is off, and nothing
+else."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def followed(served: ServedFront, salt: bytes = b"c", **more: Any) -> Any:
     """A stream that stands, and whose listener the engine has."""
     call = subscribe(served.channel, **more)
-    # At once, before there is anything to tell.
+    # At once, before there is anything to report.
     await call.initial_metadata()
     assert salt in served.port.cache_listeners
     return call
@@ -190,7 +190,7 @@ async def test_who_blocks_a_write_is_cut_out_of_it(served: ServedFront) -> None:
     num_heard = 0
 
     def is_stuck_or_cut() -> bool:
-        """While a write does not come to its end, the backlog grows by what is heard here."""
+        """While a write does not come to its end, the backlog grows by what is received here."""
         hear(CacheUpdate(ticket=0, changes=()))
         return writer.is_cut or writer.num_writes > num_heard
 
@@ -321,7 +321,7 @@ class Replay:
 
 
 async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
-    """Over a real engine whose cache is small: what is told is what is there, to the block."""
+    """Over a real engine whose cache is small: what is reported is what is there, to the block."""
     async with stepped(
         text, front=QUIET, gateway=gateway, num_blocks=16, max_seq_len=128
     ) as service:

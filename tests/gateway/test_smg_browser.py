@@ -51,7 +51,7 @@ def static_server() -> Generator[str]:
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-            """Say nothing."""
+            """State nothing."""
 
         def do_POST(self) -> None:
             """Stand in for a gateway whose answers end as none of the real ones can be made to."""

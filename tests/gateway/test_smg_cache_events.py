@@ -1,6 +1,6 @@
 """The real gateway follows what its workers have cached, and routes by it.
 
-Nothing that it sent itself tells it where these prompts are: they came by the workers' own port.
+Nothing that it sent itself reports it where these prompts are: they came by the workers' own port.
 """
 
 from __future__ import annotations

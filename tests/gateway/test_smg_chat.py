@@ -194,7 +194,7 @@ def is_idle(stats: Any) -> bool:
 
 
 async def test_a_form_is_refused_where_the_executor_has_none(house: House) -> None:
-    """Not ignored: the client is told, once, by a status that says so."""
+    """Not ignored: the client is reported, once, by a status that states so."""
     with pytest.raises(openai().APIStatusError) as caught:
         await house.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, response_format={"type": "json_object"}

@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass
 class House:
-    """The gateway, what stands between it and its worker, and what it said before it had one."""
+    """The gateway, what stands between it and its worker, and what it stated before it had one."""
 
     gateway: Gateway
     relay: TellingRelay
@@ -138,7 +138,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def first_answer(made: Gateway) -> Answer:
-    """What it says without a worker. It tells when it looks for one, not when it listens."""
+    """What it states without a worker. It reports when it looks for one, not when it listens."""
     body = {"model": "demo", **PROMPTS[CHAT]}
     for num in range(1, MAX_LOOKS):
         await made.until_logged("Step retrying", num)
@@ -235,7 +235,7 @@ async def test_other_forms(house: House, path: str, form: dict[str, Any], text: 
     ],
 )  # fmt: skip
 async def test_what_the_gateway_drops(house: House, path: str, option: dict[str, Any]) -> None:
-    """Without a word: neither the worker nor the client hears of it."""
+    """Silently: neither the worker nor the client receives of it."""
     plain = await house.params(path, max_tokens=4)
 
     assert (await house.post(path, max_tokens=4, **option)).status == 200
@@ -302,7 +302,7 @@ async def test_images_are_refused_before_they_get_here(house: House) -> None:
 async def test_methods_that_are_not_there_are_told_to_the_client(house: House) -> None:
     embedding = await house.post("/v1/embeddings", input="x")
     assert embedding.status == 501
-    assert "not supported here: embeddings" in embedding.error["message"]
+    assert "embeddings is not supported by this service" in embedding.error["message"]
 
     for path in ("/flush_cache", "/start_profile", "/stop_profile"):
         answer = await house.post(path)

@@ -1,4 +1,4 @@
-"""Workers of the real gateway come and go: who is served does not notice, as far as can be."""
+"""Workers of the real gateway come and go: which is served does not notice, as far as can be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKER = (*simulated(), "--gateway", "smg", "--fronts", "1")
 
 
 async def ask(client: Any, num: int, max_tokens: int = 10) -> int:
-    """One request of its own; how many tokens came of it."""
+    """One separate request; how many tokens came of it."""
     answer: Any = await client.completions.create(
         model="demo", prompt=f"request {num}", max_tokens=max_tokens
     )
@@ -55,7 +55,7 @@ async def test_a_worker_that_is_killed_costs_its_own_streams_and_no_more() -> No
 
 
 async def test_an_engine_that_dies_costs_a_pause() -> None:
-    """The worker lives on, and its front goes on with the next engine where this one was."""
+    """The worker lives on, and its front continues with the next engine where this one was."""
     async with (
         started(*WORKER) as worker,
         gateway(worker.address) as made,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,16 @@ from support.torch_differential import (
     Way,
     check_way,
     mixed_specs,
+    prompt_error,
     run_mixed,
 )
-from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
+from support.torch_models import (
+    ARCHITECTURES,
+    FUSED_SHAPES,
+    HIDDEN_DIFFERENCES,
+    NaiveModel,
+    save_tiny_model,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,6 +74,52 @@ def test_the_families_that_are_known_are_fused(name: str, folder: Path) -> None:
 
     assert isinstance(executor, TorchExecutor) == (name not in FUSED)
     assert executor.info.pipeline_depth == (2 if name in FUSED else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", FUSED_SHAPES)
+def test_the_shapes_that_are_known_are_fused(shape: str, dtype: str, tmp_path: Path) -> None:
+    executor = make_executor(save_tiny_model(shape, tmp_path), dtype=dtype, num_blocks=8)
+
+    assert not isinstance(executor, TorchExecutor)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", HIDDEN_DIFFERENCES)
+def test_a_model_that_computes_more_than_its_tree_is_served_by_its_modules(
+    shape: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_tiny_model(shape, tmp_path)
+
+    with caplog.at_level(logging.WARNING):
+        executor = make_executor(folder, dtype=dtype)
+
+    assert isinstance(executor, TorchExecutor)
+    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert re.search(HIDDEN_DIFFERENCES[shape], told)
+    error = prompt_error(executor, NaiveModel(folder, device="cuda"))
+    assert error < {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.01}[dtype]
+
+
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("fp8", "auto"), ("none", "fp8")])
+def test_a_wrong_result_in_eight_bits_refuses_the_setting(
+    quantization: str, kv_cache_dtype: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused_loading: Any = pytest.importorskip("penstock.executor.torch.cuda.fused_loading")
+    inner, num_calls = fused_loading.trial_logits, 0
+
+    def wrong(*arguments: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return inner(*arguments) * (1.1 if num_calls == 2 else 1.0)
+
+    monkeypatch.setattr(fused_loading, "trial_logits", wrong)
+    setting = "quantization" if quantization == "fp8" else "kv_cache_dtype"
+
+    with pytest.raises(UnsupportedModel, match=f"^{setting} fp8: .*in 8 bits .* by a factor of 1"):
+        make_executor(
+            llama, dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv_cache_dtype
+        )
 
 
 @pytest.mark.parametrize("depth", [1, 2])

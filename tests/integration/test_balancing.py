@@ -37,7 +37,7 @@ class QuickNames(ChannelConfig):
 
 
 def server(name: str, *place: str) -> contextlib.AbstractAsyncContextManager[Service]:
-    """Says its name as that of the model."""
+    """States its name as that of the model."""
     ages = ("--max-connection-age-s", AGE_S)
     return started(*simulated(), "--fronts", "1", "--model-name", name, *ages, *place)
 
@@ -68,7 +68,7 @@ async def test_a_list_of_servers_one_drained_and_one_killed(stack: AsyncExitStac
 
         on_b, on_c = await opened_on(client, "b"), await opened_on(client, "c")
         b.process.kill()
-        # What the dead one had said something of is lost, and only that.
+        # What the dead one had stated something of is lost, and only that.
         with pytest.raises(Unavailable):
             async for _ in on_b:
                 pass
@@ -127,7 +127,7 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
         await stack.enter_async_context(server("c", "--host", "127.0.0.3", "--port", port))
         num_questions = names.num_questions
         names.addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-        # Nobody told the client. A connection grew too old, so it asked again.
+        # No client reported the client. A connection grew too old, so it asked again.
         await load.more("a", "b", "c")
         assert names.num_questions > num_questions
 

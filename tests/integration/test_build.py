@@ -1,4 +1,4 @@
-"""`penstock build` as a process, with a builder that behaves as it is told."""
+"""`penstock build` as a process, with a builder that behaves as it is reported."""
 
 import asyncio
 import contextlib
@@ -208,7 +208,7 @@ async def test_a_build_that_is_interrupted_ends_the_builder(
         result = await ended(process)
 
     try:
-        # Nobody is there any more to be signalled, not even with nothing.
+        # No client is there any more to be signalled, not even with nothing.
         with pytest.raises(ProcessLookupError):
             signal.pidfd_send_signal(builder, 0)
     finally:

@@ -1,6 +1,6 @@
 """Cases 1 to 5: clients that leave, in every phase; two steps later their pages are free.
 
-The engine takes a step when the test says so, so that steps can be counted; clients are real.
+The engine takes a step when the test states so, so that steps can be counted; clients are real.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ async def test_case_03_cancel_after_the_first_token(one_slot: SteppedService) ->
     assert service.is_clean()
     assert len(service.engine.cancelled) == 1, "the engine was told once"
     assert not service.step()
-    # What was released may be released again: nobody is told twice.
+    # What was released may be released again: no client is reported twice.
     assert service.server.num_live_requests == 0
     assert await call.code() is grpc.StatusCode.CANCELLED
 
@@ -135,7 +135,7 @@ def test_case_04_cancel_racing_completion_in_the_engine() -> None:
 
 
 async def outcome(call: Any) -> grpc.StatusCode:
-    """Read to the end, whoever makes it."""
+    """Read to the end, a caller that makes it."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
         async for _ in call:
             pass

@@ -1,6 +1,7 @@
-"""Cases 10 and 15 to 19: more work than there is room for, and what those are told who are refused.
+"""Cases 10 and 15 to 19: more work than there is room for, and what those are reported who are
+refused.
 
-The engine takes a step when the test says so. A refusal that comes while it takes none was made
+The engine takes a step when the test states so. A refusal that comes while it takes none was made
 without asking it.
 """
 
@@ -35,7 +36,7 @@ FULL = SchedulerConfig(max_num_waiting=MAX_WAITING, max_num_batched_tokens=256)
 
 
 def num_heard(service: SteppedService) -> int:
-    """Requests that the engine has heard of: those who live, and those it has to refuse."""
+    """Requests that the engine has received of: those who live, and those it has to refuse."""
     service.hear()
     return len(service.engine.requests) + len(service.engine.events.ends)
 
@@ -135,7 +136,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
         show_queue(service)
         for _ in range(10 * MAX_WAITING):
             burst.send(service, request(NUM_TOKENS))
-            # While the engine takes no step at all: an answer waits for nobody.
+            # While the engine takes no step at all: an answer waits for no client.
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await service.until(lambda: len(burst.done) == 9 * MAX_WAITING)
@@ -195,7 +196,7 @@ async def test_case_18_a_limit_per_minute_says_when_to_come_back(text: ModelText
 
 
 async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: ModelText) -> None:
-    """The service stays full: nobody comes back early, and few come back at all."""
+    """The service stays full: no client comes back early, and few come back at all."""
     num_calls, told_s = 100, 1.5
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls = Calls()

@@ -138,7 +138,7 @@ def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 async def test_case_29_text_that_cannot_be_made_costs_one_request(
     broken_for_x: str, text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine is told to drop it at once, and what is still on its way does no more harm."""
+    """The engine is reported to drop it at once, and what is still on its way does no more harm."""
     message = pb.GenerateRequest()
     message.text_prompt.text = "hello"
     if broken_for_x == "stop check":
@@ -177,7 +177,7 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
 def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
     policy: AdmissionPolicy, seed: int
 ) -> None:
-    """Now and then every free block is gone for a step: some give way and go on later."""
+    """Now and then every free block is gone for a step: some give way and continue later."""
     executor = create_executor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,

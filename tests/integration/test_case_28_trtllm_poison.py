@@ -1,4 +1,5 @@
-"""Case 28 on TensorRT-LLM: grammars that cannot be compiled and requests it fails hurt nobody."""
+"""Case 28 on TensorRT-LLM: grammars that cannot be compiled and requests it fails hurt no
+client."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ BAD_FORMS = [
         '[09:11:02] /project/cpp/json_schema_converter.cc:902: Unsupported type "internal memory"',
     ),
 ]
-"""With what xgrammar 0.1.25 has to say of each."""
+"""With what xgrammar 0.1.25 has to state of each."""
 
 
 class Letters:

@@ -1,4 +1,5 @@
-"""Cases 32, 35 and 36: too little memory, news of who has left, cleaning up with nobody to run."""
+"""Cases 32, 35 and 36: too little memory, news of who has left, cleaning up with no client to
+run."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def steps_until_clean(engine: Engine, most: int) -> list[StepEvents]:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
-    """The pages of cancelled requests are free, and their ends told, though no new work comes."""
+    """The pages of cancelled requests are free, and their ends reported, though no new work
+    comes."""
     engine, executor = make_engine(make_info(pipeline_depth=depth))
     for key in range(1, 7):
         engine.submit((make_spec(key, max_tokens=40),))
@@ -126,7 +128,7 @@ def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
     for key in range(1, 7):
         assert engine.cancel(key)
     assert engine.has_work, "somebody has to be told"
-    # Whatever is in flight comes in, and then a turn tells the executor which slots are free.
+    # Whatever is in flight comes in, and then a turn reports the executor which slots are free.
     told = steps_until_clean(engine, 2 + (depth - 1))
     assert {end.key for events in told for end in events.ends} == set(range(1, 7))
     assert engine.cache.pool.num_used == 0

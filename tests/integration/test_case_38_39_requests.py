@@ -1,4 +1,4 @@
-"""What may stand in a request, and what is said of what may not, through a service in process."""
+"""What may stand in a request, and what is stated of what may not, through a service in process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPECTED = {
     C.RESOURCE_EXHAUSTED,
     C.NOT_FOUND,
     C.UNIMPLEMENTED,
-    # Requests may bring deadlines of their own.
+    # Requests may bring their own deadlines.
     C.DEADLINE_EXCEEDED,
 }
 

@@ -77,7 +77,7 @@ async def raw_code(
     """How any method answers these bytes, or (None) before any have come.
 
     On the wire all kinds of calls are the same. A client that sends to a call which has ended in
-    the meantime is told so by its own core, in place of the status: it asks again.
+    the meantime is reported so by its own core, in place of the status: it asks again.
     """
     begin: Any = channel.stream_stream(path)
     metadata = () if token is None else bearing(token)
@@ -304,7 +304,7 @@ async def test_a_shared_call_does_not_outlive_its_token(
 
 
 async def certificate_of(address: str) -> bytes:
-    """What the server shows now, whoever signed it."""
+    """What the server shows now, a caller that signed it."""
     import ssl
 
     host, _, port = address.rpartition(":")
@@ -322,7 +322,7 @@ async def test_certificates_are_replaced_without_a_restart(
         assert await certificate_of(served.address) == first.strip()
         call = served.stub.Generate(request())
         (spec,) = await served.port.next_submission()
-        # A certificate without its key, as between two writes: the old one stays, told once.
+        # A certificate without its key, as between two writes: the old one stays, reported once.
         second = premises.authority.issue("second")
         premises.cert_file.write_bytes(second.cert)
         security.poll()

@@ -1,4 +1,4 @@
-"""A child process that cannot be started, or says what nobody understands. Real processes."""
+"""A child process that cannot be started, or states what no client understands. Real processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
 
 
 async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
-    """A child that says `words` on its control line; then it waits for that to be cut."""
+    """A child that states `words` on its control line; then it waits for that to be cut."""
     code = (
         "import socket, sys\n"
         "line = socket.socket(fileno=int(sys.argv[1]))\n"

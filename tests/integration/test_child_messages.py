@@ -33,7 +33,7 @@ control.tell(Drain(timeout_s=control.ordered_grace_s))
 
 
 class Place:
-    """One process, what its child says, and what is cleaned up after it."""
+    """One process, what its child states, and what is cleaned up after it."""
 
     def __init__(self, folder: Path, last_act: str = "") -> None:
         text = _CHILD.format(folder=str(folder), last_act=last_act)
@@ -99,7 +99,7 @@ async def test_a_restart_is_no_death_and_ends_when_the_next_is_ready(tmp_path: P
     place = Place(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
-    # More often than anybody may die.
+    # More often than any client may die.
     for _ in range(6):
         first = place.child
         await asyncio.wait_for(place.process.restart(PATIENCE_S), PATIENCE_S)
@@ -127,7 +127,7 @@ async def test_one_that_died_before_it_heard_of_the_end_did_not_end_badly(tmp_pa
     keeper = asyncio.create_task(place.process.keep_alive())
     await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
     assert place.child is not None
-    # It cannot hear any more, and is dead before anybody can know.
+    # It cannot receive any more, and is dead before any client can know.
     os.kill(place.child.pid, signal.SIGSTOP)
     os.kill(place.child.pid, signal.SIGKILL)
     place.process.retire()

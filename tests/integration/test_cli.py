@@ -328,7 +328,7 @@ async def test_output_that_cannot_be_written_cancels_the_request(
 ) -> None:
     server.scripts.append(speak_and_wait)
 
-    # Not even the failure can be told: the exit code does.
+    # Not even the failure can be reported: the exit code does.
     outputs = {"stdout": full_device, "stderr": full_device}
     async with started(server, "generate", "Hi", **outputs) as process:
         await asyncio.wait_for(process.communicate(), LIMIT_S)

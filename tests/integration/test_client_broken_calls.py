@@ -52,7 +52,7 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
 
 
 async def test_a_call_that_ends_under_writes_is_told_as_it_ended(shared: MultiplexServer) -> None:
-    """grpc.aio ends such a call as INTERNAL by itself, which is not what the server said."""
+    """grpc.aio ends such a call as INTERNAL by itself, which is not what the server stated."""
     for _ in range(NUM_ROUNDS):
         shared.refusals.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
         settings = CallSettings(retry=NO_RETRY)

@@ -84,7 +84,7 @@ async def test_a_whole_generation_is_gathered(
 
     generation = await face.call("generate_once", "Hi")
 
-    # Nobody had seen the first attempt's output, so it could be tried again.
+    # No client had seen the first attempt's output, so it could be tried again.
     assert generation.text == "Hello, world"
     assert time.slept_s == [0.5]
 
@@ -149,7 +149,7 @@ async def test_leaving_early_cancels_that_request(face: Face, server: MultiplexS
     await face.leave_after_output("Hi")
 
     await until(server.requests[0].cancelled)
-    # The end that comes for it now belongs to nobody, and is no error.
+    # The end that comes for it now belongs to no client, and is no error.
     assert await face.text("more") == ["Hello, ", "world"]
     assert len(server.calls) == 1
 

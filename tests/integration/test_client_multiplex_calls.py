@@ -215,7 +215,7 @@ async def test_a_batch_that_is_left_cancels_its_requests(
 
 
 async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime) -> None:
-    """A call goes on on a connection that takes no new ones; the next call gets another."""
+    """A call continues on a connection that takes no new ones; the next call gets another."""
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with multiplex_server(ageing) as server:
         face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=1.0))

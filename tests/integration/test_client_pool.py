@@ -271,7 +271,7 @@ async def test_patience_with_open_calls_ends(
 
 
 async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:
-    """The server ends its connections every 50 ms; open streams go on, new calls move on."""
+    """The server ends its connections every 50 ms; open streams continue, new calls move on."""
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with scripted_server(options=ageing) as server:
         face: Face = kind(server.address, time)

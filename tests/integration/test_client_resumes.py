@@ -1,4 +1,5 @@
-"""Both clients over connections that are cut: their streams go on by themselves, or by a point."""
+"""Both clients over connections that are cut: their streams continue by themselves, or by a
+point."""
 
 from __future__ import annotations
 

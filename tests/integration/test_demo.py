@@ -1,4 +1,4 @@
-"""The demo as a process: a whole service of its own, three streams, a clean end, no orphans."""
+"""The demo as a process: a separate whole service, three streams, a clean end, no orphans."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ async def demo(*args: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
 
 
 async def streaming(process: asyncio.subprocess.Process) -> None:
-    """Return once the demo says that a request is being processed."""
+    """Return once the demo states that a request is being processed."""
     assert process.stdout is not None
     line = b""
     while b"PROCESSING" not in line:

@@ -1,4 +1,4 @@
-"""One of two services drains while clients of every kind go on: no request of theirs fails."""
+"""One of two services drains while clients of every kind continue: no request of theirs fails."""
 
 import asyncio
 import signal
@@ -18,7 +18,7 @@ POOL = PoolConfig(num_channels=2)
 
 
 class Load:
-    """Callers that ask again and again until told to stop; what became of their requests."""
+    """Callers that ask again and again until reported to stop; what became of their requests."""
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter()

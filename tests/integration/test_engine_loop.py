@@ -1,4 +1,4 @@
-"""The engine process's loop: when it looks over the books, and what comes of wrong ones."""
+"""The engine process's loop: when it looks over the accounting, and what comes of wrong ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def path() -> Iterator[Path]:
 def with_loop(
     path: Path, engine: FakeEngine, test: Callable[[FrontConnections], None]
 ) -> list[str]:
-    """Run `test` beside the loop on a thread of its own; what the loop raised."""
+    """Run `test` next to the loop on a separate thread; what the loop raised."""
     raised: list[str] = []
     with listening(path) as listener:
         hub = FrontConnections(listener, Dispatcher(engine, hello()))
@@ -188,7 +188,7 @@ def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
         # Someone sent something.
         hub.wake()
         assert engine.steps.get(timeout=PATIENCE_S) == b""
-        # Time ended somebody; and, without any reason, once in a while.
+        # Time ended a client; and, without any reason, once in a while.
         engine.wakeup_s = 0.0
         hub.wake()
         for _ in range(2):

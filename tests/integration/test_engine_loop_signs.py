@@ -1,4 +1,5 @@
-"""The signs of life of an engine's loop, its chores, and what its board tells of a real engine."""
+"""The signs of life of an engine's loop, its chores, and what its board reports of a real
+engine."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def read(frame: bytes) -> Frame:
 
 
 class BeatingDisplay(StatusPublisher):
-    """Tells of every time that the loop came round."""
+    """Reports of every time that the loop came round."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
         super().__init__(board, dispatcher)
@@ -71,7 +72,7 @@ def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int)
         thread = threading.Thread(target=loop.run)
         thread.start()
         try:
-            # With nobody there and nothing to do.
+            # With no client there and nothing to do.
             assert [done.get(timeout=PATIENCE_S) for _ in range(4)] == ["one", "two"] * 2
             for _ in range(3):
                 display.rounds.get(timeout=PATIENCE_S)

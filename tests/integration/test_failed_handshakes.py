@@ -1,4 +1,4 @@
-"""Whoever knocks at a port with TLS and knows nothing of it leaves no line in the log."""
+"""A caller that knocks at a port with TLS and knows nothing of it leaves no line in the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GARBAGE = (
 
 
 def stranger(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
-    """TLS with a certificate that nobody knows, or none."""
+    """TLS with a certificate that no client knows, or none."""
     context = ssl.create_default_context(cafile=str(ca_file))
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
@@ -34,7 +34,7 @@ def stranger(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
 
 
 async def knock(port: int, data: bytes, context: ssl.SSLContext | None = None) -> None:
-    """Connect, say something and wait to be hung up on."""
+    """Connect, state something and wait to be hung up on."""
     with contextlib.suppress(OSError):
         name = None if context is None else "made-up.test"
         async with asyncio.timeout(PATIENCE_S):

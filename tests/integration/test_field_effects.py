@@ -1,4 +1,4 @@
-"""Every field of a request does what it says, from the wire to the engine and back, and no more.
+"""Every field of a request does what it states, from the wire to the engine and back, and no more.
 
 For each field two requests are sent that differ in it alone, and all that follows is compared.
 """
@@ -383,7 +383,7 @@ async def seen(served: ServedFront, words: str) -> Seen:
 
 
 async def play(served: ServedFront, spec: RequestSpec) -> None:
-    """An engine that draws the same text for everybody, and waits for what can be written."""
+    """An engine that draws the same text for every client, and waits for what can be written."""
     port, sampling = served.port, spec.sampling
     port.admit(spec.key)
     if sampling.num_prompt_logprobs >= 0:

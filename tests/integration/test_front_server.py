@@ -90,7 +90,7 @@ async def test_drain_lets_live_requests_finish_and_refuses_new_ones(served: Serv
         assert error.code is grpc.StatusCode.UNAVAILABLE
         assert error.info.reason == "DRAINING"
         assert error.retry_s is not None
-        served.port.come_up(epoch=1)  # health stays down whatever the engine says
+        served.port.come_up(epoch=1)  # health stays down whatever the engine states
         assert not served.server.health.is_serving
         assert not drain.done()
         # The hello brings back what an engine had lost, and the drain waits for it.
@@ -212,7 +212,7 @@ async def test_unknown_method_and_service_are_unimplemented(served: ServedFront)
     for path in (
         "/penstock.v1.GenerationService/Nothing",
         "/no.such.Service/Method",
-        "/penstock.v1.OperationsService/GetStats",  # on a port of its own, for operators
+        "/penstock.v1.OperationsService/GetStats",  # on a separate port, for operators
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await cast("Any", served.channel.unary_unary(path))(b"")

@@ -1,4 +1,4 @@
-"""What a front tells of its engine at once: not with the next beat, a second later."""
+"""What a front reports of its engine at once: not with the next beat, a second later."""
 
 import asyncio
 import socket

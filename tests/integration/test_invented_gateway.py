@@ -1,4 +1,5 @@
-"""A gateway that nobody has heard of: its service, its rights and its name come from itself."""
+"""A gateway that no client has received of: its service, its rights and its name come from
+itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The service runs as the manifests start it: by variables, on a root that is read-only.
 
-In a mount namespace of its own, where only what a pod mounts can be written to. Needs the right to
+In a separate mount namespace, where only what a pod mounts can be written to. Needs the right to
 make one, and skips without.
 """
 
@@ -25,7 +25,7 @@ mount -o remount,ro,bind /
 if touch /penstock-probe 2>/dev/null; then exit 9; fi
 exec "$@"
 """
-"""Makes everything but the folder $0 read-only, and goes on as the command behind it."""
+"""Makes everything but the folder $0 read-only, and continues as the command behind it."""
 TOKEN = "0f" * 32
 
 
@@ -78,5 +78,5 @@ async def test_a_pod_as_the_manifests_make_it(tmp_path: Path) -> None:
         assert list(folders[settings_of(manifests)["PENSTOCK_FLIGHT_FOLDER"]].iterdir())
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
-    # JSON, as said.
+    # JSON, as stated.
     assert all(line.startswith("{") for line in service.stderr)

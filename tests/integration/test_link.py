@@ -186,7 +186,7 @@ async def test_a_pending_question_fails_with_the_engine(
 def test_many_frames_at_once_leave_time_for_steps(
     listener: socket.socket, path: Path, fake: FakeEngine
 ) -> None:
-    """Those of every front go on with the next poll, in their order."""
+    """Those of every front continue with the next poll, in their order."""
     now_s = 0.0
 
     def clock() -> float:

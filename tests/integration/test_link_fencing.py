@@ -1,4 +1,4 @@
-"""A front listens to no engine older than one it has heard, nor to one that says no hello."""
+"""A front listens to no engine older than one it has received, nor to one that states no hello."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_an_engine_that_wakes_up_after_its_successor_is_not_heard() -> Non
                 await engines.until_hung_up(first)
             assert recorder.hellos.empty()
             assert recorder.events.empty()
-            # Neither a loss: nobody was there.
+            # Neither a loss: no client was there.
             assert recorder.lost.empty()
             async with engines.connected() as third:
                 await engines.say(third, encode(hello(3)), NEWS)

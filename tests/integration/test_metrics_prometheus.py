@@ -24,7 +24,7 @@ from support.service import Service, simulated, started
 
 
 class Traffic:
-    """Tells a little more of everything each time."""
+    """Reports a little more of everything each time."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics

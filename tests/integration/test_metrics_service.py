@@ -22,7 +22,7 @@ ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
 
 
 async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) -> Samples:
-    """Scrape until it is: fronts tell their counts once a second."""
+    """Scrape until it is: fronts report their counts once a second."""
     url = await service.door("metrics")
 
     def scrape() -> Samples:
@@ -72,7 +72,7 @@ async def test_every_end_is_counted_once() -> None:
         assert value(samples, "fronts") == 2
         assert value(samples, "max_requests_running") == 4
         assert value(samples, "kv_cache_total_blocks") == 512
-        # Who has left may be found to have left a step later; then nobody runs.
+        # Who has left may be found to have left a step later; then no client runs.
         samples = await scraped_until(
             service, lambda seen: value(seen, "num_requests_running") == 0
         )
@@ -100,7 +100,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
         )
         assert value(samples, "kv_cache_usage_ratio") > 0
 
-        # Nobody who stays makes the engine take another step.
+        # No client who stays makes the engine take another step.
         waiting._call.cancel()
         running._call.cancel()
 

@@ -70,7 +70,7 @@ async def test_live_requests_are_seen_from_both_sides() -> None:
         await running.until_running()
         waiting = stream(channel, 900, 9)
         await waiting.until_accepted()
-        # It may be accepted before its engine has heard of it.
+        # It may be accepted before its engine has received of it.
         await until_stats(
             operations,
             lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),
@@ -137,7 +137,7 @@ async def test_every_request_becomes_a_trace() -> None:
             async with service.channel() as channel:
                 for first in range(3):
                     assert await stream(channel, 3, first).outcome() is grpc.StatusCode.OK
-            # What is under way when it ends is heard out.
+            # What is under way when it ends is received out.
             service.signal(signal.SIGTERM)
             assert await service.ended() == 0
         roots = [span for span in collector.spans() if not span.parent_span_id]

@@ -260,7 +260,7 @@ async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> Non
         arguments = (*OPTIONS, "--step-cost", prices, "--otlp-endpoint", collector.endpoint)
         async with observed(*arguments) as (service, operations), service.channel() as channel:
             site = Site(service, operations, channel)
-            # Nobody is refused by prices that no step has borne out.
+            # No client is refused by prices that no step has borne out.
             await site.ask("before", style, request(40), Expected("OK", "", WHOLE))
             message = request(LONG)
             message.stopping.min_tokens = LONG

@@ -1,4 +1,4 @@
-"""What the kernel says of processes, asked about real ones."""
+"""What the kernel states of processes, asked about real ones."""
 
 import dataclasses
 import os

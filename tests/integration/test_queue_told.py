@@ -1,4 +1,4 @@
-"""What a stream says about the queue, and when, over a real socket."""
+"""What a stream states about the queue, and when, over a real socket."""
 
 from __future__ import annotations
 

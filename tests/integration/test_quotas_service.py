@@ -1,4 +1,4 @@
-"""Bounds of a whole service: over all its fronts, and as its policy file says at the time."""
+"""Bounds of a whole service: over all its fronts, and as its policy file states at the time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request(num_tokens: int) -> pb.GenerateRequest:
 
 
 KeptRequest = list[Any]
-"""Calls that go on: one that nobody holds is cancelled."""
+"""Calls that continue: one that no client holds is cancelled."""
 
 
 async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The server by itself cuts a reader that does not read: nobody has to ask it to."""
+"""The server by itself cuts a reader that does not read: no client has to ask it to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record tells besides the end of its request, and what it never tells."""
+"""What a record reports besides the end of its request, and what it never reports."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_refusal_names_its_trace_and_comes_before_any_header(text: Model
         await call.drained()
         trailers = dict(await call.call.trailing_metadata())
         assert trailers["x-trace-id"] == (await log.next()).trace.trace_id.hex()
-        # Headers would tell gRPC's own retries that it is too late.
+        # Headers would report gRPC's own retries that it is too late.
         assert "x-trace-id" not in dict(await call.call.initial_metadata())
 
 

@@ -1,4 +1,4 @@
-"""What is refused over the wire, and how it is told."""
+"""What is refused over the wire, and how it is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model on the CPU, whose engine dies: the next one goes on with the very same tokens."""
+"""A model on the CPU, whose engine dies: the next one continues with the very same tokens."""
 
 from __future__ import annotations
 

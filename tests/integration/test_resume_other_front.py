@@ -67,7 +67,7 @@ edits = pytest.mark.parametrize(
 
 
 async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list[Any]:
-    """The stream of the same request that nobody disturbs."""
+    """The stream of the same request that no client disturbs."""
     copy = pb.GenerateRequest()
     copy.CopyFrom(message)
     copy.request_id = "whole"
@@ -86,7 +86,7 @@ async def test_it_comes_to_another_front_and_goes_on(
     call = first.stub.Generate(message)
     told = await read_some(first, call, num_read)
     if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # nobody knows how much of the prompt the others were
+        told = told[:1]  # no client knows how much of the prompt the others were
     rest: list[Any] = await second.end_of(
         second.stub.Resume(rest_after(told, message.sampling.num_outputs or 1))
     )
@@ -104,7 +104,7 @@ async def test_it_comes_to_another_front_and_goes_on(
 
 
 def echo_of(responses: list[Any]) -> bytes:
-    """What was told of the prompt."""
+    """What was reported of the prompt."""
     prompt = pb.GenerateResponse().prompt
     for response in responses:
         prompt.MergeFrom(response.prompt)
@@ -135,7 +135,7 @@ async def test_what_a_lost_front_had_goes_on(
     call = first.stub.Generate(message)
     told = await told_before_the_end(first, call, num_read)
     if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # nobody knows how much of the prompt the others were
+        told = told[:1]  # no client knows how much of the prompt the others were
     first.step(num_more)
     first.memory.hang_up(1)
     request = rest_after(told, message.sampling.num_outputs or 1)
@@ -228,7 +228,7 @@ async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
     message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
     told = await lose(first, first.stub.Generate(message), 5)
-    first.memory.port(1)  # its port hears nothing any more
+    first.memory.port(1)  # its port receives nothing any more
     counts = num_tokens_of(told)
     call = second.stub.Resume(resumed("r", next_sequence=5, num_received=counts))
     reading = asyncio.ensure_future(second.end_of(call))

@@ -35,7 +35,7 @@ async def service(text: ModelText) -> AsyncIterator[SteppedService]:
 
 
 async def undisturbed(service: SteppedService, **fields: Any) -> list[pb.GenerateResponse]:
-    """The stream of the same request that nobody disturbs."""
+    """The stream of the same request that no client disturbs."""
     call = service.stub.Generate(resumable(request_id="whole", **fields))
     return await service.end_of(call)
 
@@ -347,7 +347,7 @@ async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(text: Mod
 
 
 class Records:
-    """A journal that keeps what it is told."""
+    """A journal that keeps what it is reported."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []

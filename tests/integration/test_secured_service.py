@@ -35,7 +35,7 @@ DOORS = ("--operations-port", "0", "--metrics-port", "0")
 
 
 async def command(service: Service, *arguments: str) -> tuple[int, str]:
-    """A command as a process; its exit code and all it said."""
+    """A command as a process; its exit code and all it stated."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.tools", *arguments),
         *("--address", service.address),
@@ -66,7 +66,7 @@ def premises(tmp_path: Path) -> Premises:
 
 @dataclass
 class Secured:
-    """A service with credentials, and all that it and its clients were told."""
+    """A service with credentials, and all that it and its clients were reported."""
 
     service: Service
     premises: Premises

@@ -1,6 +1,6 @@
 """Deadlines, quotas and tenants of a real `penstock serve`, as clients meet them.
 
-Steps take 10 ms, the service was told so and has seen it, and one request runs at a time.
+Steps take 10 ms, the service was reported so and has seen it, and one request runs at a time.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ async def service() -> AsyncIterator[Service]:
         *("--max-num-waiting-per-tenant", "1"),
     ) as service:
         async with client_of(service, "early") as client:
-            # As many steps as it takes to believe the prices.
+            # As many steps as it takes to accept the prices.
             for _ in range(8):
                 await client.generate_once(PROMPT, max_tokens=5, ignore_eos=True)
         yield service

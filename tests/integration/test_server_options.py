@@ -55,7 +55,7 @@ async def outcome(
 
 
 def padding(num_bytes: int) -> bytes:
-    """A message of that size, of one field that nobody knows."""
+    """A message of that size, of one field that no client knows."""
     length = num_bytes - 5  # one byte of the tag, four of the length
     varint = bytes(
         [length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21]

@@ -1,4 +1,4 @@
-"""Each command of docs/stock-tools.md does against a live server what the page says."""
+"""Each command of docs/stock-tools.md does against a live server what the page states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 def with_programs() -> dict[str, str]:
-    """Our environment, with the programs that were installed beside Python."""
+    """Our environment, with the programs that were installed next to Python."""
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
     return {**inherited, "PATH": path}
@@ -46,7 +46,7 @@ async def environment() -> AsyncIterator[dict[str, str]]:
 
 
 async def run(command: str, environment: dict[str, str]) -> tuple[int | None, str, str]:
-    """A block in a shell: its exit code, what it said, and what it complained of."""
+    """A block in a shell: its exit code, what it stated, and what it complained of."""
     process = await asyncio.create_subprocess_exec(
         *("bash", "-euo", "pipefail", "-c", command),
         cwd=REPOSITORY,

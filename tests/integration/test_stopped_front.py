@@ -1,4 +1,4 @@
-"""A front that stands still: the streams of the other go on."""
+"""A front that stands still: the streams of the other continue."""
 
 import asyncio
 import os

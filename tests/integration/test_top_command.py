@@ -196,7 +196,7 @@ async def test_a_live_view_survives_the_services_restart(served: ServedDesk) -> 
 
 
 async def test_the_wait_in_a_long_queue_is_told_of_now() -> None:
-    """Of those that ended none had waited: what they were told says nothing of it."""
+    """Of those that ended none had waited: what they were reported states nothing of it."""
     arguments = [*simulated(), "--fronts", "2", "--max-num-seqs", "1"]
     async with observed(*arguments) as (service, operations), service.channel() as channel:
         assert await stream(channel, 60).outcome() is grpc.StatusCode.OK

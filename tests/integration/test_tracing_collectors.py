@@ -17,7 +17,7 @@ SDK_HANG_S = 25.0
 
 
 def check_all_accounted_for(outcome: Outcome, num_requests: int) -> None:
-    """No span came through, each is counted once, and nobody waited for the SDK's patience."""
+    """No span came through, each is counted once, and no client waited for the SDK's patience."""
     counts = outcome.counters
     num_traces = sum(number for name, number in counts.items() if name.startswith("traces_"))
     assert num_traces == num_requests

@@ -1,4 +1,4 @@
-"""The `OTEL_*` variables mean here what their users know, each in a process of its own."""
+"""The `OTEL_*` variables mean here what their users know, each in a separate process."""
 
 from __future__ import annotations
 

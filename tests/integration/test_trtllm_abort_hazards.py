@@ -39,7 +39,7 @@ def test_a_request_in_the_engines_own_queue_is_given_up_after_the_grace(build: H
     house.turn()
     house.engine.cancel(1)
     house.turn()
-    # Both came before any iteration: it is dropped from the queue, and nobody hears of it.
+    # Both came before any iteration: it is dropped from the queue, and no client receives of it.
     house.iterate(6)
     house.turn()
     assert house.finish(2) is FinishReason.LENGTH
@@ -61,7 +61,7 @@ def test_a_request_that_ended_by_itself_is_not_aborted(build: Houses) -> None:
     house.submit(greedy_spec(1, max_tokens=3), greedy_spec(2, max_tokens=40))
     house.round(2)
     house.iterate(2)
-    # It is over in the engine; our side has not heard.
+    # It is over in the engine; our side has not received.
     house.engine.cancel(1)
     house.turn()
     house.engine.cancel(2)
@@ -162,6 +162,6 @@ def test_no_order_makes_a_second_abort_or_one_of_what_is_over(build: Houses, is_
     house.settle()
 
     assert len(house.control.aborted) == (0 if is_over else 1)
-    # Whatever the engine makes of it, nobody waits for longer than the grace.
+    # Whatever the engine makes of it, no client waits for longer than the grace.
     house.pass_loop_time(GRACE_S)
     assert len(house.streams) == 0

@@ -17,7 +17,8 @@ from support.trtllm_house import (
 
 
 def check_everyone_runs(house: TrtllmHouse) -> None:
-    """Between two iterations: nobody waits in the engine, and whoever is in it holds pages."""
+    """Between two iterations: no client waits in the engine, and a caller that is in it holds
+    pages."""
     assert house.view().waiting == ()
     active = house.control._engine.active
     assert len(active) <= house.executor.info.max_num_seqs
@@ -171,7 +172,7 @@ def test_after_an_abort_the_next_goes_in_when_the_engine_let_go(build: Houses) -
     house.engine.cancel(1)
     house.turn()
     house.turn()
-    # Our scheduler has let 3 in; the engine has not heard of it, for it still holds 1.
+    # Our scheduler has let 3 in; the engine has not received of it, for it still holds 1.
     assert len(house.engine.running) == 2
     assert house.submitted_keys == [1, 2]
     house.iterate()
@@ -230,7 +231,7 @@ def test_requests_that_share_a_prefix_are_all_inside_to_run(build: Houses) -> No
         house.turn()
         house.iterate()
         view = house.view()
-        # Whoever is inside runs, or begins with the next iteration.
+        # A caller that is inside runs, or begins with the next iteration.
         assert not view.waiting
         num_inside = max(num_inside, len(view.active))
         house.turn()

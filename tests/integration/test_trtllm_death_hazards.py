@@ -1,4 +1,4 @@
-"""An engine that dies, hangs or will not end: found out, told as what it is, within bounds."""
+"""An engine that dies, hangs or will not end: found out, reported as what it is, within bounds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_fatal_error_comes_out_of_the_step(build: Houses) -> None:
     assert house.is_ready()
     with pytest.raises(ExecutorDied, match="the executor failed"):
         house.engine.step()
-    # Its last word stays the same.
+    # Its final message stays the same.
     with pytest.raises(ExecutorDied, match="the executor failed"):
         house.engine.step()
 
@@ -62,7 +62,7 @@ def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
     house.round(2)
     house.control.fail_fatally()
     assert begun.wait(PATIENCE_S)
-    # The loop is stuck in the engine's own clean-up, and nobody can say so.
+    # The loop is stuck in the engine's own clean-up, and no client can state so.
     house.submit(greedy_spec(2))
     for _ in range(3):
         house.engine.step()
@@ -138,7 +138,7 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: Houses
     house.turn()
     house.pass_loop_time(GRACE_S)
     house.turn()
-    # Given up, as any aborted one that is not answered: nobody waits for anything any more.
+    # Given up, as any aborted one that is not answered: no client waits for anything any more.
     assert (house.executor.num_given_up, house.num_inside) == (1, 0)
     house.clock.now_s += 10 * RESPONSE_TIMEOUT_S
     house.turn()

@@ -30,7 +30,7 @@ def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Ho
     house.submit(*specs)
     house.turn()
     for num_iterations in (1, 5, 2, 30):
-        # The same object changed so many times before anybody looked.
+        # The same object changed so many times before any client looked.
         for _ in range(num_iterations):
             house.control.step()
         house.settle()
@@ -68,7 +68,7 @@ def test_token_ids_may_shrink_on_the_last_item(
 
     result_class = fake_module("executor.result").RequestOutput
     wrapped(monkeypatch, result_class, "_finish", cut)
-    # The engine stops where we cannot see it: a stop of several tokens of its own making.
+    # The engine stops where we cannot see it: a stop of several its own tokens making.
     wrapped(
         monkeypatch,
         fake_module("_torch.pyexecutor.llm_request").LlmRequest,
@@ -81,7 +81,7 @@ def test_token_ids_may_shrink_on_the_last_item(
     house.run_until_idle()
 
     assert num_seen == [6, 3]
-    # Five were told before the last response; the sixth, which came with it, was cut off.
+    # Five were reported before the last response; the sixth, which came with it, was cut off.
     assert house.tokens(1) == model_tokens[:5]
     assert house.finish(1) is FinishReason.STOP
     house.check_clean()

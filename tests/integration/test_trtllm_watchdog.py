@@ -1,4 +1,4 @@
-"""What the engine owes is a word of its own; nobody else's counts for it."""
+"""What the engine owes is a separate word; no client else's counts for it."""
 
 from __future__ import annotations
 

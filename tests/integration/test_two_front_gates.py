@@ -1,4 +1,4 @@
-"""A full queue that two fronts share: who has the most waiting gives way, wherever it came in."""
+"""A full queue that two fronts share: which has the most waiting gives way, wherever it came in."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def all_but(*names: str) -> list[str]:
 
 
 async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
-    """The whole of it, with a service of its own, that gets its settings from both sides."""
+    """The whole of it, with a separate service, that gets its settings from both sides."""
     file = tmp_path / "report.json"
 
     result = await verify(

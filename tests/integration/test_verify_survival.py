@@ -74,7 +74,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
 
 
 async def test_its_service_ends_as_it_would_by_itself() -> None:
-    """No shorter drain than its settings say, those of the environment included."""
+    """No shorter drain than its settings state, those of the environment included."""
     told: list[str] = []
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     environment = {**inherited, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,4 +1,4 @@
-"""The pool against a plain model: any order of what happens to blocks, with time going on.
+"""The pool against a plain model: any order of what happens to blocks, with time continuing.
 
 The model knows levels, ages and both eviction orders naively, so that every eviction can be held
 against it.
@@ -29,7 +29,7 @@ KEYS: list[SessionKey] = [("", name, b"") for name in "abc"]
 
 
 class StandingModel:
-    """What every block's level is, said as plainly as possible."""
+    """What every block's level is, stated as plainly as possible."""
 
     def __init__(self, max_num_blocks: int, max_num_each: int) -> None:
         self.max_num_blocks, self.max_num_each = max_num_blocks, max_num_each
@@ -152,7 +152,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return self.order.blocks() | self.elsewhere.keys()
 
     def next_victims(self, count: int) -> list[int]:
-        """Lowest level, then as the order says; an eviction changes nobody else's level."""
+        """Lowest level, then as the order states; an eviction changes no client else's level."""
         victims: list[int] = []
         for _ in range(count):
             level = min(self.model.level(block, self.now) for block in self.cached())
@@ -168,7 +168,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return victims
 
     def move(self) -> None:
-        """Let cached blocks stand where their levels say now."""
+        """Let cached blocks stand where their levels state now."""
         for block in sorted(self.cached()):
             level = self.model.level(block, self.now)
             was, turn = self.elsewhere.get(block, (DEFAULT, 0))

@@ -1,4 +1,5 @@
-"""However a stream is cut into messages, it says the same, and no message is smaller than asked."""
+"""However a stream is cut into messages, it states the same, and no message is smaller than
+asked."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ steps = st.lists(
 def run(
     script: Iterable[object], limits: ChunkLimits, timers: FakeTimers
 ) -> list[GenerateResponse]:
-    """Messages of a stream whose writer gets its turn where the script says so."""
+    """Messages of a stream whose writer gets its turn where the script states so."""
     stream = TokenStream(limits, timers)
     encoder = encoder_for(limits, FrontConfig())
     messages: list[GenerateResponse] = []

@@ -1,7 +1,7 @@
 """What the games would notice: each law of the core, and an engine that breaks it.
 
-`SABOTAGES` is the table of the invariants: its first column says what must hold, its second which
-assertion of the games says so, the third breaks it. A law that no broken engine can offend checks
+`SABOTAGES` is the table of the invariants: its first column states what must hold, its second which
+assertion of the games states so, the third breaks it. A law that no broken engine can offend checks
 nothing.
 
 Not here: that shares of tenants, ageing and pacing keep their bounds, which test_fairness.py and
@@ -45,7 +45,7 @@ NUM_GAMES = 200
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
-    """`told`: what the failure says. `place`, `name`: what is replaced, by `broken(original)`."""
+    """`told`: what the failure states. `place`, `name`: what is replaced, by `broken(original)`."""
 
     law: str
     told: str
@@ -166,7 +166,7 @@ def stingy(original: Any) -> Any:
 
 
 def as_fresh(original: Any) -> Any:
-    """Forgets who was thrown out."""
+    """Forgets who was preempted."""
 
     def push(order: FairOrder, request: Request) -> None:
         count, request.num_preemptions = request.num_preemptions, 0
@@ -196,7 +196,7 @@ SABOTAGES = [
     Sabotage("tenants are counted", "miscounted", Tenants, "stop", always(False)),
     Sabotage("tenants run no more than they may", "", Tenants, "is_at_limit", always(False)),
     Sabotage("the queue is bounded", "_check_bounds", AdmissionControl, "_displaced", always(())),
-    # What clients are told.
+    # What clients are reported.
     Sabotage("one end each", "take", Transitions, "fail", twice_ended),
     Sabotage("no token after the end", "", LaunchedSteps, "drop", forgetting_flights),
     Sabotage("output is the reference", "", Transitions, "preempt", losing_a_token),
@@ -249,7 +249,7 @@ def test_a_broken_engine_is_noticed(sabotage: Sabotage, monkeypatch: pytest.Monk
 
 
 def failure_of(seed: int) -> str | None:
-    """Which check fails in the game of a seed, and what it says."""
+    """Which check fails in the game of a seed, and what it states."""
     try:
         played(seed)
     # Whatever goes wrong in a game is its result.

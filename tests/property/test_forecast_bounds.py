@@ -1,7 +1,7 @@
 """The forecast against the engine itself, on a clock that the cost model drives.
 
-Whoever is refused by the best case must really have been late: no false refusals. And the expected
-wait has to be of the right size, or RetryInfo sends clients away for nothing.
+A caller that is refused by the best case must really have been late: no false refusals. And the
+expected wait has to be of the right size, or RetryInfo sends clients away for nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK_SIZE = 16
 
 @dataclass(slots=True)
 class House:
-    """An engine, first come first served, and what was foretold of each request."""
+    """An engine, first come first served, and what was predicted of each request."""
 
     budget: int
     max_num_seqs: int

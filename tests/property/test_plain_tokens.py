@@ -38,7 +38,7 @@ SOME_IDS = (67, 68, 69, 70)
 
 @dataclass(frozen=True)
 class News:
-    """What an engine says in one step of output `index`, behind (output, token id)."""
+    """What an engine states in one step of output `index`, behind (output, token id)."""
 
     kind: str
     index: int

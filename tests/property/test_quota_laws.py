@@ -48,7 +48,7 @@ def test_no_window_holds_more_than_its_share_and_a_burst(
     now, used = start_s, list[tuple[float, int]]()
     for key, (gap_s, prompt) in enumerate(arrivals, start=1):
         now += gap_s
-        # What is more than a minute's worth by itself has a law of its own, below.
+        # What is more than a minute's worth by itself has a separate law, below.
         prompt = min(prompt, limit)
         if let_in(accounts, key, prompt, now):
             used.append((now, prompt if is_tokens else 1))

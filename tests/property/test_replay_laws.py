@@ -1,4 +1,5 @@
-"""Whenever engines die, clients are told what they would have been told by one that lives."""
+"""Whenever engines die, clients are reported what they would have been reported by one that
+lives."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from support.stepped_service import SteppedService, stepped
 
 @st.composite
 def requests(draw: st.DrawFn) -> pb.GenerateRequest:
-    """Greedy or seeded, of one output or several, with whatever may be told besides text."""
+    """Greedy or seeded, of one output or several, with whatever may be reported besides text."""
     message = resumable(
         draw(st.integers(1, 40)),
         prompt=draw(st.lists(st.integers(3, 400), min_size=1, max_size=40)),
@@ -72,7 +72,7 @@ async def rest_of(
 
 
 def after(got: list[pb.GenerateResponse], message: pb.GenerateRequest) -> pb.ResumeRequest:
-    """What asks for the rest. Forgets what nobody knows how much of the prompt it was."""
+    """What asks for the rest. Forgets what no client knows how much of the prompt it was."""
     if message.output.echo and not any(num_tokens_of(got, message.sampling.num_outputs or 1)):
         del got[1:]
     return rest_after(got, message.sampling.num_outputs or 1)

@@ -1,4 +1,4 @@
-"""Engines that die while requests change fronts: none is lost, and none goes on twice."""
+"""Engines that die while requests change fronts: none is lost, and none continues twice."""
 
 from __future__ import annotations
 

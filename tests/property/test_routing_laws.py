@@ -1,4 +1,5 @@
-"""Laws of routers: round robin is even, nobody gets a prefix's request beyond the overload rule."""
+"""Laws of routers: round robin is even, no client gets a prefix's request beyond the overload
+rule."""
 
 from collections import Counter
 
@@ -57,7 +58,7 @@ def test_no_prefix_beats_the_overload_rule(
     held: list[set[tuple[int, ...]]] = [set() for _ in range(4)]
 
     for path, loads in requests:
-        # Ids name what precedes them: a path is told as its own numbering.
+        # Ids name what precedes them: a path is reported as its own numbering.
         ids = tuple(
             sum(4**place * (one + 1) for place, one in enumerate(path[: n + 1]))
             for n in range(len(path))

@@ -1,7 +1,7 @@
 """The account of the queue against one that adds up every second of every request by itself.
 
-The order in which things happen is drawn; whoever is let in is anybody. With few places in the
-columns of the clock, so that they grow often.
+The order in which things happen is drawn; a caller that is let in is any client. With few places in
+the columns of the clock, so that they grow often.
 """
 
 from __future__ import annotations

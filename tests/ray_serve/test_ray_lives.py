@@ -1,4 +1,4 @@
-"""Replicas that die, come, go and are followed by others, while calls go on."""
+"""Replicas that die, come, go and are followed by others, while calls continue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_replica_that_is_killed_takes_its_service_along_and_is_followed(
         os.kill(first.pid, signal.SIGKILL)
         codes = await asyncio.gather(*(each.outcome() for each in streams))
         await until_gone(first.service_pid)
-        # Who is there now is not who was there; nobody waited for it to take calls.
+        # Who is there now is not who was there; no client waited for it to take calls.
         assert await stream(channel, 4).outcome() is grpc.StatusCode.OK
 
     # Serve has one word for it, whatever it was.
@@ -128,7 +128,7 @@ async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) 
         "request_router_class": (
             "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
         ),
-        # Otherwise one that is slow to tell how long its queue is loses the session to another.
+        # Otherwise one that is slow to report how long its queue is loses the session to another.
         "request_router_kwargs": {"num_fallback_replicas": 0},
     }
     replicas = cluster.deploy(*ROOMY, **SPREAD, request_router_config=router)
@@ -152,8 +152,8 @@ async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) 
 
 
 async def _until_ingresses_know(cluster: RayCluster, known: set[str]) -> None:
-    """Ingresses hear of new replicas some time after these run, and one after the other; who knows
-    one of two gives it all sessions."""
+    """Ingresses receive of new replicas some time after these run, and one after the other; which
+    knows one of two gives it all sessions."""
     sessions = [(("session_id", f"session-{number}"),) for number in range(12)]
     took: list[list[str]] = []
     num_rounds = 0

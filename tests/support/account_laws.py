@@ -1,4 +1,4 @@
-"""What must be true of the engine's books after every turn, by what clients were told.
+"""What must be true of the engine's books after every turn, by what clients were reported.
 
 Owns the comparison of two accounts kept apart: the engine's arrays and queue, and the events that
 left it. `Engine.check_integrity` compares the engine with itself.
@@ -21,7 +21,7 @@ def check_accounts(game: Game) -> None:
 
 
 def _check_blocks(game: Game) -> None:
-    """free + cached + used = all; used are those in the tables; who does not run has none."""
+    """free + cached + used = all; used are those in the tables; which does not run has none."""
     arrays, pool = game.engine.arrays, game.engine.cache.pool
     keys, counts = arrays.key.tolist(), arrays.num_blocks.tolist()
     held: set[int] = set()
@@ -67,7 +67,7 @@ def _check_bounds(game: Game) -> None:
 
 
 def _check_wakeup(game: Game) -> None:
-    """Nobody's time passes while the engine sleeps."""
+    """No client's time passes while the engine sleeps."""
     first_s = min((told.expiry_s for told in game.live.values()), default=None)
     assert first_s is None or game.engine.next_wakeup_s() <= first_s
 

@@ -49,7 +49,7 @@ def work(model_types: Sequence[str], device: str) -> None:
         try:
             verdict = check_architecture(model_type, device=device)
         except Exception as error:
-            # Neither refused nor right: the load or a step broke in a way nobody foresaw.
+            # Neither refused nor right: the load or a step broke in a way no client foresaw.
             detail = f"{type(error).__name__}: {error}"[:160]
             verdict = Verdict(model_type=model_type, outcome="wrong", detail=detail)
         print(json.dumps(asdict(verdict)), flush=True)
@@ -163,7 +163,7 @@ def cuda_section(verdicts: Sequence[Verdict], device: str) -> str:
 
 
 def write_page(verdicts: Sequence[Verdict], device: str) -> None:
-    """The page anew, or its section on CUDA; the other part stays."""
+    """The page again, or its section on CUDA; the other part stays."""
     page, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n{_CUDA_HEADING}")
     if device == "cpu":
         page = page_of(verdicts, device)

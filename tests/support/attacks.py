@@ -244,7 +244,7 @@ async def half_sent_calls(
 
 
 async def unknown_fields(address: str, num: int = 10) -> Seen:
-    """Requests padded with fields that nobody knows, to the largest size that is allowed."""
+    """Requests padded with fields that no client knows, to the largest size that is allowed."""
     data = request(4)
     data += b"\xf8\x3f\x01" * ((MAX_MESSAGE_BYTES - len(data)) // 3)
     options = [("grpc.max_send_message_length", -1)]
@@ -277,7 +277,7 @@ async def zero_window_calls(address: str, num: int) -> AsyncGenerator[h2.RawConn
 
 
 async def idle_connections(address: str, num: int = 1_000) -> Seen:
-    """Connections that say nothing, and ones that begin a TLS handshake and leave it there."""
+    """Connections that state nothing, and ones that begin a TLS handshake and leave it there."""
     hello = bytes.fromhex("16030100f1010000ed0303") + b"\0" * 100
     greetings = [b"" if index % 2 else hello for index in range(num)]
     async with h2.silent_sockets(address, greetings) as sockets, asyncio.timeout(h2.PATIENCE_S):

@@ -45,7 +45,7 @@ class Issued:
 
 @dataclass
 class Authority:
-    """Signs certificates; `ca_file` is what others believe."""
+    """Signs certificates; `ca_file` is what others accept."""
 
     folder: Path
     name: str = "test authority"
@@ -144,7 +144,7 @@ class TokenIssuer:
         now_s: float | None = None,
         **claims: Any,
     ) -> str:
-        """For tenant `acme`, for five minutes; `claims` say otherwise (None: without)."""
+        """For tenant `acme`, for five minutes; `claims` state otherwise (None: without)."""
         now_s = time.time() if now_s is None else now_s
         told = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": now_s + 300, **claims}
         return jwt.encode(

@@ -2,7 +2,7 @@
 
     benchmark_help.py FILE ...
 
-Prints one line of JSON, a list of (file, exit code, what it said). A traceback counts as code 1,
+Prints one line of JSON, a list of (file, exit code, what it stated). A traceback counts as code 1,
 as it does at a prompt. The packages of the extras are not found, installed or not: the answers are
 alike on every machine, and none of them has to be loaded.
 """
@@ -41,7 +41,7 @@ class Missing(MetaPathFinder):
 
 
 def help_of(file: str) -> tuple[int, str]:
-    """Its exit code and all it said."""
+    """Its exit code and all it stated."""
     sys.argv = [file, "--help"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -51,7 +51,7 @@ def help_of(file: str) -> tuple[int, str]:
             if end.code is None or isinstance(end.code, int):
                 return end.code or 0, said.getvalue()
             return 1, f"{said.getvalue()}{end.code}"
-        except BaseException:  # told, as at a prompt
+        except BaseException:  # reported, as at a prompt
             return 1, f"{said.getvalue()}{traceback.format_exc()}"
     return 0, said.getvalue()
 

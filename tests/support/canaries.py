@@ -15,7 +15,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
 
 IDS = (397, 401, 389, 383, 379, 373, 367, 359)
-"""A prompt that nobody else sends."""
+"""A prompt that no client else sends."""
 TAKEN = frozenset({"role", "unknown field"})
 """Of the requests that others would refuse, those that a plain model takes."""
 POISON, DEADLY = 349, 347
@@ -26,7 +26,7 @@ _PLACES = (
     *("unknown", "path", "credit"),
 )
 WORDS = {place: f"Kanarie {place} zingt zachtjes" for place in _PLACES}
-"""What stands at each place. Of the first letters alone nobody else has three in a row."""
+"""What stands at each place. Of the first letters alone no client else has three in a row."""
 
 
 @dataclass(frozen=True)

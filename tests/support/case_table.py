@@ -1,6 +1,6 @@
 """The table of survival cases in docs/survival-cases.md and the tests that show them.
 
-Owns finding both. `python tests/support/case_table.py` writes the table's last column anew.
+Owns finding both. `python tests/support/case_table.py` writes the table's last column again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def tests_of(cell: str) -> frozenset[tuple[str, str]]:
 
 
 def told_tests() -> Tests:
-    """What the table says; ValueError for a number that it has twice."""
+    """What the table states; ValueError for a number that it has twice."""
     told: dict[int, frozenset[tuple[str, str]]] = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         match = _ROW.fullmatch(line)

@@ -16,7 +16,7 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Left:
-    """`document`: as HTML. `console`: what scripts and the browser said."""
+    """`document`: as HTML. `console`: what scripts and the browser stated."""
 
     document: str
     console: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Commands as processes of their own, and a terminal for them to run on."""
+"""Commands as their own processes, and a terminal for them to run on."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """Both clients behind one face, and a clock that only sleeping moves.
 
-The blocking client runs in a thread beside the server's event loop; its face is the async client's,
-so that one test speaks for both.
+The blocking client runs in a thread next to the server's event loop; its face is the async
+client's, so that one test speaks for both.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ Face = AsyncFace | SyncFace
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
-    """Let others run until it holds, for what tells nobody when it changes."""
+    """Let others run until it holds, for what reports no client when it changes."""
     for _ in range(1_000_000):
         if condition():
             return
@@ -148,7 +148,7 @@ def failing(
     trailers: tuple[tuple[str, str], ...] = (),
     after: Callable[[ServedCall], Awaitable[None]] | None = None,
 ) -> Callable[[ServedCall], Awaitable[None]]:
-    """A script that fails, after something else if told so. `reason` "": without details."""
+    """A script that fails, after something else if reported so. `reason` "": without details."""
 
     async def script(call: ServedCall) -> None:
         if after is not None:

@@ -40,7 +40,7 @@ def service_of(tenants: Tenants, name: str) -> float:
 
 
 class FakeClock:
-    """Time that passes when told to, seconds."""
+    """Time that passes when reported to, seconds."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -52,7 +52,7 @@ class FakeClock:
 class NullExecutor:
     """Answers every sampled slot with `token(slot, position)`.
 
-    Remembers the batches that run something, and every slot it heard was given back.
+    Remembers the batches that run something, and every slot it received was given back.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ def run_until_idle(engine: Engine, max_steps: int = 10_000) -> list[StepEvents]:
 
 
 def outputs(told: Sequence[StepEvents]) -> dict[int, list[int]]:
-    """Tokens by key, in the order they were told."""
+    """Tokens by key, in the order they were reported."""
     tokens: dict[int, list[int]] = {}
     for events in told:
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):

@@ -64,7 +64,7 @@ class CutRelay:
 
 @contextlib.asynccontextmanager
 async def cut_relay(target: str) -> AsyncGenerator[CutRelay]:
-    """A relay to `target` on a port of its own."""
+    """A relay to `target` on a separate port."""
     relay = CutRelay(target)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
     relay.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

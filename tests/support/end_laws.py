@@ -1,4 +1,4 @@
-"""How a request may end, and what its client must have been told by then.
+"""How a request may end, and what its client must have been reported by then.
 
 Owns the cause of every end: no end without the one thing that can bring it about.
 """
@@ -103,7 +103,8 @@ def _check_unreachable(game: Game, told: Told, end: Failed, deadline_s: float) -
 
 
 def check_history(game: Game) -> None:
-    """At the end of the game: everybody ended, and nobody ran who was not said to wait first."""
+    """At the end of the game: every client ended, and no client ran who was not stated to wait
+    first."""
     queued = {told.spec.request_id for told in game.history if told.num_queued}
     for told in game.history:
         assert told.end is not None

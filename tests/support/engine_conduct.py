@@ -1,4 +1,4 @@
-"""Engines of a service under test that start workers of their own, or load badly.
+"""Engines of a service under test that start their own workers, or load badly.
 
 Owns the way to them: the environment of the service. What they do is in `engine_site`.
 """
@@ -20,7 +20,7 @@ def engine_conduct(
     """The environment for `support.service`. `folder`: an empty one, for the workers to report.
 
     Workers: a child of the engine, one that cut itself loose, one that also ignores SIGTERM, or
-    one with workers of its own. Each holds a lock that the next engine's needs.
+    one separate with workers. Each holds a lock that the next engine's needs.
     """
     conduct = {
         "folder": str(folder),

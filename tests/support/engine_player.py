@@ -1,6 +1,6 @@
-"""Plays clients, time and faults against one engine, and checks what it tells.
+"""Plays clients, time and faults against one engine, and checks what it reports.
 
-Owns the actions of a game and its turn; what must hold is told by the modules of laws.
+Owns the actions of a game and its turn; what must hold is reported by the modules of laws.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EnginePlayer:
     """One game.
 
     `prices`: step_s, prefill_token_s, decode_slot_s and
-    context_token_s of the device; `known_cost`: those that the engine is told, None for none.
+    context_token_s of the device; `known_cost`: those that the engine is reported, None for none.
     `settings`: more fields of SchedulerConfig.
     """
 
@@ -258,7 +258,7 @@ class EnginePlayer:
         self.game.clock.advance(seconds)
 
     def take(self, events: StepEvents) -> None:
-        """Tell the clients, each of whom may be told this now."""
+        """Report the clients, each of whom may be reported this now."""
         told_of, live = self.game.told, self.game.live
         for change in events.changes:
             told = told_of[change.key]
@@ -305,7 +305,7 @@ class EnginePlayer:
         assert told.spec.hash_salt or not admitted.num_cached_tokens
 
     def finish(self) -> None:
-        """Run until nothing is left: everybody ended once, and everything was given back."""
+        """Run until nothing is left: every client ended once, and everything was given back."""
         game, engine = self.game, self.game.engine
         for _ in range(MAX_DRAIN_TURNS):
             if not engine.has_work:

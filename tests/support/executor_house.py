@@ -117,7 +117,7 @@ class House:
         return witness
 
     def _config_of_engine(self, num_blocks: int, max_num_seqs: int) -> ExecutorConfig:
-        """The same limits in the words of an engine that has settings of its own."""
+        """The same limits in the words of an engine that has its own settings."""
         trtllm = self._config.trtllm
         cache = replace(
             trtllm.kv_cache_config,

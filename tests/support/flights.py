@@ -59,7 +59,7 @@ def make_facts(**changed: Any) -> FlightFacts:
 
 
 class _Overhearing:
-    """A listener's, with notes of steps and their measures for whoever asks."""
+    """A listener's, with notes of steps and their measures for a caller that asks."""
 
     def __init__(
         self, listener: EngineListener, notes: list[StepNote], measures: list[StepMeasure]

@@ -1,9 +1,9 @@
-"""Who may be told that a deadline is out of reach: judged by letting them run.
+"""Who may be reported that a deadline is out of reach: judged by letting them run.
 
 Owns the counterfactual, for what is certain: a chance that is too small may have come true all the
 same. A request that had an engine to itself, one that knows the exact prices of
 its device, was refused at submission: then a fresh engine that foresees nothing must indeed be late
-with it. Likewise for one that was told never to come back, whoever else there was.
+with it. Likewise for one that was reported never to come back, a caller that else there was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ UNREACHABLE = (FailureReason.TTFT_DEADLINE_UNREACHABLE, FailureReason.DEADLINE_U
 
 
 def check_refused_alone(game: Game, told: Told, end: Failed) -> None:
-    """With exact prices and nobody else in the engine, whoever can be in time is not refused."""
+    """With exact prices and no client else in the engine, a caller that can be in time is not
+    refused."""
     if end.reason not in UNREACHABLE or not told.was_alone or end.chance is not None:
         return
     # A second output of the request is company.
@@ -38,14 +39,15 @@ def check_refused_alone(game: Game, told: Told, end: Failed) -> None:
 
 
 def check_never(game: Game, told: Told, end: Failed) -> None:
-    """With exact prices, only who would be late in an engine of its own is told never to return."""
+    """With exact prices, only who would be late in a separate engine is reported never to
+    return."""
     is_certain = end.chance is None
     if is_certain and end.retry_after_s == math.inf and not told.num_admissions:
         assert is_late_alone(game, told), "told never to come back, but alone it is in time"
 
 
 def is_late_alone(game: Game, told: Told) -> bool:
-    """Whether it would miss a deadline; also where nothing can be said of that."""
+    """Whether it would miss a deadline; also where nothing can be stated of that."""
     # Prefill under a target may be slower than it could.
     if not game.knows_prices or game.config.target_itl_s is not None:
         return True

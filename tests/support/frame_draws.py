@@ -1,6 +1,6 @@
 """Values of process borders as hypothesis draws them, from the types of their fields.
 
-Owns what the types do not say: the bounds that the values check themselves.
+Owns what the types do not state: the bounds that the values check themselves.
 """
 
 import enum

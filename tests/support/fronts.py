@@ -61,18 +61,18 @@ def make_text(folder: Path) -> ModelText:
 
 
 class ScriptedPort:
-    """An engine that says what the test says. Remembers what it was given."""
+    """An engine that states what the test states. Remembers what it was given."""
 
     def __init__(self, info: ExecutorInfo = INFO) -> None:
         self.info = info
         self.listener: EnginePortListener | None = None
         self.is_up = False
         self.cancelled: list[tuple[tuple[int, ...], FinishReason]] = []
-        # Whether it says how what was cancelled ended, as an engine does.
+        # Whether it states how what was cancelled ended, as an engine does.
         self.is_answering = False
         self.known_elsewhere: dict[str, RequestState] = {}
         self.num_unsent_bytes = 0
-        # Whether it says that it keeps a book of what is cached; who follows it, by salt.
+        # Whether it states that it keeps a book of what is cached; which follows it, by salt.
         self.publishes_cache = False
         self.cache_listeners: dict[bytes, CacheListener] = {}
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
@@ -114,7 +114,7 @@ class ScriptedPort:
         """Nothing is kept here."""
 
     def on_detached(self, listener: DetachListener) -> None:
-        """Nobody else attaches."""
+        """No client else attaches."""
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         self.cache_listeners[salt] = listener
@@ -177,7 +177,7 @@ class ScriptedPort:
         self.say(changes=[admitted(key, num_cached_tokens, num_preemptions)])
 
     def send(self, key: int, ids: Iterable[int]) -> None:
-        """Each id as a step of its own."""
+        """Each id as a separate step."""
         for token_id in ids:
             self.say(tokens=[(key, token_id)])
 

@@ -1,4 +1,4 @@
-"""Attention over pages in plain float32, and pages that are poisoned where nobody reads."""
+"""Attention over pages in plain float32, and pages that are poisoned where no client reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What reads bytes of strangers, as functions of bytes: each returns, or raises what is a bug.
+"""What reads bytes of unauthenticated callers, as functions of bytes: each returns, or raises what
+is a bug.
 
-Owns the list, and what each reader may say of bytes that it does not like.
+Owns the list, and what each reader may state of bytes that it does not like.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ _MESSAGES: tuple[type[Any], ...] = (
 
 
 def read_request(data: bytes) -> None:
-    """A request of a stranger, as far as it goes before anything is asked of an engine."""
+    """A request of a unauthenticated caller, as far as it goes before anything is asked of an
+    engine."""
     try:
         message = parse(pb.GenerateRequest, data)
         num_unknown_fields(message)
         valid_request_id(message)
         read_generation(message, LIMITS, ("tiny", "demo"))
     except RequestError as error:
-        # What is told of it fits, and can be told.
+        # What is reported of it fits, and can be reported.
         abort = abort_of(error.refusal)
         assert len(abort.message.encode()) <= 1024
 
@@ -60,7 +62,7 @@ def parse_messages(data: bytes) -> None:
 
 
 def _told(error: Exception) -> None:
-    """A complaint says something."""
+    """A complaint states something."""
     assert str(error)
 
 

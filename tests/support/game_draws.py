@@ -68,7 +68,8 @@ def draw_prices(random: Random) -> list[float]:
 
 
 def draw_known_cost(random: Random, prices: list[float]) -> list[float] | None:
-    """What the engine is told of them: nothing, the truth, or what was true of another device."""
+    """What the engine is reported of them: nothing, the truth, or what was true of another
+    device."""
     factor = random.choice([None, 1.0, 1.0, 2.0, 10.0, 0.1])
     if factor is None or factor == 1.0:
         return None if factor is None else prices

@@ -1,4 +1,4 @@
-"""What a game against the engine writes down: batches, and what each client was told."""
+"""What a game against the engine writes down: batches, and what each client was reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Launched:
 class BudgetedExecutor(SimulatedExecutor):
     """A strict device that also holds the scheduler to its token budget.
 
-    `rows`: of every batch, who was in it.
+    `rows`: of every batch, which was in it.
     """
 
     max_num_batched_tokens = 0
@@ -53,10 +53,10 @@ class BudgetedExecutor(SimulatedExecutor):
 
 @dataclass(slots=True)
 class Told:
-    """What a client was told about one output.
+    """What a client was reported about one output.
 
-    `was_alone`: nobody else lived when it was submitted. `is_trial`: it was let in to see what a
-    step takes. `num_queued`: how often it was said that its request is in the queue. `level`: its
+    `was_alone`: no client else lived when it was submitted. `is_trial`: it was let in to see what a
+    step takes. `num_queued`: how often it was stated that its request is in the queue. `level`: its
     class when it was last admitted. `waits_since_s`: when it began to wait; `num_passed_by`: how
     often one that came later was let in since; `first_launch`: batches launched before it was let
     in. `is_refusable`: it had not been let into the queue when its engine was last asked for news.
@@ -101,7 +101,7 @@ class Told:
 
 @dataclass(slots=True, kw_only=True)
 class Game:
-    """One engine and all that was ever said to and by it.
+    """One engine and all that was ever stated to and by it.
 
     `told`: the last life of each key; `history`: all lives. `knows_prices`: the engine was given
     the very prices of its device.

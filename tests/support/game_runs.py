@@ -1,4 +1,4 @@
-"""Plays the game of a seed, and says what it showed. Does not know the rules."""
+"""Plays the game of a seed, and states what it showed. Does not know the rules."""
 
 from __future__ import annotations
 

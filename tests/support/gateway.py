@@ -1,7 +1,7 @@
 """The smg gateway of PyPI, unmodified, in front of workers that tests start.
 
-Owns the process and what it says. It tells of its progress in its log, which is read line by line:
-nothing is asked again and again. Only that process is ever signalled.
+Owns the process and what it states. It reports of its progress in its log, which is read line by
+line: nothing is asked again and again. Only that process is ever signalled.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Gateway:
         await self.until_logged("Activated 1 of 1 worker(s)", num + 1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """A call of its own interface; the answer's JSON."""
+        """A separate call interface; the answer's JSON."""
         data = json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", data=data, headers=headers)

@@ -1,8 +1,8 @@
 """An executor that computes at once, behind a pipeline of two steps: what it reads lags by one.
 
-The scheduler's arrays do not know the token of a step that was launched and not collected. Whoever
-reads `num_tokens` for the place of the token to draw is then one behind; here that shows on any
-machine, with an executor that has no pipeline of its own.
+The scheduler's arrays do not know the token of a step that was launched and not collected. A caller
+that reads `num_tokens` for the place of the token to draw is then one behind; here that shows on
+any machine, with an executor that has no separate pipeline.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def simulated_engine() -> Engine:
 
 
 class FakeEngine(Engine):
-    """Records what it is told; says what the test puts into `news`. Has nothing of an engine."""
+    """Records what it is reported; states what the test puts into `news`. Has nothing of an
+    engine."""
 
     def __init__(self) -> None:
         self.submitted: queue.Queue[tuple[RequestSpec, ...]] = queue.Queue()
@@ -130,7 +131,7 @@ class EngineThread:
 
 
 class Recorder:
-    """A listener that keeps what it hears."""
+    """A listener that keeps what it receives."""
 
     def __init__(self) -> None:
         self.hellos: asyncio.Queue[EngineHello] = asyncio.Queue()

@@ -47,7 +47,8 @@ class Browser:
         self._reader.start()
 
     def call(self, method: str, session: str = "", **params: object) -> dict[str, Any]:
-        """One command; its result. Raises AssertionError with what the browser says of a fault."""
+        """One command; its result. Raises AssertionError with what the browser states of a
+        fault."""
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -62,7 +63,7 @@ class Browser:
         return result
 
     def open(self, url: str) -> Page:
-        """A page of its own."""
+        """A separate page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable", session)

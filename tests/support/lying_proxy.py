@@ -1,6 +1,7 @@
 """A gRPC server that passes everything on to a real service, but for what a test makes it change.
 
-Owns the transport: bytes in, bytes out, whatever the method. A lie is told about Generate alone.
+Owns the transport: bytes in, bytes out, whatever the method. A lie is reported about Generate
+alone.
 """
 
 import functools
@@ -51,7 +52,7 @@ class LyingProxy(grpc.GenericRpcHandler):
                 yield _change(pb.GenerateRequest, lie.request, request, method)
 
         left_s = context.time_remaining()
-        # A call without a deadline is said to have the longest one there is.
+        # A call without a deadline is stated to have the longest one there is.
         timeout_s = left_s if left_s is not None and left_s < 1e6 else None
         stub: Any = self._channel.stream_stream(method)
         call = stub(changed(), timeout=timeout_s)

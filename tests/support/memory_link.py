@@ -2,7 +2,7 @@
 
 Owns the queue between them. Frames are encoded and decoded exactly as on the socket, so whatever
 passes here passes there. The engine runs either by `pump`, step by step on the caller's thread, or
-on a thread of its own.
+on a separate thread.
 """
 
 import asyncio
@@ -121,7 +121,8 @@ class MemoryEngine:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; fronts hear `on_lost`. Raises what the engine raised on its thread, if it did."""
+        """Stop; fronts receive `on_lost`. Raises what the engine raised on its thread, if it
+        did."""
         with self._news:
             self._is_stopping = True
             self._news.notify()
@@ -134,7 +135,7 @@ class MemoryEngine:
             raise failure
 
     def kill(self) -> None:
-        """Die as a crashed engine does: nothing more is said, every front hears `on_lost`."""
+        """Die as a crashed engine does: nothing more is stated, every front receives `on_lost`."""
         if self._is_alive:
             self._is_alive = False
             for port in list(self._ports.values()):
@@ -215,8 +216,8 @@ class MemoryEngine:
 class MemoryPort:
     """An `EnginePort` to a `MemoryEngine`; use `MemoryEngine.port`.
 
-    With a running event loop at `start` or `attach`, everything the listener hears it hears on
-    that loop; otherwise on the thread that pumps.
+    With a running event loop at `start` or `attach`, everything the listener receives it receives
+    on that loop; otherwise on the thread that pumps.
     """
 
     def __init__(self, engine: MemoryEngine, front_id: int) -> None:
@@ -245,7 +246,7 @@ class MemoryPort:
         self.attach(listener)
 
     async def wait_up(self) -> None:
-        """Return when the engine has said hello."""
+        """Return when the engine has stated hello."""
         await self._up.wait()
 
     @property
@@ -309,7 +310,7 @@ class MemoryPort:
         self._call(lambda: self._read(frame))
 
     def lose(self) -> None:
-        """The engine is gone, said on the engine's thread."""
+        """The engine is gone, stated on the engine's thread."""
         self._call(self._lost)
 
     def _call(self, action: Callable[[], None]) -> None:

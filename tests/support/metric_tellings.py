@@ -1,4 +1,4 @@
-"""What fronts and engines tell, for tests of metrics: records, beats and steps with every default
+"""What fronts and engines report, for tests of metrics: records, beats and steps with every default
 that a test does not care about, and the figures as Prometheus would read them."""
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def record(*segments: Segment, **settings: Any) -> RequestRecord:
 
 
 def steps(*rows: dict[str, Any]) -> NDArray[Any]:
-    """Rows of STEP; a step takes 8 ms, and 1 ms more of planning, unless it says otherwise."""
+    """Rows of STEP; a step takes 8 ms, and 1 ms more of planning, unless it states otherwise."""
     array = np.zeros(len(rows), dtype=STEP)
     for index, row in enumerate(rows):
         begun_s = 10.0 + index

@@ -1,6 +1,7 @@
 """One front and engines that die under it, all in one process and turn by turn.
 
-Owns the deaths: after which turn, and how many steps an engine did before it that nobody heard of.
+Owns the deaths: after which turn, and how many steps an engine did before it that no client
+received of.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class MortalService:
         await self._settle()
 
     async def open(self, generation: Generation) -> Told:
-        """A new request; what its stream tells from now on."""
+        """A new request; what its stream reports from now on."""
         request = await self.front.open(generation, CallTimes(arrival_s=time.monotonic()))
         told = Told()
         encoder = encoder_for(generation.output.chunks, self.front.config)
@@ -133,14 +134,14 @@ class MortalService:
         return not self._told
 
     async def turn(self) -> None:
-        """One step, and its news are heard and read."""
+        """One step, and its news are received and read."""
         self._engine.pump(1)
         self._core.check_integrity()
         await self._settle()
         self._read()
 
     async def die(self, num_unheard_steps: int) -> None:
-        """The engine goes, after steps of which it told nobody; then another comes."""
+        """The engine goes, after steps of which it reported no client; then another comes."""
         for _ in range(num_unheard_steps):
             if self._core.has_work:
                 self._core.step()
@@ -161,7 +162,7 @@ class MortalService:
         await self._settle()
 
     async def _settle(self) -> None:
-        """What each side has said is heard by the other."""
+        """What each side has stated is received by the other."""
         for _ in range(4):
             self._engine.pump(0)
             await asyncio.sleep(0)
@@ -185,7 +186,8 @@ async def play(
     *,
     turns_between: int = 0,
 ) -> list[Told]:
-    """Run the requests, one after the other so many turns apart, to the end; what each was told."""
+    """Run the requests, one after the other so many turns apart, to the end; what each was
+    reported."""
     await service.begin_life()
     told: list[Told] = []
     waiting, dying = list(generations), list(deaths)

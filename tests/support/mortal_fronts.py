@@ -44,7 +44,7 @@ class MortalFronts:
         self._epoch = 1
 
     async def turns(self, count: int) -> None:
-        """The engine takes a step and the loop comes round, so many times."""
+        """The engine takes a step and the loop repeats, so many times."""
         for _ in range(count):
             self.fronts[0].step()
             await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def _read(call: Any, got: list[pb.GenerateResponse], num_messages: int) ->
             got.append(message.response)
     except grpc.aio.AioRpcError as error:
         reason = rich_error(error).info.reason
-        # Never that nobody has it, nor that it is not to be had from there.
+        # Never that no client has it, nor that it is not to be had from there.
         if reason not in ("ENGINE_DOWN", "STREAM_SUPERSEDED"):
             raise
         return str(reason)

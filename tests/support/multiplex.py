@@ -122,7 +122,7 @@ class Wire:
         self.messages.append(pb.MultiplexResponse.FromString(message))
 
     def events(self, key: int | None = None) -> list[pb.MultiplexEvent]:
-        """What was told so far."""
+        """What was reported so far."""
         return [
             event
             for message in self.messages
@@ -152,7 +152,7 @@ class PlayedCall:
         return spec.key
 
     async def settle(self) -> None:
-        """Let everything that can go on do so: nothing here waits for a clock or a socket."""
+        """Let everything that can continue do so: nothing here waits for a clock or a socket."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -170,7 +170,7 @@ async def played_call(
     clock: Callable[[], float] = lambda: 1000.0,
     turns: LargeMessageTurns | None = None,
 ) -> AsyncGenerator[PlayedCall]:
-    """A call of a client that has said nothing yet."""
+    """A call of a client that has stated nothing yet."""
     port = ScriptedPort()
     front = Front(text, config or FrontConfig(), port=port, clock=clock)
     port.listener = front

@@ -1,7 +1,7 @@
 """A real gRPC server whose Multiplex calls a test plays by hand, request by request.
 
 Owns the transport and what was seen. What a request is answered is a script, as in
-`scripted_server.py`; without one it says hello.
+`scripted_server.py`; without one it states hello.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ async def until(event: asyncio.Event) -> None:
 def failing(
     code: grpc.StatusCode, reason: str, *details: Any, after: "Script | None" = None
 ) -> "Script":
-    """A script that fails, after something else if told so."""
+    """A script that fails, after something else if reported so."""
 
     async def script(request: ServedRequest) -> None:
         if after is not None:

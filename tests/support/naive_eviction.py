@@ -1,4 +1,4 @@
-"""Eviction orders said as plainly as possible, to hold the real ones against."""
+"""Eviction orders stated as plainly as possible, to hold the real ones against."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""A name server that says what the test says: the addresses behind a name, which may change.
+"""A name server that states what the test states: the addresses behind a name, which may change.
 
 Owns as much of RFC 1035 as resolvers of A records ask for. One name, whatever it is; no other kind
 of record.
@@ -55,7 +55,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 @contextlib.asynccontextmanager
 async def name_server(*addresses: str) -> AsyncGenerator[NameServer]:
-    """One on a port of its own, at `address`."""
+    """One on a separate port, at `address`."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(
         lambda: NameServer(*addresses), local_addr=("127.0.0.1", 0)

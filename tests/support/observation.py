@@ -1,4 +1,4 @@
-"""A service with its observer, and waiting for what that has heard."""
+"""A service with its observer, and waiting for what that has received."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def observed(
 async def until_stats(
     operations: OperationsClient, is_so: Callable[[ServerStats], bool]
 ) -> ServerStats:
-    """Watch until the service's figures are as told."""
+    """Watch until the service's figures are as reported."""
     last: ServerStats | None = None
     try:
         async with asyncio.timeout(PATIENCE_S):

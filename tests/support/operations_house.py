@@ -1,5 +1,5 @@
-"""A desk that says what the test says, the operations server over it, and what fronts, engines and
-recorders tell."""
+"""A desk that states what the test states, the operations server over it, and what fronts, engines
+and recorders report."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def waiting_view(number: int, **changes: Any) -> RequestView:
 
 
 class FakeDesk:
-    """Answers with what its attributes hold, and remembers what it was told to do."""
+    """Answers with what its attributes hold, and remembers what it was reported to do."""
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = [SNAPSHOT]

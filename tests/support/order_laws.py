@@ -1,4 +1,4 @@
-"""Who may be let in and thrown out before whom, judged by what a turn told.
+"""Who may be let in and preempted before whom, judged by what a turn reported.
 
 Owns the rules of both orders as a client would state them. The bounds of passing are watched by
 `order_witness`, shares of tenants by the tests of fairness.
@@ -39,9 +39,9 @@ def check_order(game: Game, events: StepEvents) -> None:
 
 
 def _check_yields(game: Game, events: StepEvents) -> None:
-    """Nobody new in a step that preempted, but for those of a tenant that others yield to.
+    """No client new in a step that preempted, but for those of a tenant that others yield to.
 
-    These are of no lower class than whoever was thrown out before them.
+    These are of no lower class than a caller that was preempted before them.
     """
     assert game.config.order is SchedulingOrder.FAIR
     assert math.isfinite(game.config.yield_ratio)
@@ -59,7 +59,7 @@ def _level(game: Game, told: Told) -> float:
 
 
 def _check_forms(live: dict[int, Told], running: set[int], preempted: set[int]) -> None:
-    """Whose output has a form is thrown out only when nobody else is left."""
+    """Whose output has a form is preempted only when no client else is left."""
     if any(live[key].spec.constraint is not None for key in preempted & live.keys()):
         assert all(live[key].spec.constraint is not None for key in running - preempted)
 
@@ -71,7 +71,7 @@ def _check_seniority(
     running: set[int],
     preempted: set[int],
 ) -> None:
-    """Nobody is admitted before a senior who may run, nor preempted before a junior."""
+    """No client is admitted before a senior who may run, nor preempted before a junior."""
     for change in events.changes:
         told = game.told[change.key]
         if isinstance(change, Preempted):
@@ -88,9 +88,9 @@ def _check_seniority(
 def _check_victims(
     game: Game, live: dict[int, Told], running: set[int], preempted: set[int], admitted: set[int]
 ) -> None:
-    """Nobody is thrown out while somebody of a lower class runs on, unless to yield.
+    """No client is preempted while a client of a lower class runs on, unless to yield.
 
-    Who yields does so to somebody of another tenant and of no lower class.
+    Who yields does so to a client of another tenant and of no lower class.
     """
     left = [live[key] for key in running - preempted]
     favoured = [game.told[key] for key in admitted]

@@ -68,7 +68,7 @@ class OrderWitness:
         return self._order.peek(now)
 
     def pass_over(self, request: Request) -> None:
-        """Somebody does not fit, and those behind are tried."""
+        """A client does not fit, and those behind are tried."""
         assert self._config.max_lookahead
         assert not request.num_preemptions, "whom a preemption threw out is not passed"
         self._passed.append(request)
@@ -80,7 +80,7 @@ class OrderWitness:
         self._order.pass_over(request)
 
     def note_admission(self, request: Request) -> bool:
-        """Somebody is let in, past the head of this round if there is one; whether by age."""
+        """A client is let in, past the head of this round if there is one; whether by age."""
         self._waits.pop(request.ticket, None)
         if self._passed:
             wait = self._waits[self._passed[0].ticket]

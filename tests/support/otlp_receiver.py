@@ -78,7 +78,7 @@ class Receiver:
         return mode
 
     def stop(self) -> None:
-        """Calls that hang go on."""
+        """Calls that hang continue."""
         self._stopped.set()
 
     def spans(self) -> list[Span]:
@@ -170,7 +170,7 @@ def http_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
 
 @contextmanager
 def dead_endpoint() -> Generator[str]:
-    """An address where nobody listens, and nobody else can."""
+    """An address where no client listens, and no client else can."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -220,10 +220,10 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("content-length", str(len(body)))
-        # Whoever was kept waiting may be gone.
+        # A caller that was kept waiting may be gone.
         with contextlib.suppress(ConnectionError):
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Say nothing."""
+        """State nothing."""

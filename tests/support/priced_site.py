@@ -1,6 +1,6 @@
 """An engine in virtual time over a simulated machine whose prices it knows.
 
-Owns the site and what its clients were told. Does not know what ought to be told.
+Owns the site and what its clients were reported. Does not know what ought to be reported.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PricedSite:
         self.admitted: dict[int, Admitted] = {}
         self._is_checked = False
         if is_settled:
-            # Until some steps of each kind were as foretold, some error is allowed for.
+            # Until some steps of each kind were as predicted, some error is allowed for.
             for key in range(1_000_000, 1_000_000 + NUM_SETTLING):
                 self.submit(key, 10)
                 self.run()
@@ -75,7 +75,7 @@ class PricedSite:
         return make_spec(key, [i % 90 for i in range(num_prompt)], **options)
 
     def request(self, key: int, num_prompt: int, **options: Any) -> Request:
-        """One that nobody submitted yet."""
+        """One that no client submitted yet."""
         spec = self.spec(key, num_prompt, **options)
         return Request(
             spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=list(spec.block_hashes)

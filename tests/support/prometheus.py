@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a port of this machine, and what its API says.
+"""A real Prometheus that scrapes a port of this machine, and what its API states.
 
 Owns the child.
 """
@@ -97,7 +97,7 @@ class Prometheus:
         missing = queries
         for _ in range(int(PATIENCE_S / _PAUSE_S)):
             go_on()
-            # Prometheus has no way to say that it has scraped.
+            # Prometheus has no way to state that it has scraped.
             pause.wait(_PAUSE_S)
             missing = {name: query for name, query in queries.items() if not self.has_data(query)}
             if not missing:
@@ -105,7 +105,7 @@ class Prometheus:
         return missing
 
     def check_health(self) -> None:
-        """AssertionError unless the target answers and every rule can be told."""
+        """AssertionError unless the target answers and every rule can be reported."""
         (target,) = self.ask("targets")["activeTargets"]
         assert target["health"] == "up", target["lastError"]
         rules = [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]

@@ -100,7 +100,7 @@ class RawConnection:
     a stream may send to begin with; `granted`: what was added, by stream, of the connection as 0.
 
     It acknowledges settings and pings, those in `unacknowledged` (frame kinds) excepted;
-    `initial_window` bytes is what each stream may be sent, and nobody ever adds to it.
+    `initial_window` bytes is what each stream may be sent, and no client ever adds to it.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ async def raw_connection(
 async def silent_sockets(
     address: str, greetings: Sequence[bytes]
 ) -> AsyncGenerator[list[SilentSocket]]:
-    """As many connections, each of which says its greeting and nothing more."""
+    """As many connections, each of which states its greeting and nothing more."""
     host, _, port = address.rpartition(":")
     sockets: list[SilentSocket] = []
     try:

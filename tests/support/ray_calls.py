@@ -50,7 +50,7 @@ async def until_counted(
     since: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """What each replica's engine has counted, without what it had `since`, by its address: once all
-    have said so anew, and it is `least` in all. Each tells about once a second."""
+    have stated so again, and it is `least` in all. Each reports about once a second."""
     began_s = time.time()
     counts: dict[str, int] = {}
     replicas = tuple(replicas)

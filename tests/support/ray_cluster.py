@@ -40,14 +40,14 @@ def has_ray() -> bool:
 
 
 def recommended_environment() -> dict[str, str]:
-    """What deploy/ray/ray.env says."""
+    """What deploy/ray/ray.env states."""
     lines = (REPOSITORY / "deploy/ray/ray.env").read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """What a replica tells of itself."""
+    """What a replica reports of itself."""
 
     replica: str
     node: str
@@ -90,7 +90,7 @@ class RayCluster:
         return [Replica(**replica) for replica in told]
 
     def channel(self, node: int = 0) -> grpc.aio.Channel:
-        """A connection of its own to a node's ingress."""
+        """A separate connection to a node's ingress."""
         return grpc.aio.insecure_channel(
             self.addresses[node], options=[("grpc.use_local_subchannel_pool", 1)]
         )

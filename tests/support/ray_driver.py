@@ -40,7 +40,7 @@ class Driver:
         self._cluster.add_node(**_NODE)
         ray.init(address=self._cluster.address, namespace="serve", log_to_driver=False)
         # The nodes have the environment; from here on it is this program's own. A handle that is
-        # used outside of an event loop needs a loop of its own.
+        # used outside of an event loop needs a separate loop.
         os.environ.pop("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", None)
         self._serve: Any = importlib.import_module("ray.serve")
         self._build: Callable[..., Any] = importlib.import_module("penstock.gateway.ray.app").build
@@ -59,11 +59,12 @@ class Driver:
         orders = {"deploy": self.deploy, "until": self.until}
         try:
             return {"ok": orders[order["do"]](order)}
-        except Exception as error:  # the tests are told of it, whatever it was
+        except Exception as error:  # the tests are reported of it, whatever it was
             return {"error": f"{type(error).__name__}: {error}"}
 
     def deploy(self, order: dict[str, Any]) -> None:
-        """Deploy, or roll to, what `args` and Serve's own `options` say, as this `application`."""
+        """Deploy, or roll to, what `args` and Serve's own `options` state, as this
+        `application`."""
         if self._application not in ("", order["application"]):
             self._serve.delete(self._application)
         self._application = order["application"]
@@ -83,7 +84,7 @@ class Driver:
                 is_all = len(replicas) == order["num_replicas"]
                 if is_all and not without & {each["replica"] for each in replicas}:
                     return replicas
-            # Serve tells nobody when a replica is there; it has to be asked.
+            # Serve reports no client when a replica is there; it has to be asked.
             threading.Event().wait(_POLL_INTERVAL_S)
         raise TimeoutError(f"replicas: {states}, of which told: {replicas}")
 
@@ -94,7 +95,7 @@ class Driver:
         self._cluster.shutdown()
 
     def _about(self) -> list[dict[str, Any]]:
-        """What every replica that lives tells of itself."""
+        """What every replica that lives reports of itself."""
         handle = self._serve.get_deployment_handle(DEPLOYMENT, self._application)
         asked = handle.broadcast("about")
         told: list[Any] = asked.results(timeout_s=PATIENCE_S, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a front told of its requests: the records, as the observer would read them."""
+"""What a front reported of its requests: the records, as the observer would read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that bring a request, over a front that is asked to tell of each."""
+"""Calls that bring a request, over a front that is asked to report of each."""
 
 from __future__ import annotations
 

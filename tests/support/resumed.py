@@ -37,7 +37,7 @@ def resumable(
     grace_s: float = 60.0,
     prompt: Iterable[int] = (5, 6, 7, 8),
 ) -> pb.GenerateRequest:
-    """Greedy, of exactly so many tokens, told by id, and kept for `grace_s`."""
+    """Greedy, of exactly so many tokens, reported by id, and kept for `grace_s`."""
     message = request(num_tokens, prompt, request_id=request_id)
     message.resume_timeout.FromMicroseconds(round(grace_s * 1e6))
     return message

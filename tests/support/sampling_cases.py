@@ -103,7 +103,7 @@ class Case:
 class Seated:
     """Cases in one batch, their slots in another order than their rows.
 
-    `batch` admits them all and runs nobody; `rules` have followed it.
+    `batch` admits them all and runs no client; `rules` have followed it.
     """
 
     def __init__(self, cases: Sequence[Case]) -> None:

@@ -5,7 +5,7 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \\
         python tests/support/sanitized_steps.py --exact
 
-With `--exact` no graph is captured, so that every tensor can be an allocation of its own: the
+With `--exact` no graph is captured, so that every tensor can be a separate allocation: the
 checker then sees the first byte after its end.
 """
 

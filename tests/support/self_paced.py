@@ -1,4 +1,4 @@
-"""An executor that paces itself, as a test tells it to: no threads, no waiting."""
+"""An executor that paces itself, as a test reports it to: no threads, no waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def token_of(request_id: str, position: int) -> int:
 
 
 class SelfPacedExecutor:
-    """Says what the test tells it to: `say(key, count)`, `fail(key)`, `end(key, ...)`.
+    """States what the test reports it to: `say(key, count)`, `fail(key)`, `end(key, ...)`.
 
     `inside`: key -> request, of those the scheduler admitted and has not taken back.
     """

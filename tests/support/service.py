@@ -1,7 +1,7 @@
 """A real `penstock serve` on a free port, and a client for it.
 
-Owns the child and what it says. Everything is waited for, with a bound; nothing but that child and
-its own children is ever signalled.
+Owns the child and what it states. Everything is waited for, with a bound; nothing but that child
+and its own children is ever signalled.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Service:
                 await self._news.wait()
 
     async def door(self, name: str) -> str:
-        """Where the "operations" or "metrics" of it are, as it says on stdout."""
+        """Where the "operations" or "metrics" of it are, as it states on stdout."""
         prefix = f"penstock {name} on "
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
@@ -90,7 +90,7 @@ class Service:
                 await self._news.wait()
 
     async def ended(self) -> int:
-        """Wait for the end, and for all it said; the exit code."""
+        """Wait for the end, and for all it stated; the exit code."""
         async with asyncio.timeout(PATIENCE_S):
             code = await self.process.wait()
             await asyncio.gather(*self._readers)
@@ -101,7 +101,7 @@ class Service:
         self.process.send_signal(number)
 
     def channel(self) -> grpc.aio.Channel:
-        """A channel with a connection of its own."""
+        """A channel with a separate connection."""
         return grpc.aio.insecure_channel(
             self.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -136,8 +136,8 @@ class Service:
 async def launched(
     *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
 ) -> AsyncGenerator[Service]:
-    """`penstock serve` with these arguments, on a free port unless they say otherwise, and without
-    the operators' ports.
+    """`penstock serve` with these arguments, on a free port unless they state otherwise, and
+    without the operators' ports.
 
     `through`: a program that replaces itself with the command line behind its own.
     """
@@ -189,7 +189,7 @@ class Stream:
         self._call = stub.Generate(request, timeout=PATIENCE_S)
 
     async def until_accepted(self) -> None:
-        """Wait for the first word."""
+        """Wait for the first message."""
         assert await self._read(), f"the stream ended early: {await self._call.code()}"
 
     async def until_running(self) -> None:

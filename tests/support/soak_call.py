@@ -1,7 +1,7 @@
 """One request of a soak: through refusals, lost connections and lost processes to its end.
 
-Owns what a patient client does, as the contract asks it to: it comes back when it is told to, takes
-up a stream that broke, and checks every number and every token on the way.
+Owns what a patient client does, as the contract asks it to: it comes back when it is reported to,
+takes up a stream that broke, and checks every number and every token on the way.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class SoakCall:
         if self.is_resumable:
             message = pb.CancelRequest(request_id=self.request_id)
             with contextlib.suppress(grpc.aio.AioRpcError):
-                # It may have just ended, or nobody is there: the stream says which.
+                # It may have just ended, or no client is there: the stream states which.
                 await self.lines.stub(self.chance).Cancel(message, timeout=MOST_S)
         else:
             call.cancel()
@@ -251,7 +251,7 @@ class SoakCall:
             return wait_s, False  # it never arrived
         if code is grpc.StatusCode.ALREADY_EXISTS and self.is_resumable:
             return wait_s, True  # it did arrive
-        # Whoever begins a call over a connection that is being closed is told so.
+        # A caller that begins a call over a connection that is being closed is reported so.
         is_lost = code is grpc.StatusCode.CANCELLED and not reason
         if code is not grpc.StatusCode.UNAVAILABLE and not is_lost:
             return name

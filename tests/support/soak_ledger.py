@@ -59,7 +59,7 @@ class Minute:
 
 @dataclass(slots=True)
 class Ledger:
-    """Everything a soak's clients were told. `wrong`: tokens or numbers that must not be.
+    """Everything a soak's clients were reported. `wrong`: tokens or numbers that must not be.
 
     Sums alone are kept, and the causes of errors: it may be fed for hours.
     """

@@ -63,7 +63,7 @@ class Load:
         return await self._call(Kind.DEADLY, prompt, CANARY_TOKENS, 0, is_resumable=False).run()
 
     async def hold(self, address: str) -> asyncio.subprocess.Process:
-        """A client process with streams that run; whoever asks for it strikes it."""
+        """A client process with streams that run; a caller that asks for it faults it."""
         paths = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "support.stream_holder", address, str(self.plan.num_held)),

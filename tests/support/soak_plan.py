@@ -1,4 +1,4 @@
-"""What a soak does and when: sizes, shares, and a seeded schedule of strikes.
+"""What a soak does and when: sizes, shares, and a seeded schedule of faults.
 
 Owns the numbers. Knows no process and no socket.
 """
@@ -32,7 +32,7 @@ MAX_DEATHS = 4
 DEATH_WINDOW_S = 65.0
 TRIAL_S = 15.0
 """As long as those are tried one by one who were with an engine that ended by its own fault. An
-engine that is struck then looks killed by the one on trial, whoever that is."""
+engine that is struck then looks killed by the one on trial, a caller that that is."""
 _OWN_FAULT = (Strike.DEADLY_PROMPT, Strike.ENGINE_HANG)
 _NEED_SCRIPT = frozenset({Strike.DEADLY_PROMPT})
 _TAKE_LONG = frozenset({Strike.ROLLING_RESTART})
@@ -88,9 +88,9 @@ def full_plan(seed: int, minutes: float, *, is_torch: bool) -> SoakPlan:
 
 
 def schedule(plan: SoakPlan) -> list[tuple[float, Strike]]:
-    """When to strike, seconds from the start, and how: everything once before anything again.
+    """When to fault, seconds from the start, and how: everything once before anything again.
 
-    A strike that would kill the engine too often for the service to go on is put off.
+    A fault that would kill the engine too often for the service to continue is put off.
     """
     chance = random.Random(plan.seed)
     deaths: list[float] = []

@@ -73,7 +73,7 @@ class SimulatedReference:
 
 
 class MeasuredReference:
-    """A few prompts whose outputs a model told when nothing was wrong."""
+    """A few prompts whose outputs a model reported when nothing was wrong."""
 
     def __init__(self, known: dict[Prompt, list[int]]) -> None:
         self._known = known
@@ -117,5 +117,5 @@ def _is_decided(responses: Sequence[pb.GenerateResponse]) -> bool:
 
 
 def marked(prompt: Sequence[int], token: int) -> Prompt:
-    """The prompt with a token in it that nobody draws."""
+    """The prompt with a token in it that no client draws."""
     return (*prompt, token)

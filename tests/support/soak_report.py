@@ -116,7 +116,7 @@ def _gates_of_strikes(result: SoakResult) -> list[Gate]:
 
 
 def _gates_of_memory(watch: Watch, ledger: Ledger) -> list[Gate]:
-    """Of processes that lived long enough to tell growth from their first allocations."""
+    """Of processes that lived long enough to report growth from their first allocations."""
     most = MAX_BYTES_ONCE + MAX_BYTES_PER_CANCEL * ledger.num[Kind.CANCEL]
     return [
         _gate(

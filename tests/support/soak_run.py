@@ -1,4 +1,4 @@
-"""One soak from start to report: a real service, its clients, its strikes.
+"""One soak from start to report: a real service, its clients, its faults.
 
 Owns the order of things. What each part does stands in the other soak modules.
 """
@@ -110,7 +110,7 @@ async def _reference(plan: SoakPlan, address: str) -> Reference:
 async def _looking(
     watch: Watch, ledger: Ledger, plan: SoakPlan, tell: Callable[[str], None]
 ) -> AsyncGenerator[None]:
-    """The watch runs inside the block, and a line is told every ten seconds."""
+    """The watch runs inside the block, and a line is reported every ten seconds."""
 
     async def talk() -> None:
         while True:

@@ -32,7 +32,7 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """One strike: `at_s` from the start, and when a canary sent right after it was served."""
+    """One fault: `at_s` from the start, and when a canary sent right after it was served."""
 
     strike: Strike
     at_s: float
@@ -41,7 +41,7 @@ class Struck:
 
 
 class Striker:
-    """Plays the schedule. `tell`: is told of each strike, for people who watch."""
+    """Plays the schedule. `tell`: is reported of each fault, for people who watch."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Striker:
         self._chance = random.Random(f"{plan.seed}/strikes")
 
     async def run(self) -> None:
-        """Every strike at its time, or later by what an earlier one took too long."""
+        """Every fault at its time, or later by what an earlier one took too long."""
         begun_s = time.monotonic()
         late_s = 0.0
         async with asyncio.TaskGroup() as group:
@@ -128,7 +128,7 @@ class Striker:
             _send(process, signal.SIGCONT)
 
     async def _hang(self, role: str) -> None:
-        """Stop it and leave it so: whoever watches it has to find out."""
+        """Stop it and leave it so: a caller that watches it has to find out."""
         process = self._signal(role, signal.SIGSTOP)
         until_s = time.monotonic() + _GONE_S
         while process is not None and process in self._watch.alive(role):
@@ -140,6 +140,6 @@ class Striker:
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
-    """To that very process, and nobody who has its number by now."""
+    """To that very process, and no client who has its number by now."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)

@@ -45,7 +45,7 @@ class Memory:
 
 
 class Watch:
-    """Looks at a service until it is told to stop. `faults`: what must not have been seen."""
+    """Looks at a service until it is reported to stop. `faults`: what must not have been seen."""
 
     def __init__(self, service: Service, operations: OperationsClient) -> None:
         self.service = service
@@ -73,7 +73,7 @@ class Watch:
             await asyncio.sleep(1.0)
 
     async def look(self) -> ServerStats | None:
-        """The figures of now, None where nobody answers; their sums are checked."""
+        """The figures of now, None where no client answers; their sums are checked."""
         try:
             async with asyncio.timeout(5.0):
                 stats = await self._operations.get_stats()
@@ -116,7 +116,8 @@ class Watch:
             while not pids.empty():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._processes.append((role, psutil.Process(pids.get_nowait())))
-        # By identity, not by number: the number of a dead one may be a stranger's by now.
+        # By identity, not by number: the number of a dead one may be a unauthenticated caller's by
+        # now.
         self._processes = [pair for pair in self._processes if _is_there(pair[1])]
 
     def _weigh(self) -> None:
@@ -145,12 +146,12 @@ def faults_of(stats: ServerStats) -> Iterator[str]:
 
 
 def has_engine(stats: ServerStats) -> bool:
-    """Somebody is there to compute."""
+    """A client is there to compute."""
     return bool(stats.models) and all(model.state is ModelState.READY for model in stats.models)
 
 
 def is_quiet(stats: ServerStats) -> bool:
-    """Nobody lives, nothing is used, nothing streams."""
+    """No client lives, nothing is used, nothing streams."""
     return not any(
         model.num_processing or model.num_pending or model.cache.num_used_blocks
         for model in stats.models

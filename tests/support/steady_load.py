@@ -1,6 +1,6 @@
 """Callers that never pause, and who answered them.
 
-Owns the tally and the waiting for it. A request that fails is kept, and the load goes on.
+Owns the tally and the waiting for it. A request that fails is kept, and the load continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A front on a real socket over a real engine that takes a step when the test says so.
+"""A front on a real socket over a real engine that takes a step when the test states so.
 
 Owns the site and the counting of steps. The executor is the strict simulated one: it refuses what a
 device would compute wrongly. After every step the engine's books are checked.
@@ -37,7 +37,7 @@ from support.memory_link import MemoryEngine
 
 
 class WatchedEngine(Engine):
-    """Remembers whom it was told to cancel, and how many tokens of each are computed."""
+    """Remembers whom it was reported to cancel, and how many tokens of each are computed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,17 +77,17 @@ class SteppedService:
         return self.engine.cache.pool.num_used
 
     def is_clean(self) -> bool:
-        """Nobody lives in the engine, and nobody has blocks (I1 and I2)."""
+        """No client lives in the engine, and no client has blocks (I1 and I2)."""
         return not self.engine.requests and not self.num_used_blocks and not len(self.engine.queue)
 
     def step(self, count: int = 1) -> int:
-        """Take in what fronts said and do up to so many steps; how many had work."""
+        """Take in what fronts stated and do up to so many steps; how many had work."""
         done = self.memory.pump(count)
         self.num_steps += done
         return done
 
     def hear(self) -> None:
-        """Take in what fronts said, without a step."""
+        """Take in what fronts stated, without a step."""
         self.memory.pump(0)
 
     async def until(self, is_so: Callable[[], bool], *, steps: bool = False) -> None:
@@ -99,7 +99,7 @@ class SteppedService:
                 await asyncio.sleep(0)
 
     async def until_live(self, count: int) -> None:
-        """The engine has heard of so many requests."""
+        """The engine has received of so many requests."""
 
         def is_so() -> bool:
             self.hear()
@@ -108,7 +108,7 @@ class SteppedService:
         await self.until(is_so)
 
     async def until_released(self) -> None:
-        """The front has let every request go, and said so to the engine."""
+        """The front has let every request go, and stated so to the engine."""
         await self.until(lambda: self.server.num_live_requests == 0)
 
     async def end_of(self, call: Any) -> list[pb.GenerateResponse]:
@@ -138,7 +138,7 @@ def request(
     *,
     request_id: str | None = None,
 ) -> pb.GenerateRequest:
-    """Greedy, of exactly so many tokens, which are told by id."""
+    """Greedy, of exactly so many tokens, which are reported by id."""
     message = pb.GenerateRequest(request_id=request_id)
     message.token_prompt.ids.extend(prompt)
     message.sampling.temperature = 0.0

@@ -1,7 +1,7 @@
 """A tiny configuration of any causal language model that the installed transformers has.
 
 Owns the rules by which a default configuration shrinks: attributes are found by name, and types
-that need more have an entry of their own.
+that need more have a separate entry.
 """
 
 from __future__ import annotations

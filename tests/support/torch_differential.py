@@ -18,7 +18,7 @@ from support.torch_models import VOCAB_SIZE, NaiveModel
 BLOCK_SIZE = 16
 NUM_SLOTS = 5
 AMPLE_BLOCKS = 160
-"""Nobody is ever preempted."""
+"""No client is ever preempted."""
 SCARCE_BLOCKS = 26
 """The longest request alone fits; five of them do not."""
 _LENGTHS = (1, 40, 300, 2, 15, 16, 17, 33, 90, 64, 150, 48)
@@ -100,5 +100,17 @@ def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> N
 
 
 def is_naive(naive: NaiveModel, spec: RequestSpec, output: list[int]) -> bool:
-    """Whether the output is complete and what the naive model says."""
+    """Whether the output is complete and what the naive model states."""
     return len(output) == spec.max_tokens and naive.is_greedy(spec.prompt_ids.tolist(), output)
+
+
+def prompt_error(executor: Executor, naive: NaiveModel, num_tokens: int = 400) -> float:
+    """Relative error of one long prompt's log probabilities against the naive forward's."""
+    ids = np.random.default_rng(0).integers(3, VOCAB_SIZE, num_tokens)
+    sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
+    spec = make_spec(1, ids.tolist(), max_tokens=1, sampling=sampling, hashed=False)
+    events = run_mixed(executor, [spec], budget=2048)
+    found = np.concatenate([part.chosen for told in events for _, _, part in told.prompt_logprobs])
+    logits = naive.logits(ids.tolist())[:-1].astype(np.float64)
+    expected = logits[np.arange(num_tokens - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

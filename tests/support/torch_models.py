@@ -1,4 +1,4 @@
-"""Tiny models with random weights, written as Hugging Face folders, and what they say naively.
+"""Tiny models with random weights, written as Hugging Face folders, and what they state naively.
 
 The initial deviation is far above the usual 0.02, so that outputs are diverse and depend on the
 whole context: with small weights a model repeats one token whatever its attention does.
@@ -6,7 +6,7 @@ whole context: with small weights a model repeats one token whatever its attenti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 VOCAB_SIZE = 256
@@ -49,35 +52,82 @@ _GEMMA = {
 }
 
 
+def _rotary(kind: str, **settings: float) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0, **settings}
+
+
+_GRANITE: dict[str, Any] = {key: value for key, value in _SHAPE.items() if key != "head_dim"}
+_GRANITE["initializer_range"] = 0.1
+_CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_SHAPE),
+    "llama_tied_no_groups": lambda: LlamaConfig(
+        **{**_SHAPE, "num_key_value_heads": 4, "tie_word_embeddings": True}
+    ),
+    "llama_biases": lambda: LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True),
+    "llama_linear": lambda: LlamaConfig(**_SHAPE, rope_parameters=_rotary("linear")),
+    "llama_yarn": lambda: LlamaConfig(
+        **_SHAPE, rope_parameters=_rotary("yarn", original_max_position_embeddings=160)
+    ),
+    "llama_llama3": lambda: LlamaConfig(
+        **_SHAPE,
+        rope_parameters=_rotary(
+            "llama3",
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=160,
+        ),
+    ),
+    "qwen2": lambda: Qwen2Config(**_SHAPE),
+    "qwen2_window": lambda: Qwen2Config(
+        **_SHAPE, use_sliding_window=True, sliding_window=32, max_window_layers=1
+    ),
+    "qwen3": lambda: Qwen3Config(**_SHAPE),
+    "phi3": lambda: Phi3Config(**_SHAPE),
+    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
+    "mistral_window": lambda: MistralConfig(**_SHAPE, sliding_window=32),
+    "gemma2": lambda: Gemma2Config(
+        **_GEMMA,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=30.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**_GEMMA, query_pre_attn_scalar=16),
+    # Factors near one, and a layer without rotation: not visible in half precision.
+    "granite_logits": lambda: GraniteConfig(**_GRANITE, logits_scaling=1.12),
+    "granite_residual": lambda: GraniteConfig(**_GRANITE, residual_multiplier=0.95),
+    "granite_embedding": lambda: GraniteConfig(**_GRANITE, embedding_multiplier=1.1),
+    "smollm3": lambda: SmolLM3Config(**_SHAPE, no_rope_layers=[1, 0]),
+}
+
+
 def tiny_config(name: str) -> PretrainedConfig:
-    """The configuration of one of ARCHITECTURES."""
-    match name:
-        case "llama":
-            return LlamaConfig(**_SHAPE)
-        case "llama_tied_no_groups":
-            return LlamaConfig(**{**_SHAPE, "num_key_value_heads": 4, "tie_word_embeddings": True})
-        case "qwen2":
-            return Qwen2Config(**_SHAPE)
-        case "qwen3":
-            return Qwen3Config(**_SHAPE)
-        case "mistral":
-            return MistralConfig(**_SHAPE, sliding_window=None)
-        case "mistral_window":
-            return MistralConfig(**_SHAPE, sliding_window=32)
-        case "gemma2":
-            return Gemma2Config(
-                **_GEMMA,
-                query_pre_attn_scalar=16,
-                attn_logit_softcapping=5.0,
-                final_logit_softcapping=30.0,
-            )
-        case "gemma3":
-            return Gemma3TextConfig(**_GEMMA, query_pre_attn_scalar=16)
-        case _:
-            raise ValueError(f"no tiny model is called {name!r}")
+    """The configuration of a tiny model, by its name."""
+    return _CONFIGS[name]()
 
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "mistral_window", "gemma2", "gemma3")
+FUSED_SHAPES = (
+    "llama",
+    "llama_tied_no_groups",
+    "llama_biases",
+    "llama_linear",
+    "llama_yarn",
+    "llama_llama3",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "phi3",
+    "mistral",
+    "mistral_window",
+)
+"""What the fused step supports."""
+HIDDEN_DIFFERENCES = {
+    "granite_logits": "in the logits: .*0.893 times",
+    "granite_residual": "in the output of layer 0: .*0.95.* times",
+    "granite_embedding": "in the embeddings: .*1.1 times",
+    "smollm3": "in the queries of layer 1: by .* at position",
+}
+"""Models that have a tree that the fused step supports, and compute something else; why."""
 
 
 def save_tiny_model(name: str, folder: Path) -> Path:
@@ -110,7 +160,8 @@ class NaiveModel:
     def is_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
         """Whether `output` is what one gets by taking the likeliest token again and again.
 
-        One forward over everything tells: each token must be the greatest of the logits before it.
+        One forward over everything reports: each token must be the greatest of the logits before
+        it.
         """
         logits = self.logits([*prompt, *output][:-1])
         likeliest: list[int] = logits[len(prompt) - 1 :].argmax(-1).tolist()

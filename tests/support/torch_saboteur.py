@@ -16,7 +16,7 @@ from penstock.scheduler.executor import Executor
 
 
 class TorchSaboteur:
-    """Watches every step that `executor` runs; `raises` says what to raise in its last layer.
+    """Watches every step that `executor` runs; `raises` states what to raise in its last layer.
 
     By then the layers before have written their keys and values. The executor's own probe is let
     through unless `is_lost`. `parts`: (keys, tokens) of every step, in order, the probes left out.

@@ -1,4 +1,4 @@
-"""Requests of every style to a real service, each under a trace of its own, and their ends.
+"""Requests of every style to a real service, each under a separate trace, and their ends.
 
 Owns the calls, and the check of one trace against what its request's client knows.
 """
@@ -74,7 +74,7 @@ class TracedCall:
         }
         path = f"/{SERVICE}/{style}"
         self.call: Any
-        # Without serialisers, which the stubs of grpc cannot tell.
+        # Without serialisers, which the stubs of grpc cannot report.
         raw: Any = channel
         if style == "Generate":
             self.call = raw.unary_stream(path)(data, **options)
@@ -118,7 +118,7 @@ class TracedCall:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a request's trace must say. `attributes`: of spans, by their name ("" is the root).
+    """What a request's trace must state. `attributes`: of spans, by their name ("" is the root).
 
     `or_children`: what may be there as well, where two ends race.
     """
@@ -178,7 +178,7 @@ def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> N
 async def until_listed(
     operations: OperationsClient, calls: Sequence[TracedCall], state: RequestState
 ) -> None:
-    """Return once all of them are in that state, as operators see it; PENDING: and told why."""
+    """Return once all of them are in that state, as operators see it; PENDING: and reported why."""
     wanted = {call.request_id for call in calls}
     async with asyncio.timeout(PATIENCE_S):
         async for _ in operations.watch_stats(interval_s=0.1):

@@ -1,7 +1,7 @@
-"""A process that traces a few requests as its environment says, and tells what became of them.
+"""A process that traces a few requests as its environment states, and reports what became of them.
 
-Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Closes when stdin says so or ends,
-and prints one line of JSON.
+Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Closes when stdin states so or
+ends, and prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run_traced(
     close_limit_s: float = 10.0,
     before_close: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Trace in a process of its own, with no other `OTEL_*` variables than these."""
+    """Trace in a separate process, with no other `OTEL_*` variables than these."""
     environment = {key: text for key, text in os.environ.items() if not key.startswith("OTEL_")}
     environment["PYTHONPATH"] = os.pathsep.join([*(part for part in sys.path if part), str(TESTS)])
     process = subprocess.Popen(

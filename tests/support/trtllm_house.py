@@ -146,7 +146,7 @@ class TrtllmHouse:
 
     @property
     def num_inside(self) -> int:
-        """Requests that our account says the engine has not let go of."""
+        """Requests that our account states the engine has not let go of."""
         return self.executor._blocks.num_inside
 
     @property
@@ -156,7 +156,7 @@ class TrtllmHouse:
 
     @property
     def submitted_keys(self) -> list[int]:
-        """Of requests of `support.core.make_spec`, whose prompts tell their keys."""
+        """Of requests of `support.core.make_spec`, whose prompts report their keys."""
         return [prompt[0] // 100 for prompt in self.submitted_prompts]
 
     def view(self) -> View:
@@ -234,7 +234,7 @@ class TrtllmHouse:
         self.turn()
 
     def run_until_idle(self, max_rounds: int = 500) -> None:
-        """By hand, until nobody is left on either side."""
+        """By hand, until no client is left on either side."""
         for _ in range(max_rounds):
             if not (self.engine.has_work or self.num_inside):
                 return
@@ -242,7 +242,7 @@ class TrtllmHouse:
         raise AssertionError(f"still busy after {max_rounds} rounds")
 
     def run_free(self, max_steps: int = 20_000) -> None:
-        """With the stand-in running by itself, until nobody is left on either side."""
+        """With the stand-in running by itself, until no client is left on either side."""
         self.control.resume()
         for _ in range(max_steps):
             collect_events(self.engine, self.outcomes)

@@ -1,4 +1,4 @@
-"""Requests of ours, and what a recording engine is told about them."""
+"""Requests of ours, and what a recording engine is reported about them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def spec(prompt: list[int] | None = None, **changes: Any) -> RequestSpec:
 def arguments(
     asked: RequestSpec, output: list[int] | None = None, engine: RequestMapping | None = None
 ) -> dict[str, Any]:
-    """What the engine is told, `output` being what the request has from before."""
+    """What the engine is reported, `output` being what the request has from before."""
     tokens = np.concatenate([asked.prompt_ids, np.array(output or [], dtype=np.int32)])
     return (engine or mapping()).arguments(asked, tokens)
 

@@ -1,4 +1,4 @@
-"""An event loop whose time passes at once: who sleeps is woken once all others sleep."""
+"""An event loop whose time passes at once: which sleeps is woken once all others sleep."""
 
 import asyncio
 import selectors

@@ -1,6 +1,6 @@
-"""What engines say of how requests waited and ran, against what could be seen from outside.
+"""What engines state of how requests waited and ran, against what could be seen from outside.
 
-Owns an account of its own: who was let in past whom by the order of the news, and who was in which
+Owns a separate account: which was let in past whom by the order of the news, and who was in which
 launched batch. That each second is put down to the right reason is shown by test_wait_clock.py.
 """
 
@@ -43,12 +43,12 @@ def check_waits(game: Game, events: StepEvents, num_launched_before: int) -> Non
         is_refused = isinstance(end, Failed) and not told.num_queued and _is_new(told, events)
         _check_end(game, told, end, is_running=end.key in running, is_refused=is_refused)
         if end.wait is not None:
-            # When in this turn it ended is not told.
+            # When in this turn it ended is not reported.
             assert least[end.key] <= end.wait.num_passed_by <= told.num_passed_by
 
 
 def _is_new(told: Told, events: StepEvents) -> bool:
-    """Nothing was said of the whole request before or in this turn."""
+    """Nothing was stated of the whole request before or in this turn."""
     first_key = told.spec.leader_key or told.spec.key
     return told.is_refusable and all(change.key != first_key for change in events.changes)
 
@@ -83,7 +83,8 @@ def _check_stay(game: Game, told: Told, stay: Stay, num_launched: int) -> None:
         num_chunks += key in batch.prefilled and batch.ends[key] > furthest
         furthest = max(furthest, batch.ends[key])
     assert stay.num_chunks == num_chunks
-    # A prompt may have stood in its slot without tokens in the end, for so long as was not told.
+    # A prompt may have stood in its slot without tokens in the end, for so long as was not
+    # reported.
     lasts = range(own[-1], len(batches)) if own else (0,)
     told_sizes = (stay.min_batch_size, stay.max_batch_size)
     assert told_sizes in {_sizes(game, own, last) for last in lasts}

@@ -10,7 +10,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kEndedWithin = 20s;
 
-// Whether a new request may have the id, which nobody alive has then.
+// Whether a new request may have the id, which no client alive has then.
 bool is_free(const Talk& talk, penstock::Client& client, const std::string& request_id) {
   auto request = greedy(1);
   request.set_request_id(request_id);

@@ -48,7 +48,7 @@ void cancel_and_credit(const Talk& talk, penstock::Client& multiplexed) {
   eighth.until_end();
   require(eighth.reason() == v1::FINISH_REASON_CANCELLED, "the eighth did not end as CANCELLED");
   ninth.until_tokens(5);
-  // A request of which the end says that the one without credit had its chance.
+  // A request of which the end states that the one without credit had its chance.
   Heard clock(multiplexed.generate(greedy(60), talk.call()));
   clock.until_end();
   require(ninth.num_tokens() == 5 && !ninth.stream().wait_for(0ns),

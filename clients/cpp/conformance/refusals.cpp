@@ -1,4 +1,4 @@
-// The scenarios about refusals: what cannot be served, and that the status says so in full.
+// The scenarios about refusals: what cannot be served, and that the status states so in full.
 #include <algorithm>
 
 #include "talk.h"

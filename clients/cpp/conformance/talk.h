@@ -1,5 +1,5 @@
-// What the scenarios share: the service's address, the way to say that something did not hold, and
-// a stream that is read piece by piece while its order is checked.
+// What the scenarios share: the service's address, the way to state that something did not hold,
+// and a stream that is read piece by piece while its order is checked.
 #pragma once
 
 #include <chrono>
@@ -31,14 +31,14 @@ class NotHeld : public std::runtime_error {
 
 void require(bool holds, const std::string& why);
 
-// What a scenario gets. `ready` tells the driver; `until_go` tells it and waits for its go.
+// What a scenario gets. `ready` reports the driver; `until_go` reports it and waits for its go.
 struct Talk {
   std::string address{};
   std::stop_token stop{};
   std::function<void()> ready{};
   std::function<void()> until_go{};
 
-  // A client with a connection of its own, which tells every failure at once.
+  // A client with a separate connection, which reports every failure at once.
   [[nodiscard]] penstock::Client client() const;
   [[nodiscard]] penstock::CallOptions call() const;
 };
@@ -51,7 +51,7 @@ Checks refusals();
 Checks lives();
 void multiplex(const Talk& talk);
 
-// A request id that nobody else has.
+// A request id that no client else has.
 std::string new_id();
 // Hexadecimal digits drawn at random.
 std::string draw_hex(int num_digits);

@@ -33,7 +33,7 @@ class Client::Core {
   std::unique_ptr<Source> resume(const ResumePoint& point, const CallOptions& options,
                                  Clock::time_point deadline);
   v1::RequestState cancel(const std::string& request_id, const CallOptions& options);
-  // A call with one answer, tried again as the policy says. Throws Error.
+  // A call with one answer, tried again as the policy states. Throws Error.
   void unary(const CallOptions& options,
              const std::function<grpc::Status(grpc::ClientContext&)>& call);
 

@@ -17,7 +17,7 @@ std::string grpc_target(const std::string& address);
 // What connections are made with. Throws std::invalid_argument for a file that cannot be read.
 std::shared_ptr<grpc::ChannelCredentials> channel_credentials(const std::optional<TlsOptions>& tls);
 
-// Throws std::invalid_argument for a token that anybody on the way could read.
+// Throws std::invalid_argument for a token that any client on the way could read.
 void check_token_is_safe(const ClientOptions& options, const std::string& target);
 
 // The metadata value that carries a token. Throws std::invalid_argument for one that is none.

@@ -1,5 +1,5 @@
-// One logical stream over all its attempts: going on where it broke off, beginning it anew, or
-// telling the error.
+// One logical stream over all its attempts: continuing where it broke off, beginning it again, or
+// reporting the error.
 #pragma once
 
 #include <condition_variable>

@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-// A request on a Multiplex call, as a call of its own would show it.
+// A request on a Multiplex call, as a separate call would show it.
 class LaneSource final : public Source {
  public:
   LaneSource(std::shared_ptr<MultiplexCall> call, std::shared_ptr<Lane> lane)

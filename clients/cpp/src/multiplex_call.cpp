@@ -23,7 +23,7 @@ v1::MultiplexRequest credit_command(std::uint64_t key, std::uint32_t num_tokens)
   return command;
 }
 
-// The deadline of a call of its own travels as total_timeout, unless that is earlier already.
+// The deadline of a separate call travels as total_timeout, unless that is earlier already.
 void limit_deadline(v1::GenerateRequest& generation, Nanoseconds left) {
   constexpr std::int64_t kSecond = 1'000'000'000;
   auto* scheduling = generation.mutable_scheduling();
@@ -43,7 +43,7 @@ MultiplexCall::MultiplexCall(v1::GenerationService::Stub& stub,
                              const MultiplexOptions& options, Clock::time_point now)
     : options_(options), expires_at_(now + options.max_call_age), context_(std::move(context)) {
   stub.async()->Multiplex(context_.get(), this);
-  // Of the reading; each write has one of its own, because it may begin outside of a reaction.
+  // Of the reading; each write has its own one, because it may begin outside of a reaction.
   AddHold();
   StartRead(&response_);
   StartCall();
@@ -99,7 +99,7 @@ std::shared_ptr<Lane> MultiplexCall::submit(Submission submission, Clock::time_p
     lane->key = next_key_++;
     submit->set_key(lane->key);
     if (has_ended_ || takes_no_more_) {
-      // It ended since can_submit(): nobody saw the request.
+      // It ended since can_submit(): no client saw the request.
       lane->inbox.end(Failure{.code = grpc::StatusCode::UNAVAILABLE,
                               .message = "the Multiplex call ended before the request was sent"});
     } else {
@@ -181,8 +181,8 @@ bool MultiplexCall::should_close() {
 }
 
 void MultiplexCall::write() {
-  // Whoever set is_writing_ or is_closing_ is the only one here, and the front command stays where
-  // it is until it is sent: a deque does not move what is in it.
+  // A caller that set is_writing_ or is_closing_ is the only one here, and the front command stays
+  // where it is until it is sent: a deque does not move what is in it.
   const v1::MultiplexRequest* command = nullptr;
   {
     const std::lock_guard lock(mutex_);

@@ -40,7 +40,7 @@ class MultiplexCall final
   void give_credit(const Lane& lane, std::uint32_t num_tokens);
   // Has the server end it; its last message comes.
   void stop(const Lane& lane);
-  // Ends a lane with what `why` says, and its request if it is still open.
+  // Ends a lane with what `why` states, and its request if it is still open.
   void drop(Lane& lane, Failure (*why)(std::string request_id));
   // The call ends with its last request.
   void retire();
@@ -48,7 +48,7 @@ class MultiplexCall final
  private:
   using Commands = std::deque<v1::MultiplexRequest>;
 
-  // Both with the mutex held; write() without, where enqueue() said so.
+  // Both with the mutex held; write() without, where enqueue() stated so.
   [[nodiscard]] bool enqueue(v1::MultiplexRequest command);
   [[nodiscard]] bool should_close();
   void write();
@@ -69,7 +69,7 @@ class MultiplexCall final
   std::condition_variable change_;
   Commands commands_{};
   std::unordered_map<std::uint64_t, std::shared_ptr<Lane>> lanes_{};
-  // Cancelled here; the server has not said yet that they ended.
+  // Cancelled here; the server has not stated yet that they ended.
   std::unordered_set<std::uint64_t> left_{};
   std::optional<Failure> broken_{};
   std::uint64_t next_key_ = 1;

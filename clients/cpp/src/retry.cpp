@@ -83,13 +83,13 @@ std::optional<Nanoseconds> Recovery::delay_after(const Failure& failure, bool is
                                                  std::uint64_t next_sequence, Clock::time_point now,
                                                  double jitter) {
   const bool has_gone_on = !sequence_.has_value() || next_sequence > *sequence_;
-  // There is no engine then over which it could be fetched; a stream that has gone on is told so of
-  // the request itself.
+  // There is no engine then over which it could be fetched; a stream that has continued is reported
+  // so of the request itself.
   const bool is_out_of_reach = is_under_way_ && !has_gone_on && failure.reason == "ENGINE_DOWN";
   is_under_way_ = is_possible() && is_accepted && (is_loss(failure) || is_out_of_reach);
   if (!is_under_way_) return {};
   if (!first_.has_value() || has_gone_on) {
-    // A new loss, with a grace of its own.
+    // A new loss, with a separate grace.
     first_ = failure;
     lost_at_ = now;
     num_failed_ = 0;

@@ -1,5 +1,5 @@
 // When a failed call is tried again, and when a broken stream is resumed. Accounts only: no I/O, no
-// waiting, no clock and no chance of its own, so that all of it can be tested.
+// waiting, no clock and no separate chance, so that all of it can be tested.
 #pragma once
 
 #include <chrono>
@@ -55,7 +55,7 @@ class Attempts {
   int num_failed_ = 0;
 };
 
-// The losses of one stream, each of which is made good within `grace`, or told. 0: none is.
+// The losses of one stream, each of which is made good within `grace`, or reported. 0: none is.
 class Recovery {
  public:
   explicit Recovery(Nanoseconds grace) : grace_(grace) {}
@@ -66,12 +66,12 @@ class Recovery {
   // The stream is a Resume from its first attempt on.
   void begin_at(std::uint64_t next_sequence);
   // The wait before the stream is resumed; none where it cannot be. `is_accepted`: the server knows
-  // the request; otherwise nobody waits for us.
+  // the request; otherwise no client waits for us.
   [[nodiscard]] std::optional<Nanoseconds> delay_after(const Failure& failure, bool is_accepted,
                                                        std::uint64_t next_sequence,
                                                        Clock::time_point now, double jitter);
-  // What to tell of an attempt that failed: that nobody knows the request any more is only the end
-  // of a story that began with the loss.
+  // What to report of an attempt that failed: that no client knows the request any more is only the
+  // end of a story that began with the loss.
   [[nodiscard]] Failure explain(const Failure& failure) const;
 
  private:

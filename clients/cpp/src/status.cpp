@@ -47,7 +47,7 @@ void read_pushback(const std::string& value, Failure& failure) {
   std::int64_t pushback_ms = -1;
   const char* end = value.data() + value.size();
   const auto [stop, error] = std::from_chars(value.data(), end, pushback_ms);
-  // A day is longer than anybody waits, and keeps nanoseconds from overflowing.
+  // A day is longer than any client waits, and keeps nanoseconds from overflowing.
   constexpr std::int64_t kMostMs = 86'400'000;
   if (error != std::errc() || stop != end || pushback_ms < 0) {
     failure.is_retry_refused = true;

@@ -19,7 +19,7 @@ Failure failure_of_call(const grpc::Status& status, const grpc::ClientContext& c
 // The failure of one request on a Multiplex call. A code that gRPC does not have becomes UNKNOWN.
 Failure failure_of_status(const google::rpc::Status& status, const std::string& request_id);
 
-// A call that somebody else cancelled before the server said anything counts as not served: a
+// A call that a client else cancelled before the server stated anything counts as not served: a
 // server that shuts down does that to calls which reach it in the same moment.
 Failure unless_asked(Failure failure);
 

@@ -7,7 +7,7 @@
 namespace penstock {
 namespace {
 
-// More than any server allows; what a broken one says does not become memory.
+// More than any server allows; what a broken one states does not become memory.
 constexpr std::size_t kMaxOutputs = 65536;
 
 }  // namespace

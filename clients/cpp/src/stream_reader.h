@@ -11,7 +11,7 @@ namespace penstock {
 class StreamReader {
  public:
   StreamReader() = default;
-  // Goes on from where an earlier reader had come.
+  // Continues from where an earlier reader had come.
   explicit StreamReader(ResumePoint start) : point_(std::move(start)) {}
 
   // Takes the next message; whether it is to be delivered now. `finished` is held back for end().

@@ -17,7 +17,7 @@ namespace {
 using namespace penstock;
 using namespace std::chrono_literals;
 
-// For a request that nobody answers: the test fails, and does not hang.
+// For a request that no client answers: the test fails, and does not hang.
 const CallOptions kCall{.timeout = 20s};
 int num_failed = 0;
 
@@ -111,7 +111,7 @@ bool refuses(const std::string& field, Act act) {
   return false;
 }
 
-// Whether a stream goes on to a good end.
+// Whether a stream continues to a good end.
 bool ends_well(Stream& stream) {
   try {
     while (stream.next().has_value()) {

@@ -90,7 +90,7 @@ void a_loss_is_made_good_within_its_grace() {
   CHECK(recovery.delay_after(unavailable(), true, 5, kNow, 1.0) == 50ms);
   CHECK(recovery.is_under_way());
   CHECK(recovery.delay_after(unavailable(), true, 5, kNow + 100ms, 1.0) == 100ms);
-  // It had gone on: a new loss, with a grace and a first wait of its own.
+  // It had continued: a new loss, with a grace and a separate first wait.
   CHECK(recovery.delay_after(unavailable(), true, 6, kNow + 5s, 1.0) == 50ms);
   CHECK(!recovery.delay_after(unavailable(), true, 6, kNow + 6s, 1.0).has_value());
   const Failure forgotten{.code = grpc::StatusCode::NOT_FOUND, .reason = "REQUEST_NOT_FOUND"};

@@ -46,7 +46,7 @@ ParamsT = ParamSpec("ParamsT")
 
 
 class BlockingFace(Generic[AsyncT_co]):
-    """The blocking face of an asynchronous object on the runtime of threads."""
+    """Base of the blocking clients: runs an asynchronous object's methods in threads."""
 
     def __init__(self, asynchronous: AsyncT_co) -> None:
         self._asynchronous = asynchronous

@@ -213,8 +213,10 @@ class Calls:
         request: RequestT,
         attempts: Attempts,
         metadata: Pairs,
+        *,
+        request_id: str = "",
     ) -> ResponseT:
-        """The answer to a call that has one."""
+        """The answer to a call that has one. `request_id`: of its request, where it has one."""
         self.pool.require_open()
         while True:
             index, channel = self.pool.take()
@@ -228,7 +230,10 @@ class Calls:
                 is_unavailable = self._is_unserved(index, error, error.request_id)
                 delay_s = attempts.delay_after(error)
                 if delay_s is None:
-                    raise attempts.explain(error) from failed
+                    explained = attempts.explain(error)
+                    if request_id and not explained.request_id:
+                        explained = explained.of_request(request_id)
+                    raise explained from failed
             except asyncio.CancelledError:
                 self._explain_cancellation()
                 raise

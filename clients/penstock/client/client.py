@@ -199,7 +199,7 @@ class Client(ModelCalls):
 
     def chat(
         self,
-        messages: Sequence[ChatMessageLike],
+        messages: str | Sequence[ChatMessageLike],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
@@ -211,7 +211,8 @@ class Client(ModelCalls):
         """Stream the events of the next message of a conversation; otherwise as `generate`.
 
         `messages`: `ChatMessage` values or dicts such as {"role": "user", "content": "Hello"},
-        oldest first. `tools`, `template_arguments`: see `ChatPrompt`.
+        oldest first; a str is one message of the user. `tools`, `template_arguments`: see
+        `ChatPrompt`.
         """
         prompt = _conversation(messages, tools, template_arguments)
         return self.generate(
@@ -220,7 +221,7 @@ class Client(ModelCalls):
 
     async def chat_once(
         self,
-        messages: Sequence[ChatMessageLike],
+        messages: str | Sequence[ChatMessageLike],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
@@ -272,6 +273,7 @@ class Client(ModelCalls):
                 request,
                 attempts,
                 pairs,
+                request_id=message.request_id,
             )
         return decode_generation(response)
 
@@ -370,10 +372,15 @@ class Client(ModelCalls):
 
 
 def _conversation(
-    messages: Sequence[ChatMessageLike],
+    messages: str | Sequence[ChatMessageLike],
     tools: Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None,
 ) -> ChatPrompt:
+    if isinstance(messages, str):
+        messages = ({"role": "user", "content": messages},)
+    elif isinstance(messages, Mapping) or not isinstance(messages, Iterable):
+        kind = type(messages).__name__
+        raise TypeError(f"messages: must be a str or a sequence of messages, not {kind}")
     return ChatPrompt(
         messages=tuple(messages), tools=tuple(tools), template_arguments=template_arguments
     )

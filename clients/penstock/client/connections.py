@@ -137,7 +137,7 @@ class Connections:
         await signal.wait(grace_s)
 
     async def close(self) -> None:
-        """Hang up. May be called twice."""
+        """Close the connections. Idempotent."""
         with self._lock:
             self._is_closing = self.is_closed = True
             channels = tuple(self._channels.values())

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
@@ -25,6 +26,21 @@ from penstock.client.options import (
 )
 from penstock.client.prompt import ChatPrompt, Prompt, TextPrompt, as_message
 
+_KINDS: Final = {
+    FieldDescriptor.CPPTYPE_INT32: "an int",
+    FieldDescriptor.CPPTYPE_INT64: "an int",
+    FieldDescriptor.CPPTYPE_UINT32: "an int",
+    FieldDescriptor.CPPTYPE_UINT64: "an int",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "a bool",
+    FieldDescriptor.CPPTYPE_STRING: "a str",
+}
+_RANGES: Final = {
+    FieldDescriptor.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
+}
 _GROUPS: Final = ("sampling", "stopping", "output", "scheduling", "cache")
 _SAMPLING_SCALARS = (
     "temperature",
@@ -196,7 +212,7 @@ def _set(message: Message, name: str, value: Any, path: str) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise _invalid_value(value, path, error) from None
+        raise _invalid_value(value, path, error, message.DESCRIPTOR.fields_by_name[name]) from None
 
 
 def _set_prompt(message: Message, name: str, text: Any, path: str) -> None:
@@ -218,9 +234,18 @@ def _extend(values: Any, items: Sequence[Any], path: str) -> None:
             raise _invalid_value(item, f"{path}[{index}]", error) from None
 
 
-def _invalid_value(value: Any, path: str, error: Exception) -> ValueError:
+def _invalid_value(
+    value: Any, path: str, error: Exception, field: FieldDescriptor | None = None
+) -> ValueError:
     if isinstance(error, UnicodeError):
         return ValueError(f"{path}: is not valid UTF-8")
+    if isinstance(error, ValueError) and field is not None and field.cpp_type in _RANGES:
+        low, high = _RANGES[field.cpp_type]
+        return ValueError(f"{path}: must be from {low} to {high}, not {reprlib.repr(value)}")
+    if isinstance(error, TypeError) and field is not None:
+        wanted = _KINDS.get(field.cpp_type, "a value of another type")
+        kind = type(value).__name__
+        return ValueError(f"{path}: must be {wanted}, not the {kind} {reprlib.repr(value)}")
     return ValueError(f"{path}: {reprlib.repr(value)} does not fit: {error}")
 
 

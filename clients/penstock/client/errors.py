@@ -42,9 +42,11 @@ Owns the exception tree. How a status is read from a call: see `status.py`.
     +-- StreamBroken               the stream broke the contract: a gap, or no Finished at its end
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
+from urllib.parse import unquote
 
 import grpc
 
@@ -53,6 +55,20 @@ ERROR_DOMAIN = "penstock.dev"
 
 STREAM_BROKEN = "STREAM_BROKEN"
 """Reason of `StreamBroken`, which the client raises and no server sends."""
+
+
+# By gRPC's words, where the failure did not come from a service.
+_HINTS = {
+    "Connection refused": "no service at {address}: is `penstock serve` running?",
+    "No such file or directory": "no service at {address}: is `penstock serve` running?",
+    "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
+    "Method not found": "wrong port: `penstock top` needs the operations port, the other commands"
+    " the main port",
+    "handshake failed": "only one side uses TLS, or the certificate is not trusted",
+    "Domain name not found": "no such host",
+    "Deadline Exceeded": "the deadline passed before the server answered",
+}
+_ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +106,10 @@ class Failure:
 
 
 class PenstockError(Exception):
-    """A failed call. Its text has status, reason, message, fields, retry time, request id."""
+    """A failed call. Its text has status, reason, message, fields, retry time, request id.
+
+    If no service reported the failure, the text starts with what to check.
+    """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
@@ -110,7 +129,18 @@ class PenstockError(Exception):
         if self.retry_after_s is not None:
             parts.append(f"retry in {self.retry_after_s:g} s")
         request = f" [request {self.request_id}]" if self.request_id else ""
-        return "; ".join(parts) + request
+        line = "; ".join(parts) + request
+        hint = self._hint()
+        return f"{hint} ({line})" if hint else line
+
+    def _hint(self) -> str:
+        """What to check; empty where a service gave a reason."""
+        if self.reason:
+            return ""
+        found = _ADDRESS.search(self.message)
+        address = unquote(found[1]) if found else "the address"
+        hint = next((hint for words, hint in _HINTS.items() if words in self.message), "")
+        return hint.format(address=address)
 
     def of_request(self, request_id: str) -> Self:
         """The same failure with the id of one request."""

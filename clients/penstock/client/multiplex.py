@@ -123,7 +123,7 @@ class Lane:
         return None
 
     def credit(self) -> pb.MultiplexRequest | None:
-        """Credit for the tokens taken, once it is worth a message."""
+        """Credit for the tokens taken; None until it is enough for a message."""
         num_tokens = self._num_taken_tokens
         if num_tokens < self._top_up_tokens or self._is_ended:
             return None

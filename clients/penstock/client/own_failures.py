@@ -77,7 +77,7 @@ def unless_asked(error: PenstockError) -> PenstockError:
 
 
 def deadline_passed(request_id: str = "") -> DeadlineExceeded:
-    """The deadline of a call passed, as the client's own clock has it."""
+    """The deadline of a call passed on the client's clock."""
     return DeadlineExceeded(
         Failure(
             code=grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -68,5 +68,7 @@ class Passage:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """The error to raise."""
-        return self.attempts.explain(self._recovery.explain(error))
+        """The error to raise, with the request's id where the caller chose it."""
+        error = self.attempts.explain(self._recovery.explain(error))
+        request_id = self._request.request_id if self._request is not None else ""
+        return error if error.request_id else error.of_request(request_id)

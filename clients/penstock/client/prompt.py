@@ -6,7 +6,7 @@ Owns the prompt types and how plain Python values are read as prompts.
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeAlias, cast
@@ -135,6 +135,9 @@ def as_prompt(value: PromptLike) -> Prompt:
         return TextPrompt(text=value)
     if isinstance(value, Mapping):
         raise TypeError("prompt: must be a sequence of messages, not one message")
+    wanted = "must be a str, a sequence of ints, or a sequence of messages (ChatMessage or dict)"
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
+        raise TypeError(f"prompt: {wanted}, not {type(value).__name__}")
     items = tuple(value)
     if not items:
         raise ValueError("prompt: must not be empty")
@@ -144,9 +147,7 @@ def as_prompt(value: PromptLike) -> Prompt:
     ids = tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))
     if len(ids) == len(items):
         return TokenPrompt(ids=ids)
-    raise TypeError(
-        "prompt: must be a str, a sequence of ints, or a sequence of messages (ChatMessage or dict)"
-    )
+    raise TypeError(f"prompt: {wanted}")
 
 
 def as_message(value: ChatMessageLike, path: str) -> ChatMessage:

@@ -5,7 +5,7 @@ clock and the random numbers are arguments.
 
 A call is tried again only if all of this holds: no output of it was delivered; the status is
 UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
-ask to be left alone; attempts are left, and retries in the client's budget (retry_budget.py); and
+refuse retries; attempts are left, and retries in the client's budget (retry_budget.py); and
 the wait ends before the call's deadline. A deadline that cannot be met is raised at once, although
 its status has a retry time: by then it is over.
 """

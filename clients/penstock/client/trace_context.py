@@ -1,6 +1,6 @@
 """Where a request belongs in a distributed trace: W3C trace context for the metadata of a call.
 
-Owns the two headers and the optional meeting with OpenTelemetry. The client works without
+Owns the two headers and the optional use of OpenTelemetry. The client works without
 OpenTelemetry: it is looked for once, and never required.
 """
 

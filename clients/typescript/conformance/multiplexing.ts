@@ -38,7 +38,7 @@ export async function multiplex(talk: Talk): Promise<void> {
   const more = thrifty.untilTokens(6).then(() => {
     isHeldBack = false;
   });
-  // The end of a longer request says that the one without credit had its chance.
+  // The end of a longer request states that the one without credit had its chance.
   await new Heard(session.generate(greedy(60), CALL)).untilEnd();
   const numEarly = thrifty.numTokens;
   require(isHeldBack && numEarly === 5, "more than 5 tokens came for a credit of 5");

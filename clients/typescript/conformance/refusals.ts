@@ -1,4 +1,4 @@
-/** The scenarios about refusals: what cannot be served, and that the error says so in full. */
+/** The scenarios about refusals: what cannot be served, and that the error states so in full. */
 
 import { PenstockError, type Client, type Timing } from "../src/index.js";
 import { SYSTEM_TIMING } from "../src/timing.js";
@@ -98,7 +98,8 @@ export async function retryAfterRefusal(talk: Talk): Promise<void> {
 }
 
 /**
- * Waits of a client that is told when there is room, instead of as long as the server foresees: that
+ * Waits of a client that is reported when there is room, instead of as long as the server foresees:
+ * that
  * depends on what it served before, and may be longer than a scenario. `onWait`: at each.
  */
 function hurried(haveLeft: Promise<void>, onWait = (): void => undefined): Timing {

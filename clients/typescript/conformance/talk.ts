@@ -1,5 +1,6 @@
 /**
- * What the scenarios share: clients of the service, the way to say that something did not hold, and
+ * What the scenarios share: clients of the service, the way to state that something did not hold,
+ * and
  * a stream that is read piece by piece while its order is checked. Knows nothing of any one scenario.
  */
 
@@ -29,7 +30,7 @@ export function require(holds: boolean, why: string): asserts holds {
   if (!holds) throw new NotHeld(why);
 }
 
-/** A request id that nobody else has. */
+/** A request id that no client else has. */
 export function newId(): string {
   return `conformance-${randomUUID()}`;
 }
@@ -47,9 +48,9 @@ export function greedy(maxTokens: number, prompt: GenerateInit["prompt"] = text(
 export class Talk {
   readonly #clients: Client[] = [];
   readonly address: string;
-  /** Says that the driver may act. */
+  /** States that the driver may act. */
   readonly ready: () => void;
-  /** Says so, and waits until it has. */
+  /** States so, and waits until it has. */
   readonly untilGo: () => Promise<void>;
 
   constructor(address: string, ready: () => void, untilGo: () => Promise<void>) {
@@ -58,7 +59,7 @@ export class Talk {
     this.untilGo = untilGo;
   }
 
-  /** A client with a connection of its own, which tells every failure at once. */
+  /** A client with a separate connection, which reports every failure at once. */
   client(options: ClientOptions = {}): Client {
     const client = new Client(this.address, { retry: NO_RETRY, ...options });
     this.#clients.push(client);

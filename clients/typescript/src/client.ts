@@ -51,13 +51,13 @@ const LEAVING_DEADLINE_MS = 2000;
 const MAX_PAGES = 1000;
 
 export interface ClientOptions extends ConnectionOptions {
-  /** What differs from `DEFAULT_RETRY`; `NO_RETRY` tells every failure at once. */
+  /** What differs from `DEFAULT_RETRY`; `NO_RETRY` reports every failure at once. */
   readonly retry?: Partial<RetryPolicy>;
   /** For tests. */
   readonly timing?: Timing;
 }
 
-/** What may be said of one call. */
+/** What may be stated of one call. */
 export interface CallOptions {
   /** Time for the call, all its attempts together; it travels as the gRPC deadline. */
   readonly deadlineMs?: number;
@@ -96,7 +96,7 @@ export class Client {
 
   /**
    * The events of one request. Where it asks for a `resumeTimeout`, a lost connection is made
-   * good by Resume, and nobody notices.
+   * good by Resume, and no client notices.
    */
   generate(request: GenerateInit, options: CallOptions = {}): GenerationStream {
     const message = create(GenerateRequestSchema, request);
@@ -285,7 +285,7 @@ export class Client {
 
 type StreamBeginning = (timeoutMs: number | undefined) => Promise<Attempt<GenerateResponse>>;
 
-/** A Resume call as the stream that it goes on with. */
+/** A Resume call as the stream that it continues with. */
 function resumed(attempt: Attempt<ResumeResponse>): Attempt<GenerateResponse> {
   return {
     responses: responsesOf(attempt),

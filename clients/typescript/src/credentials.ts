@@ -9,7 +9,7 @@ import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
 /** A bearer token, or what is asked for one before each call: tokens expire. */
 export type Token = string | (() => string | Promise<string>);
 
-/** PEM texts. Without `ca` the authorities of Node are believed; `cert` and `key`: mutual TLS. */
+/** PEM texts. Without `ca` the authorities of Node are accepted; `cert` and `key`: mutual TLS. */
 export interface TlsOptions {
   readonly ca?: Buffer;
   readonly cert?: Buffer;
@@ -26,7 +26,7 @@ export function channelCredentials(tls: boolean | TlsOptions): ChannelCredential
   return credentials.createSsl(ca, key, cert);
 }
 
-/** Throws TypeError for a token that anybody on the way to `target` could read. */
+/** Throws TypeError for a token that any client on the way to `target` could read. */
 export function checkToken(token: Token | undefined, target: string, isEncrypted: boolean): void {
   if (token === undefined) return;
   if (typeof token === "string") checkForm(token);

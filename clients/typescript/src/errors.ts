@@ -46,7 +46,7 @@ export class PenstockError extends Error {
   readonly fieldViolations: readonly FieldViolation[];
   /** The request, "" if it is not known. */
   readonly requestId: string;
-  /** What ErrorInfo carried besides the reason; error.proto says which keys belong to it. */
+  /** What ErrorInfo carried besides the reason; error.proto states which keys belong to it. */
   readonly info: Readonly<Record<string, string>>;
   readonly #text: string;
 
@@ -107,8 +107,9 @@ export function requestTooLarge(numBytes: number, maxBytes: number): PenstockErr
 }
 
 /**
- * A call that somebody else cancelled before the server said anything was not served: servers that
- * shut down do that with calls no handler has seen yet. A reason would say that it was meant.
+ * A call that a client else cancelled before the server stated anything was not served: servers
+ * that
+ * shut down do that with calls no handler has seen yet. A reason would state that it was meant.
  */
 export function unlessAsked(error: PenstockError): PenstockError {
   if (error.code !== Status.CANCELLED || error.reason !== "") return error;

@@ -1,7 +1,8 @@
 /**
- * One generation over all its attempts. Owns the choice between going on where a stream broke off,
- * beginning it anew and telling the error, and what leaving early means. Does not know how an
- * attempt is made: a call of its own, or a request on a Multiplex call.
+ * One generation over all its attempts. Owns the choice between continuing where a stream broke
+ * off,
+ * beginning it again and reporting the error, and what leaving early means. Does not know how an
+ * attempt is made: a separate call, or a request on a Multiplex call.
  */
 
 import type { Metadata } from "@grpc/grpc-js";
@@ -59,7 +60,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     return this.#reader.requestId;
   }
 
-  /** Where `Client.resume` would go on, here or in another process. */
+  /** Where `Client.resume` would continue, here or in another process. */
   get point(): ResumePoint {
     return this.#reader.point;
   }
@@ -69,7 +70,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     return this.#attempt?.headers;
   }
 
-  /** End the call and the request. Whoever waits for a message meets CANCELLED. */
+  /** End the call and the request. A caller that waits for a message meets CANCELLED. */
   cancel(): void {
     this.#abort.abort();
   }
@@ -124,7 +125,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     this.#attempt = attempt;
     const onAbort = (): void => attempt.cancel();
     this.#abort.signal.addEventListener("abort", onAbort, { once: true });
-    // An abort while the attempt was being made came before anybody listened.
+    // An abort while the attempt was being made came before any client listened.
     if (this.#abort.signal.aborted) attempt.cancel();
     try {
       for await (const response of attempt.responses) {
@@ -137,7 +138,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     }
   }
 
-  /** Whether the server goes on with the request although nobody reads it. */
+  /** Whether the server continues with the request although no client reads it. */
   #livesOn(): boolean {
     const { requestId, isFinished } = this.#reader;
     const isKnown = requestId !== "" && !isFinished;
@@ -166,7 +167,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     return callCancelled("the client cancelled the request", this.#reader.requestId, reason);
   }
 
-  /** The wait before the next attempt; undefined where the error is to be told. */
+  /** The wait before the next attempt; undefined where the error is to be reported. */
   #delayAfter(error: PenstockError): number | undefined {
     const { attempts, recovery } = this.#plan;
     const delayMs = recovery.delayAfter(error, this.#reader.point);

@@ -9,7 +9,8 @@ import { Metadata } from "@grpc/grpc-js";
 export type Headers = Readonly<Record<string, string>>;
 
 /**
- * Throws TypeError naming `field` for a header that gRPC does not take. Its value is not told: it
+ * Throws TypeError naming `field` for a header that gRPC does not take. Its value is not reported:
+ * it
  * may be secret.
  */
 export function setHeader(metadata: Metadata, key: string, value: string, field: string): void {

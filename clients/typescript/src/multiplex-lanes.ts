@@ -15,7 +15,7 @@ import {
 } from "./generated/penstock/v1/generation_service_pb.js";
 import { errorFromStatus } from "./status.js";
 
-/** How much of a request's output the server may send, and who says so. */
+/** How much of a request's output the server may send, and who states so. */
 export interface Credit {
   /** Output tokens the server may send beyond what was taken from the stream. */
   readonly windowTokens: number;
@@ -101,7 +101,7 @@ export class Lanes {
   readonly #lanes = new Map<bigint, Lane>();
   readonly #left = new Set<bigint>();
   #nextKey = 1n;
-  /** The server said that it takes no more requests. */
+  /** The server stated that it takes no more requests. */
   isDraining = false;
   hasEnded = false;
 
@@ -116,7 +116,7 @@ export class Lanes {
     return lane;
   }
 
-  /** Hand out the events of one message. Throws for a key that nobody submitted. */
+  /** Hand out the events of one message. Throws for a key that no client submitted. */
   receive(response: MultiplexResponse): void {
     for (const event of response.events) {
       const lane = this.#lanes.get(event.key);
@@ -133,7 +133,7 @@ export class Lanes {
     }
   }
 
-  /** Nobody wants this lane any more; whether the server is to be told. */
+  /** No client wants this lane any more; whether the server is to be reported. */
   leave(lane: Lane, error: PenstockError): boolean {
     if (!this.#lanes.delete(lane.key)) return false;
     this.#left.add(lane.key);

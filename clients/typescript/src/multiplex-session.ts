@@ -1,4 +1,5 @@
-/** Many requests over shared calls, each as a stream of its own, for programs that hold the credit. */
+/** Many requests over shared calls, each as a separate stream, for programs that hold the credit.
+ */
 
 import { create } from "@bufbuild/protobuf";
 import type { CallOptions } from "./client.js";
@@ -64,7 +65,7 @@ export class MultiplexStream extends GenerationStream {
 /**
  * Requests share one call: one message carries what a step of the server has for all of them. Keys
  * are given here. A lost call is a failure of each request on it, which is retried or resumed as one
- * of a call of its own; the next request opens a new one.
+ * of a separate call; the next request opens a new one.
  */
 export class MultiplexSession {
   readonly #multiplexer: Multiplexer;
@@ -110,7 +111,7 @@ export class MultiplexSession {
     return new MultiplexStream(source, plan, () => lane);
   }
 
-  /** Requests that were begun go on; the calls end with the last of them. */
+  /** Requests that were begun continue; the calls end with the last of them. */
   close(): void {
     this.#multiplexer.close();
   }

@@ -170,7 +170,7 @@ class MultiplexCall {
     if (!this.lanes.hasEnded) this.#write(command, Infinity);
   }
 
-  /** Nobody reads this request any more. */
+  /** No client reads this request any more. */
   leave(lane: Lane, error: PenstockError): void {
     if (this.lanes.leave(lane, error)) this.send(cancelCommand(lane.key));
     this.#endWhenUnused();
@@ -206,7 +206,7 @@ class MultiplexCall {
   }
 }
 
-/** One request on a call, as a call of its own would be. */
+/** One request on a call, as a separate call would be. */
 export class MultiplexAttempt implements Attempt<GenerateResponse> {
   readonly #call: MultiplexCall;
   readonly #timer: NodeJS.Timeout | undefined;

@@ -1,5 +1,5 @@
 /**
- * How a stream goes on after its connection was lost: from where, and for how long it is tried.
+ * How a stream continues after its connection was lost: from where, and for how long it is tried.
  * Owns the point a stream has come to, and the account of one stream's losses. Does no I/O.
  */
 
@@ -10,7 +10,7 @@ import type { Timing } from "./timing.js";
 const FIRST_DELAY_MS = 50;
 const MAX_DELAY_MS = 1000;
 
-/** How far a request's stream was read: all that another process needs to go on with it. */
+/** How far a request's stream was read: all that another process needs to continue with it. */
 export interface ResumePoint {
   readonly requestId: string;
   /** Sequence of the next message. */
@@ -19,7 +19,7 @@ export interface ResumePoint {
   readonly receivedTokenCounts: readonly number[];
 }
 
-/** The losses of one stream, each of which is made good within `graceMs`, or told. */
+/** The losses of one stream, each of which is made good within `graceMs`, or reported. */
 export class Recovery {
   readonly #graceMs: number;
   readonly #timing: Timing;
@@ -30,7 +30,8 @@ export class Recovery {
   /** The next attempt is a Resume. */
   isUnderWay = false;
 
-  /** `graceMs` 0: a loss is told at once. `startSequence`: of a stream that begins with Resume. */
+  /** `graceMs` 0: a loss is reported at once. `startSequence`: of a stream that begins with Resume.
+   */
   constructor(graceMs: number, timing: Timing, startSequence?: bigint) {
     this.#graceMs = graceMs;
     this.#timing = timing;
@@ -47,15 +48,15 @@ export class Recovery {
   /** The wait before the stream is resumed; undefined where it cannot be. */
   delayAfter(error: PenstockError, point: ResumePoint): number | undefined {
     const hasGoneOn = point.nextSequence > this.#sequence;
-    // Then there is no engine it could be fetched over; a stream that has gone on is told so of the
-    // request itself.
+    // Then there is no engine it could be fetched over; a stream that has continued is reported so
+    // of the request itself.
     const isOutOfReach = this.isUnderWay && !hasGoneOn && error.reason === "ENGINE_DOWN";
     const isMendable = this.isPossible && point.requestId !== "";
     this.isUnderWay = false;
     if (!isMendable || !(isLoss(error) || isOutOfReach)) return undefined;
     const nowMs = this.#timing.nowMs();
     if (this.#first === undefined || hasGoneOn) {
-      // It had gone on: this is a new loss, with a grace of its own.
+      // It had continued: this is a new loss, with a separate grace.
       this.#first = error;
       this.#lostAtMs = nowMs;
       this.#numFailed = 0;
@@ -70,7 +71,8 @@ export class Recovery {
     return delayMs;
   }
 
-  /** That nobody knows the request any more is only the end of a story that began with the loss. */
+  /** That no client knows the request any more is only the end of a story that began with the loss.
+   */
   explain(error: PenstockError): PenstockError {
     return error.reason === "REQUEST_NOT_FOUND" && this.#first ? this.#first : error;
   }

@@ -11,7 +11,8 @@ import type { Timing } from "./timing.js";
  * How often and how patiently to try again.
  *
  * The wait before attempt k+1 is drawn evenly from half to the whole of
- * `min(initialBackoffMs * multiplier**(k-1), maxBackoffMs)`. Where the server says how long to wait,
+ * `min(initialBackoffMs * multiplier**(k-1), maxBackoffMs)`. Where the server states how long to
+ * wait,
  * it is that long and up to `pushbackJitter` of it longer. After gRFC A6.
  */
 export interface RetryPolicy {
@@ -30,7 +31,7 @@ export const DEFAULT_RETRY: RetryPolicy = {
   pushbackJitter: 0.2,
 };
 
-/** Every failure is told at once. */
+/** Every failure is reported at once. */
 export const NO_RETRY: RetryPolicy = { ...DEFAULT_RETRY, maxAttempts: 1 };
 
 /** The default with some of it replaced. Throws RangeError naming what is out of range. */
@@ -113,7 +114,8 @@ export class Attempts {
     return leftMs === Infinity ? undefined : leftMs;
   }
 
-  /** Count a failed attempt; the wait before the next, undefined where the error is to be told. */
+  /** Count a failed attempt; the wait before the next, undefined where the error is to be reported.
+   */
   delayAfter(error: PenstockError, hasOutput: boolean): number | undefined {
     this.#numFailed += 1;
     if (hasOutput || this.#numFailed >= this.#policy.maxAttempts || !isPassing(error)) {

@@ -9,7 +9,7 @@ export interface TraceContext {
   readonly tracestate?: string | undefined;
 }
 
-/** Throws TypeError for what cannot be a header; what it says is the server's to judge. */
+/** Throws TypeError for what cannot be a header; what it states is the server's to judge. */
 export function addTrace(metadata: Metadata, trace: TraceContext | undefined): void {
   if (!trace) return;
   setHeader(metadata, "traceparent", trace.traceparent, "trace.traceparent");

@@ -30,10 +30,10 @@ import { callCancelled } from "./errors.js";
 import { setHeaders, type Headers } from "./headers.js";
 import { addTrace, checkedTrace, type TraceContext } from "./trace-context.js";
 
-/** Whom to call, and what every call says of itself. */
+/** Whom to call, and what every call states of itself. */
 export interface ConnectionOptions {
   readonly token?: Token;
-  /** True: TLS as Node believes; default: plain text. */
+  /** True: TLS as Node accepts; default: plain text. */
   readonly tls?: boolean | TlsOptions;
   /** Sent with every call; one that names `authorization` is sent with that one. */
   readonly metadata?: Headers;

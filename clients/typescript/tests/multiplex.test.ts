@@ -101,7 +101,7 @@ test("leaving a request cancels it by its key and leaves the others alone", asyn
   const { client } = await connected((call) => {
     call.on("data", ({ command }) => {
       if (command.case === "submit") send(call, command.value.key, acceptedAs("r"), tokensAt(1));
-      // What comes late for the one that was left is dropped; the other goes on.
+      // What comes late for the one that was left is dropped; the other continues.
       if (command.case === "cancel") send(call, command.value.key, finishedAt(2));
       if (command.case === "cancel") send(call, 2n, tokensAt(2), finishedAt(3));
     });

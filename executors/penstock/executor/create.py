@@ -1,10 +1,13 @@
 """Creates executors; the only module that knows all of them. Imports only the requested one."""
 
+import logging
 from importlib.util import find_spec
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.scheduler.executor import Executor
+
+_log = logging.getLogger(__name__)
 
 
 def create_executor(config: ExecutorConfig) -> Executor:
@@ -13,6 +16,8 @@ def create_executor(config: ExecutorConfig) -> Executor:
     Raises ExecutorUnavailable when an optional dependency is missing.
     """
     require_installed(config.kind)
+    # Its packages may take seconds to import.
+    _log.info("starting the %s executor", config.kind)
     match config.kind:
         case ExecutorKind.SIMULATED:
             from penstock.executor.simulated.executor import SimulatedExecutor

@@ -45,7 +45,7 @@ class KVCache:
         self._arrays = arrays
 
     def keep_book(self) -> CacheBook:
-        """From now on index the named blocks: call it before the first has its name."""
+        """Start to index the blocks with a hash; call it before the first block has one."""
         book = self.pool.book = CacheBook(self.block_size)
         return book
 

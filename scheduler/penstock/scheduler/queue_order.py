@@ -66,7 +66,7 @@ class QueueOrder(Protocol):
 
 
 class ArrivalOrder:
-    """`QueueOrder` by seniority."""
+    """`QueueOrder` by arrival time (first come, first served)."""
 
     def __init__(self) -> None:
         # Tickets are unique, so that requests themselves are never compared.

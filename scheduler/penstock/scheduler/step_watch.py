@@ -93,7 +93,7 @@ class StepWatch:
         )
 
     def turned(self, events: StepEvents) -> None:
-        """A turn has ended."""
+        """An iteration of the engine loop has ended."""
         note, self._note = self._note, None
         self._listener.note_turn(events, note)
 

@@ -114,7 +114,7 @@ class Tenants:
         return index
 
     def leave(self, index: int) -> None:
-        """One less waits."""
+        """Count one waiting request less."""
         self.num_waiting[index] -= 1
         if not self.num_waiting[index]:
             self._last_index = index
@@ -122,7 +122,7 @@ class Tenants:
             self._rest(index)
 
     def start(self, index: int) -> None:
-        """One more request runs."""
+        """Count one running request more."""
         self.num_running[index] += 1
         self._idle.pop(index, None)
 

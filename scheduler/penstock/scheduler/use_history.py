@@ -59,7 +59,7 @@ class UseHistory:
 
     @property
     def num_remembered(self) -> int:
-        """Evicted marks with a history."""
+        """Number of evicted blocks whose use counts are kept."""
         return len(self._remembered)
 
     def share(self, blocks: Sequence[int]) -> None:

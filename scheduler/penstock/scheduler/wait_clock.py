@@ -30,7 +30,7 @@ FIRST_CAPACITY = 256
 
 
 class WaitClock:
-    """The account of the queue; `reason`: what the next in line lacks, None for nothing."""
+    """The account of the queue; `reason`: what its first request lacks, None: nothing."""
 
     def __init__(self) -> None:
         self.reason: WaitReason | None = None

@@ -53,7 +53,7 @@ class WaitingQueue:
 
     @property
     def reason(self) -> WaitReason | None:
-        """What the next in line lacked in the last step, None for nothing."""
+        """What kept the first request of the queue waiting in the last step; None: nothing."""
         return self._waits.reason
 
     def note_reason(self, reason: WaitReason | None, now: float) -> None:
@@ -136,7 +136,7 @@ class WaitingQueue:
         return self._sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
 
     def has_line(self, request: Request) -> bool:
-        """Whether others of its class wait, and in the fair order of its tenant."""
+        """Whether other requests of its priority wait; in fair order, also of its tenant."""
         return self._sums.has_line(request)
 
     def displaced_by(

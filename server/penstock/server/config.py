@@ -251,7 +251,7 @@ def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
 
 
 def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
-    """The launch again."""
+    """Decode what `encode_launch` encoded."""
     import msgspec
 
     return msgspec.msgpack.decode(data, type=kind, dec_hook=lambda kind, text: kind(text))

@@ -1,7 +1,7 @@
 """A stand-in for TensorRT-LLM 1.2, PyTorch backend, for tests: no GPU, no network, no weights.
 
-Owns an engine in miniature behind the package's real names: in-flight batching on a thread of its
-own, a page pool with reuse, samplers, statistics, and the hazards that callers must live with.
+Owns an engine in miniature behind the package's real names: in-flight batching on a separate
+thread, a page pool with reuse, samplers, statistics, and the hazards that callers must live with.
 Names, defaults and fields are held against the facts in `penstock.executor.trtllm`. What tests
 steer it by is in `tensorrt_llm.fake_control`, which the real package does not have.
 """

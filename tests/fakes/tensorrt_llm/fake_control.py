@@ -28,7 +28,7 @@ class Settings:
 
     Times in seconds. Iterations count from 1. Faults by iteration fire once, those by token each
     time a prompt holds the token. `num_blocks` is what "the GPU" has room for; `free_blocks_drift`
-    is added to what statistics say is free. `stats`: "push" as before NVIDIA PR #9980, "rpc" as
+    is added to what statistics state is free. `stats`: "push" as before NVIDIA PR #9980, "rpc" as
     after it: fetched, and the iterator's caller blocks. `slip_token`: a prompt with it makes its
     result raise an AssertionError out of its iteration. `guided_error`: the grammar compiler's text
     for a guide that it refuses, in place of the stand-in's own. `is_end_token_kept`: whether the
@@ -147,7 +147,7 @@ class EngineControl:
         self._engine.wait_for_iteration(iteration, timeout_s)
 
     def kill_loop(self) -> None:
-        """The loop ends without a word before its next iteration; nobody gets a response."""
+        """The loop ends silently before its next iteration; no client gets a response."""
         self._engine.strike("kill")
 
     def fail_fatally(self) -> None:
@@ -186,7 +186,7 @@ def reset() -> None:
 
 
 def settings_of_new_engine() -> Settings:
-    """A copy for one engine: what was configured, and over it what the environment says."""
+    """A copy for one engine: what was configured, and over it what the environment states."""
     return dataclasses.replace(_settings, **json.loads(os.environ.get(VARIABLE, "{}")))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 def main(conduct: str, folder: Path) -> None:
     """Hold the memory until killed."""
     if conduct != "child" and os.fork():
-        os._exit(0)  # the one that stays is nobody's child, in a session of its own
+        os._exit(0)  # the one that stays is no client's child, in a separate session
     if conduct != "child":
         os.setsid()
     # The engine ignores SIGTERM, and so does what it starts until it knows better.
@@ -29,7 +29,7 @@ def main(conduct: str, folder: Path) -> None:
         return
     (folder / f"worker-{os.getpid()}").touch()
     if conduct == "tree":
-        # Below it one that is loose again, and below that one a plain child: told by name.
+        # Below it one that is loose again, and below that one a plain child: reported by name.
         program = [sys.executable, __file__]
         with subprocess.Popen([*program, "detached", folder], stdout=subprocess.PIPE) as below:
             assert below.stdout is not None
@@ -42,7 +42,7 @@ def main(conduct: str, folder: Path) -> None:
 
 
 def hold() -> None:
-    """Say so, and stay."""
+    """State so, and stay."""
     print("ready", flush=True)
     while True:
         signal.pause()

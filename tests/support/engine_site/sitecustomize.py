@@ -1,8 +1,8 @@
-"""Makes the engine process of a test start workers of its own, or get stuck, while it loads.
+"""Makes the engine process of a test start its own workers, or get stuck, while it loads.
 
 Python imports a module of this name by itself at its start: a test puts this folder on PYTHONPATH
-and says in ENGINE_CONDUCT what is to happen (see `support.engine_conduct`). Every other process is
-left as it is.
+and states in ENGINE_CONDUCT what is to happen (see `support.engine_conduct`). Every other process
+is left as it is.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Every benchmark says how it is run, or what it lacks, before it does anything."""
+"""Every benchmark states how it is run, or what it lacks, before it does anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LACKING = {
     "gpu.py": "torch is not installed: pip install 'penstock[torch]'",
     "slow_pictures.py": "rich is not installed: pip install 'penstock[top]'",
 }
-"""What is said, instead of a usage, where a package that cannot be done without is missing."""
+"""What is stated, instead of a usage, where a package that cannot be done without is missing."""
 PATIENCE_S = 120.0
 
 
@@ -65,4 +65,4 @@ def test_a_side_that_is_given_too_little_tells_its_usage() -> None:
     side = ROOT / "benchmarks/delivery_peers.py"
     answer = subprocess.run((sys.executable, side, "aio"), capture_output=True, text=True)
     assert answer.returncode == 1
-    assert answer.stderr.startswith("The processes that Penstock's delivery is set beside")
+    assert answer.stderr.startswith("The processes that Penstock's delivery is compared with")

@@ -71,7 +71,7 @@ def test_asking_for_more_than_is_generated_changes_no_length(policy: Policy) -> 
     assert asking.recorder.table.counts("num_output_tokens").tolist() == lengths
     assert set(summarise(asking).outcomes) == {"stop"}
     assert set(summarise(exact).outcomes) == {"length"}
-    # Nobody looks at a limit that memory does not depend on.
+    # No client looks at a limit that memory does not depend on.
     assert summarise(asking).ttft == summarise(exact).ttft
 
 

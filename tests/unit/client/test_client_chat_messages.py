@@ -1,4 +1,4 @@
-"""Messages given as dicts become what ChatMessage says, or an error that names the key."""
+"""Messages given as dicts become what ChatMessage states, or an error that names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a Multiplex call: credit, ends, and events for nobody."""
+"""The state of a Multiplex call: credit, ends, and events for no client."""
 
 from typing import Any
 

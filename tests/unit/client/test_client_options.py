@@ -1,6 +1,7 @@
 """From keywords to groups to the request message; nothing lost, nothing guessed."""
 
 import math
+import re
 from dataclasses import fields
 from typing import Any, cast
 
@@ -249,7 +250,9 @@ def test_text_that_is_not_utf8_is_named() -> None:
 
 
 def test_a_long_value_that_does_not_fit_is_cut_short() -> None:
-    with pytest.raises(ValueError, match=r"^sampling.temperature: 'hot hot") as caught:
+    with pytest.raises(
+        ValueError, match=r"^sampling.temperature: must be a number, not the str 'hot"
+    ) as caught:
         encode("hi", temperature="hot " * 999)
 
     assert len(str(caught.value)) < 200
@@ -271,3 +274,26 @@ def test_a_whole_request_takes_no_options_besides() -> None:
     assert build_request(request, {}) is request
     with pytest.raises(TypeError, match="n, seed"):
         build_request(request, {"seed": 1, "n": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": "3"}, "stopping.max_tokens: must be an int, not the str '3'"),
+        ({"max_tokens": -1}, "stopping.max_tokens: must be from 0 to 4294967295, not -1"),
+        ({"temperature": "hot"}, "sampling.temperature: must be a number, not the str 'hot'"),
+        ({"model": 7}, "model: must be a str, not the int 7"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_with_what_its_field_takes(
+    options: Any, said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        encode("hi", **options)
+
+
+@pytest.mark.parametrize("prompt", [12, None, b"hi", 1.5])
+def test_a_prompt_of_a_wrong_type_is_named(prompt: Any) -> None:
+    kind = type(prompt).__name__
+    with pytest.raises(TypeError, match=f"^prompt: must be a str, .*, not {kind}$"):
+        encode(prompt)

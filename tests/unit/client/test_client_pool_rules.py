@@ -1,4 +1,5 @@
-"""The rules of the pool: which channel, who may go, who waits; and the targets and their config."""
+"""The rules of the pool: which channel, which may go, which waits; and the targets and their
+config."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""When a broken stream is resumed, from where, and when the loss is told."""
+"""When a broken stream is resumed, from where, and when the loss is reported."""
 
 import grpc
 import pytest

@@ -1,4 +1,5 @@
-"""What the manifests of deploy/kubernetes say fits the service that they start, and each other."""
+"""What the manifests of deploy/kubernetes state fits the service that they start, and each
+other."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def test_a_pod_lives_as_long_as_its_drain(builds: Builds) -> None:
         drain_s = config_of(manifests).drain_grace_s
         after_s = FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
         assert grace_s >= pause_s + drain_s + after_s + 5, name
-        # Balancers have heard of it by then: two periods of the slowest that is asked.
+        # Balancers have received of it by then: two periods of the slowest that is asked.
         assert pause_s >= 2 * probe_of(build("base"), "readiness")["periodSeconds"]
 
 
@@ -227,7 +228,7 @@ def test_only_the_trial_and_the_gateway_let_strangers_call(builds: Builds) -> No
     assert "PENSTOCK_POLICY_FILE" not in settings_of(builds["overlays/trial"])
     # And the service itself would refuse the trial's settings without that word.
     config = config_of(builds["overlays/trial"])
-    with pytest.raises(ValueError, match="allow-anonymous-network"):
+    with pytest.raises(ValueError, match="allow_anonymous_network"):
         check_exposure(
             type(config.security)(), host=config.host, operations_host=None, metrics_host=None,
             is_behind_proxy=False,

@@ -11,7 +11,7 @@ import pytest
 from support.kubernetes import COMPONENTS, FOLDER, OVERLAYS, every_build
 
 OLDEST = "1.30"
-"""As base/kustomization.yaml says: preStop sleeps from there on."""
+"""As base/kustomization.yaml states: preStop sleeps from there on."""
 OF_OTHERS = {"monitoring.coreos.com/v1", "inference.networking.k8s.io/v1"}
 """Resources that Kubernetes itself has no schema of."""
 

@@ -1,4 +1,4 @@
-"""The container's files say what an operator relies on."""
+"""The container's files state what an operator relies on."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What pages tell people to type is right: commands parse, code compiles, files parse."""
+"""What pages report people to type is right: commands parse, code compiles, files parse."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_commands_within_the_text_name_what_there_is(page: Path) -> None:
         ):
             wrong[span] = reason
 
-    # "penstock ready on ..." is what the service says.
+    # "penstock ready on ..." is what the service states.
     assert {span: why for span, why in wrong.items() if not span.startswith("penstock ready")} == {}
 
 

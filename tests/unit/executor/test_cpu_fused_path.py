@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ from penstock.executor.torch.create import create_torch_executor
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.loading import load_configured
 from penstock.executor.torch.module_tree import NotFused
-from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way
-from support.torch_models import NaiveModel, save_tiny_model
+from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way, prompt_error
+from support.torch_models import (
+    FUSED_SHAPES,
+    HIDDEN_DIFFERENCES,
+    NaiveModel,
+    save_tiny_model,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,31 @@ def test_a_model_that_does_not_fit_is_served_by_its_modules(
     assert "eager path" in executor.info.resources
     (told,) = [record.message for record in caplog.records if "eager path" in record.message]
     assert reason in told
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", HIDDEN_DIFFERENCES)
+def test_a_model_that_computes_more_than_its_tree_is_served_by_its_modules(
+    name: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_tiny_model(name, tmp_path)
+    config = ExecutorConfig(model_path=folder, dtype=dtype, num_blocks=64)
+
+    with caplog.at_level(logging.WARNING):
+        executor = create_torch_executor(config)
+
+    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert re.search("float16" if dtype == "float16" else HIDDEN_DIFFERENCES[name], told)
+    error = prompt_error(executor, NaiveModel(folder))
+    assert error < {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.01}[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FUSED_SHAPES)
+def test_the_shapes_that_are_known_are_fused(name: str, dtype: str, tmp_path: Path) -> None:
+    config = ExecutorConfig(model_path=save_tiny_model(name, tmp_path), dtype=dtype, num_blocks=8)
+
+    assert fused_path(config, load_configured(config), load()).name == "fused"
 
 
 def test_what_the_tree_does_not_show_is_found_in_the_logits(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The shipped model as it is served by default: a seed says the same alone and in company."""
+"""The shipped model as it is served by default: a seed states the same alone and in company."""
 
 from __future__ import annotations
 

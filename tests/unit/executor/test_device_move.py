@@ -1,4 +1,4 @@
-"""A model's way onto its device, and what the log says of it."""
+"""A model's way onto its device, and what the log states of it."""
 
 from __future__ import annotations
 

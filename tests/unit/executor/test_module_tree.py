@@ -13,7 +13,7 @@ import torch
 from penstock.executor.torch.fused_weights import fuse_weights
 from penstock.executor.torch.loading import LoadedModel, load_model
 from penstock.executor.torch.module_tree import NotFused, read_module_tree
-from penstock.executor.torch.whole_sequence import reference_logits
+from penstock.executor.torch.whole_sequence import module_logits, trial_tokens
 from support.torch_models import save_tiny_model
 
 
@@ -66,11 +66,12 @@ def test_joined_weights_lie_in_memory_once_and_the_modules_compute_the_same(
 ) -> None:
     model = load(name, tmp_path)
     tree = read_module_tree(model)
-    before = reference_logits(model, tree.embedding, 24)
+    ids = trial_tokens(tree.embedding, 24)
+    before = module_logits(model, ids)
 
     layers = fuse_weights(tree)
 
-    assert torch.equal(reference_logits(model, tree.embedding, 24), before)
+    assert torch.equal(module_logits(model, ids), before)
     for fused, layer in zip(layers, tree.layers, strict=True):
         assert fused.qkv.weight.shape == ((4 + 2 * 2) * 16, 64)
         for linears, joined in ((layer.qkv, fused.qkv), (layer.gate_up, fused.gate_up)):

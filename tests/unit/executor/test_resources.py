@@ -1,4 +1,4 @@
-"""What the ready line tells of an executor's number formats."""
+"""What the ready line reports of an executor's number formats."""
 
 from __future__ import annotations
 

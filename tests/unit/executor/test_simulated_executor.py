@@ -73,7 +73,7 @@ class Hand:
         self._released.append(slot)
 
     def launch(self, *rows: tuple[int, int, int], sampled: tuple[int, ...] | None = None) -> None:
-        """Rows of (slot, start, count), decodes first; all are sampled unless told."""
+        """Rows of (slot, start, count), decodes first; all are sampled unless reported."""
         self._step += 1
         columns = np.array(rows, dtype=np.int32).reshape(-1, 3)
         num_decodes = 0

@@ -120,7 +120,7 @@ def test_limits_come_from_the_model_folder(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_no_block_is_refused() -> None:
-    with pytest.raises(ValueError, match="kv_cache_bytes must be at least one block"):
+    with pytest.raises(ValueError, match="kv_cache_mib must be at least one block"):
         SimulatedExecutor(ExecutorConfig(kind=ExecutorKind.SIMULATED, kv_cache_bytes=1))
 
 

@@ -36,7 +36,7 @@ def test_threads_take_the_cores_that_fronts_leave(
 @pytest.mark.parametrize(
     ("environ", "wanted", "environment", "line"),
     [
-        # More threads than are free do not spin for long, whoever asked for them.
+        # More threads than are free do not spin for long, a caller that asked for them.
         ({"OMP_NUM_THREADS": "4,1"}, None, {"GOMP_SPINCOUNT": "1000"}, "4 threads (1000 spins)"),
         ({"OMP_NUM_THREADS": "4"}, 2, {"GOMP_SPINCOUNT": "5000"}, "2 threads (5000 spins)"),
         # A number of spins would override the operator's policy.
@@ -71,7 +71,7 @@ def two_threads() -> Generator[Any]:
         (1 << 30, 0, 1.0, 2),
         (0, 1 << 24, 1.0, 2),
         (1000, 1000, 1.0, 1),
-        # Beside others threads wait for each other longer than they compute.
+        # Next to others threads wait for each other longer than they compute.
         (0, 1 << 20, 50.0, 1),
     ],
 )

@@ -154,7 +154,7 @@ def test_mixed_steps_attend_as_float64_does(name: str, kernels: str) -> None:
     paged = Paged(lengths, torch.float32, offset=1.0, kernels=kernels)
     scoring = SCORINGS[name]
     query = torch.randn(600, HEADS * GROUP, DIM)
-    # First chunks of the longer ones, whole prompts of the shorter; then the rest beside decodes.
+    # First chunks of the longer ones, whole prompts of the shorter; then the rest next to decodes.
     steps = [
         [(slot, 0, min(length, 40)) for slot, length in enumerate(lengths)],
         [(slot, 40, length - 41) for slot, length in enumerate(lengths) if length > 41],

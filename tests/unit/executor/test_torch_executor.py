@@ -1,4 +1,4 @@
-"""The torch executor's edges: who fails and who does not, prompts' log probabilities, limits."""
+"""The torch executor's edges: which fails and who does not, prompts' log probabilities, limits."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run(engine: Engine, specs: Sequence[RequestSpec]) -> list[StepEvents]:
 def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
     by: PathName, place: int, folder: Path, naive: NaiveModel
 ) -> None:
-    # 24 blocks: whoever comes later gets the blocks of whoever failed.
+    # 24 blocks: a caller that comes later gets the blocks of a caller that failed.
     engine = make_engine(folder, by=by)
     poison(engine)
     bad = prompt(9, 50)
@@ -101,14 +101,14 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
         tokens = outputs(told)
         for key, ids in good.items():
             said = tokens[key + 10 * turn]
-            # A model that says the poisoned token itself would fail rightly; this one does not.
+            # A model that states the poisoned token itself would fail rightly; this one does not.
             assert POISON not in said
             assert naive.is_greedy(ids, said)
 
 
 @pytest.fixture(scope="module")
 def overflowing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The value of POISON in the last layer overflows; its key and everybody else's do not."""
+    """The value of POISON in the last layer overflows; its key and every client else's do not."""
     module: Any = AutoModelForCausalLM.from_pretrained(folder)
     layers = module.model.layers
     with torch.inference_mode():

@@ -51,6 +51,15 @@ def test_dtype_can_be_chosen(folder: Path) -> None:
     assert load_model(folder, device="cpu", dtype="bfloat16").dtype == torch.bfloat16
 
 
+def test_weights_that_are_not_finite_are_said_to_be(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(UnsupportedModel, match="llama: logits of a test step are not finite"):
+        load(folder)
+
+
 def test_a_folder_without_configuration_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         load(tmp_path)
@@ -186,7 +195,7 @@ def shift_tokens(hidden: Tensor, _positions: Tensor) -> Tensor:
 
 
 def count_places(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Positions of its own making."""
+    """Its own Positions making."""
     return hidden + torch.arange(hidden.shape[1])[None, :, None] / 10
 
 
@@ -202,7 +211,7 @@ def bound_experts(hidden: Tensor, _positions: Tensor) -> Tensor:
 
 
 def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
-    """State that begins anew where a chunk does."""
+    """State that begins again where a chunk does."""
     first = torch.arange(hidden.shape[1])[None] - positions
     is_cut = (first[..., None] < 0) & (positions[..., None] < 20)
     return hidden + is_cut

@@ -64,8 +64,8 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
     ("fields", "message"),
     [
         ({"num_blocks": 900}, r"^num_blocks asks for 0.9 GiB of pages; 0.8 GiB are free on cuda"),
-        ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_bytes asks for 0.9 GiB of pages; 0.8 GiB"),
-        ({"kv_cache_bytes": 5}, r"^kv_cache_bytes leaves no room for a block of 1048576 bytes"),
+        ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_mib asks for 0.9 GiB of pages; 0.8 GiB"),
+        ({"kv_cache_bytes": 5}, r"^kv_cache_mib leaves no room for a block of 1048576 bytes"),
         ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),
     ],
 )
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], mes
     [
         ({"num_blocks": 2_000_000_000}, "num_blocks asks for 1953125.0 GiB"),
         ({"num_blocks": 901}, "num_blocks asks for 0.9 GiB"),
-        ({"kv_cache_bytes": 901 * MIB}, "kv_cache_bytes asks for 0.9 GiB"),
+        ({"kv_cache_bytes": 901 * MIB}, "kv_cache_mib asks for 0.9 GiB"),
     ],
 )
 def test_pages_that_the_machine_does_not_hold_are_refused_by_their_setting(

@@ -1,4 +1,4 @@
-"""What checks constraints in a process of its own, over a stand-in for xgrammar."""
+"""What checks constraints in a separate process, over a stand-in for xgrammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's name depends on, and what nvidia-smi says."""
+"""What an engine's name depends on, and what nvidia-smi states."""
 
 import os
 import struct

@@ -47,7 +47,7 @@ def without(package: Package, *names: str) -> Package:
 
 
 def with_classes(package: Package, **classes: Any) -> Package:
-    """The package with these classes in the place of its own; None for none at all."""
+    """The package with these classes in the separate place; None for none at all."""
     module = types.ModuleType("tensorrt_llm.llmapi")
     for found in reversed(package.modules):
         vars(module).update({name: value for name, value in vars(found).items() if name[0] != "_"})

@@ -1,4 +1,4 @@
-"""What a model folder holds: told from its small files, explained in one sentence."""
+"""What a model folder holds: reported from its small files, explained in one sentence."""
 
 from __future__ import annotations
 

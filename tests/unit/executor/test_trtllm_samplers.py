@@ -1,4 +1,4 @@
-"""Which features are offered: what a sampler may ignore without a word is never among them."""
+"""Which features are offered: what a sampler may ignore silently is never among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deployment on Ray is told, and the files that tell it."""
+"""What a deployment on Ray is reported, and the files that report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The book of what is cached: who is told of what, and what it costs where nobody is."""
+"""The book of what is cached: which is reported of what, and what it costs where no client is."""
 
 from __future__ import annotations
 

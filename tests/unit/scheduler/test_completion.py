@@ -58,7 +58,7 @@ def test_before_outputs_have_ended_nobody_is_refused() -> None:
 
 
 def test_an_output_of_certain_length_is_judged_from_the_first_request_on() -> None:
-    """Beside prompts under way it has no time for its 200 tokens; alone it would have."""
+    """Next to prompts under way it has no time for its 200 tokens; alone it would have."""
     for min_tokens in (0, 200):
         site = PricedSite(min_deadline_chance=0.1)
         site.submit(1, 1900, max_tokens=5)
@@ -103,7 +103,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     site.submit(1, 100, max_tokens=400, deadline_s=2.5)
     site.step()
     assert 1 in site.admitted
-    # Meanwhile it is seen that outputs as long as this one go on to 300 tokens.
+    # Meanwhile it is seen that outputs as long as this one continue to 300 tokens.
     for _ in range(600):
         site.engine.completion.lengths.observe(300, max_tokens=400)
     site.run()
@@ -190,7 +190,7 @@ def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() ->
 
 
 def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
-    """A burst may wait; where somebody always waits the next one is refused at once."""
+    """A burst may wait; where a client always waits the next one is refused at once."""
     for is_standing in (False, True):
         site = PricedSite(num_seqs=1, min_deadline_chance=0.1)
         lengths = site.engine.completion.lengths

@@ -1,4 +1,4 @@
-"""What a request of a light tenant shares the machine with, and what it is therefore told."""
+"""What a request of a light tenant shares the machine with, and what it is therefore reported."""
 
 from typing import Any
 

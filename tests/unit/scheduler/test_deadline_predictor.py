@@ -1,4 +1,4 @@
-"""Deadlines as an input: who is refused, who is dropped, and what they are told."""
+"""Deadlines as an input: which is refused, which is dropped, and what they are reported."""
 
 import math
 from dataclasses import replace
@@ -87,7 +87,7 @@ def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
     site.run()
     failure = site.failure(2)
     assert failure.reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
-    # 110 ms before the deadline, told by the next step.
+    # 110 ms before the deadline, reported by the next step.
     assert begun_s + 2.39 - 1e-9 <= failure.at_s <= begun_s + 2.39 + 0.0101
     assert failure.estimate_s is not None
     assert failure.retry_after_s is not None
@@ -111,7 +111,7 @@ def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
     site.run()
     assert 1 in site.queued
     assert site.queued[1][0].estimated_queue_s is None
-    # The step that computed it ended too late, and it went on.
+    # The step that computed it ended too late, and it continued.
     assert isinstance(site.ends[1], Finished)
 
 

@@ -179,7 +179,7 @@ def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
     waiting = site.submit(3, 400, hashed=True, ttft_deadline_s=2.0)
     assert waiting is not None
     assert site.engine.predictor.hopeless_s(waiting) == pytest.approx(due_s)
-    # 440 ms alone, from when on it has nothing to hope for but that prefix.
+    # 440 ms alone, from when on it has nothing to expect for but that prefix.
     site.run_until(due_s - 0.3)
     assert 3 not in site.ends
     site.engine.cancel(2)

@@ -29,7 +29,7 @@ def engine_of(**config: object) -> Engine:
 
 
 def submit(engine: Engine, *specs: RequestSpec) -> list[int]:
-    """Submit each as a request of its own; the keys of those that were rejected or gave way."""
+    """Submit each as a separate request; the keys of those that were rejected or gave way."""
     for spec in specs:
         engine.submit((spec,))
     return rejected(engine)

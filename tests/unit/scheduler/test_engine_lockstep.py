@@ -55,5 +55,5 @@ def test_rows_go_on_where_the_plan_before_ended(depth: int) -> None:
     for batch in executor.batches:
         assert batch.starts.tolist() == [sum(seen)]
         seen.extend(batch.num_tokens.tolist())
-    # The last token is told, never computed.
+    # The last token is reported, never computed.
     assert sum(seen) == 40 + 12 - 1

@@ -124,7 +124,7 @@ def test_expected_queue_waits_for_the_prefill_ahead() -> None:
     )
     ahead = QueuedAhead(num_requests=3, num_prefill_tokens=300, num_blocks=20)
 
-    # Three budgets and half a step, beside four decodes, and the tokens.
+    # Three budgets and half a step, next to four decodes, and the tokens.
     assert _expected_queue(
         MACHINE, Demand(num_prefill_tokens=50), load, ahead
     ).seconds == pytest.approx(3.5 * (1.0 + 0.4 + 0.5) + 3.0)

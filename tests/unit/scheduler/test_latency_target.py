@@ -219,8 +219,8 @@ def test_a_steady_load_settles_and_then_stands(plant: Callable[[int, int, int], 
 
 
 def test_probes_of_a_machine_in_stairs_thin_out() -> None:
-    # Up to 128 tokens fit the target, the next tile does not. What the fit says in between depends
-    # on which heights it saw last; wherever the limit stops, it is within that tile.
+    # Up to 128 tokens fit the target, the next tile does not. What the fit states in between
+    # depends on which heights it saw last; wherever the limit stops, it is within that tile.
     budgets, times = Loop(stairs).run([64] * 16_000)
 
     moves = np.flatnonzero(np.diff(budgets))

@@ -48,7 +48,7 @@ def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
 
 
 def heavy(engine: Engine) -> None:
-    """Three of a flood's that decode: beside them one request is light."""
+    """Three of a flood's that decode: next to them one request is light."""
     submit(engine, "flood", [1, 2, 3], prompt=3, max_tokens=50)
     engine.step()
 

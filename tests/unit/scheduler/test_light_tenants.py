@@ -1,4 +1,4 @@
-"""Who is light beside whom, what goes before others for it, and who gives way."""
+"""Who is light next to whom, what goes before others for it, and who gives way."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -245,5 +245,5 @@ def test_where_nobody_holds_most_of_all_a_light_tenant_holds_less(
     engine.step()
     index = engine.tenants.index_of("quiet")
     assert index is not None
-    # 3 blocks beside 7 of each other one.
+    # 3 blocks next to 7 of each other one.
     assert shares_of(engine).is_light(index) is is_light

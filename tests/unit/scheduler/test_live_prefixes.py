@@ -1,4 +1,4 @@
-"""Which blocks of a prompt somebody who lives may come to compute."""
+"""Which blocks of a prompt a client who lives may come to compute."""
 
 from penstock.scheduler.live_prefixes import MAX_LOOKED_AT, LivePrefixes
 from penstock.scheduler.request import Request
@@ -8,7 +8,7 @@ NUM_BLOCKS = 4
 
 
 def request(key: int, num_shared: int) -> Request:
-    """One whose prompt of four blocks begins with so many of everybody's."""
+    """One whose prompt of four blocks begins with so many of every client's."""
     shared = list(range(num_shared * BLOCK_SIZE))
     own = [900 + key] * ((NUM_BLOCKS - num_shared) * BLOCK_SIZE)
     spec = make_spec(key, [*shared, *own])

@@ -1,4 +1,4 @@
-"""Who looks sees everybody who lives, and changes nothing."""
+"""Who looks sees every client who lives, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that was let in once is let in again, whatever the queue and the forecasts say."""
+"""A request that was let in once is let in again, whatever the queue and the forecasts state."""
 
 from __future__ import annotations
 

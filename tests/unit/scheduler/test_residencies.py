@@ -1,4 +1,4 @@
-"""What a stay in the running batch was: chunks, steps, and how many ran beside it."""
+"""What a stay in the running batch was: chunks, steps, and how many ran next to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
     engine.submit((make_spec(1, 20, max_tokens=9),))
     engine.submit((make_spec(2, 4, max_tokens=1),))
     told = run_until_idle(engine)
-    # 8 + 8 + 4 tokens, the other's 4 beside the last; the last chunk brings the first token.
+    # 8 + 8 + 4 tokens, the other's 4 next to the last; the last chunk brings the first token.
     assert stay_of(1, told) == Stay(num_chunks=3, num_steps=11, min_batch_size=1, max_batch_size=2)
     assert stay_of(2, told) == Stay(num_chunks=1, num_steps=1, min_batch_size=2, max_batch_size=2)
 
@@ -43,7 +43,7 @@ def test_a_stay_ends_with_a_preemption_and_another_begins() -> None:
     ]
     # Both have 12 tokens when a fourth block is wanted.
     assert preempted.stay == Stay(num_chunks=1, num_steps=5, min_batch_size=2, max_batch_size=2)
-    # 13 tokens are computed anew and bring one; eight are left to decode.
+    # 13 tokens are computed again and bring one; eight are left to decode.
     assert stay_of(2, told) == Stay(num_chunks=1, num_steps=9, min_batch_size=1, max_batch_size=1)
 
 

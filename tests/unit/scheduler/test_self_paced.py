@@ -1,4 +1,4 @@
-"""The scheduler over an executor that batches by itself: who is in, and what silence means."""
+"""The scheduler over an executor that batches by itself: which is in, and what silence means."""
 
 from __future__ import annotations
 

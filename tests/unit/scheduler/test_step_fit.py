@@ -1,4 +1,4 @@
-"""The fit of the step prices: what it learns, what it ignores, when it says that it is good."""
+"""The fit of the step prices: what it learns, what it ignores, when it states that it is good."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_prompts_alone_never_leave_it_without_a_solution(
     sizes = 40 * random.choice([1, 1, 2, 2, 3, 5, 8, 13], 20_000)
     factors = random.choice(noise, 20_000)
     for num_tokens, factor in zip(sizes.tolist(), factors.tolist(), strict=True):
-        # Prefill tokens and context are one number, and nobody decodes: one price for two.
+        # Prefill tokens and context are one number, and no client decodes: one price for two.
         feed(fit, (num_tokens, 0, num_tokens), (step_s + num_tokens * token_s) * factor)
         assert min(astuple(fit.model)) >= 0.0
     predicted_s = predict(fit, (120, 0, 120))

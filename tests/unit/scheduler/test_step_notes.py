@@ -1,4 +1,4 @@
-"""Who asked is told of every step once its result is in."""
+"""Who asked is reported of every step once its result is in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.self_paced import SelfPacedExecutor
 
 
 class Notes:
-    """A listener who keeps the notes, and what was told in which order."""
+    """A listener who keeps the notes, and what was reported in which order."""
 
     def __init__(self) -> None:
         self.notes: list[StepNote] = []
@@ -114,7 +114,7 @@ def test_what_an_executor_computes_at_its_launch_is_its_own_time() -> None:
         clock.now_s += 100.0
         launch(batch)
 
-    executor.launch = slow  # type: ignore[method-assign]  # it has no clock of its own
+    executor.launch = slow  # type: ignore[method-assign]  # it has no clock
     engine.submit((make_spec(1, 3, max_tokens=1),))
     run_until_idle(engine)
     (note,) = notes
@@ -135,7 +135,7 @@ def test_a_listener_is_told_in_the_order_of_what_happens() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_a_note_counts_is_what_was_in_the_step(depth: int) -> None:
-    """Though those who decode are added up anew only when they are others."""
+    """Though those who decode are added up again only when they are others."""
     info = make_info(pipeline_depth=depth, max_num_seqs=4, num_blocks=24)
     listener = Notes()
     config = SchedulerConfig(max_num_batched_tokens=8, watermark=0.0)

@@ -1,4 +1,4 @@
-"""Prompts under way that are late if they share: who has the steps, and who is let in beside."""
+"""Prompts under way that are late if they share: which has the steps, and who is let in next to."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_who_would_be_late_behind_those_due_earlier_is_not_let_in() -> None:
     for key in (1, 2):
         site.submit(key, LONG, max_tokens=1, ttft_deadline_s=0.9)
     site.step()
-    # 770 ms of prompts that are due before it, and 220 ms of its own.
+    # 770 ms of prompts that are due before it, and 220 its own ms.
     site.submit(3, LONG // 2, max_tokens=1, ttft_deadline_s=0.8)
     site.run()
     assert isinstance(site.ends[1], Finished)

@@ -141,7 +141,7 @@ def test_fairness_begins_when_another_tenants_later_arrival_is_let_in() -> None:
     site.submit(3, 8, max_tokens=3, tenant="guest")
     site.run()
     assert site.wait(3) == Wait(slots_s=1.0)
-    # Two seconds for the first of its own tenant, three for the guest, who came later.
+    # Two seconds for the separate first tenant, three for the guest, which came later.
     assert site.wait(2) == Wait(slots_s=2.0, fairness_s=3.0, num_passed_by=1)
 
 
@@ -251,7 +251,8 @@ def test_the_refused_did_not_wait() -> None:
 
 
 def test_the_accounts_outlive_many_arrivals() -> None:
-    """Places are given out anew; who has waited all the time loses nothing of what was counted."""
+    """Places are given out again; which has waited all the time loses nothing of what was
+    counted."""
     site = Site(info={"max_num_seqs": 1}, aging_s=math.inf)
     num_others = 600
     old = make_spec(10**6, 3, hashed=False, arrival_s=site.clock(), priority=-1)

@@ -1,4 +1,4 @@
-"""Who goes before somebody new: the sums against a walk over the queue."""
+"""Who goes before a client new: the sums against a walk over the queue."""
 
 import numpy as np
 from hypothesis import given
@@ -61,7 +61,7 @@ def test_other_tenants_get_their_share_of_the_time_that_ones_own_takes() -> None
 
     ahead = sums.ahead_of(waiting(90, 20, tenant="a"), NO_TIME, 20)
 
-    # 30 and 20 of its own, as much of the other's, which makes one request.
+    # 30 and its own 20, as much of the other's, which makes one request.
     assert ahead.num_prefill_tokens == 80
     assert ahead.num_requests == 2
 

@@ -1,4 +1,4 @@
-"""Whose exception ended an engine: the log tells an executor's from the scheduler's."""
+"""Whose exception ended an engine: the log reports an executor's from the scheduler's."""
 
 import pytest
 

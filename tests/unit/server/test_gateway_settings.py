@@ -1,4 +1,4 @@
-"""`--gateway`: what it takes, and who is told what it needs."""
+"""`--gateway`: what it takes, and who is reported what it needs."""
 
 from __future__ import annotations
 

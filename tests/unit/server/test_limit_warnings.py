@@ -1,4 +1,4 @@
-"""What the engine's log says about limits that fall short of what was asked for."""
+"""What the engine's log states about limits that fall short of what was asked for."""
 
 import logging
 

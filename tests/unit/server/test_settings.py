@@ -1,4 +1,5 @@
-"""Settings from a file, what is said of a wrong one, and the page and help made of declarations."""
+"""Settings from a file, what is stated of a wrong one, and the page and help made of
+declarations."""
 
 import re
 from pathlib import Path

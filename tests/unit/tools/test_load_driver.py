@@ -1,4 +1,4 @@
-"""Requests are sent when they are due, bounded, and nobody's wait is hidden. Time is virtual."""
+"""Requests are sent when they are due, bounded, and no client's wait is hidden. Time is virtual."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ SERVICE_S = 0.01
 
 
 class Server:
-    """Serves everybody at once in 10 ms, but for a time in which it does nothing."""
+    """Serves every client at once in 10 ms, but for a time in which it does nothing."""
 
     def __init__(self, stall: tuple[float, float] = (0.0, 0.0)) -> None:
         self.stall = stall

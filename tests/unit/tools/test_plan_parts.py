@@ -1,4 +1,4 @@
-"""The parts of a plan: the search, the window, the targets, what candidates may say."""
+"""The parts of a plan: the search, the window, the targets, what candidates may state."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
 
 
 class Holds:
-    """Says from which number on it holds, and notes what it was asked."""
+    """States from which number on it holds, and notes what it was asked."""
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:
         self._numbers = numbers

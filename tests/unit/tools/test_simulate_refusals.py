@@ -16,7 +16,7 @@ HUGE = "9" * 20
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command says that ends with code 2, which is one line."""
+    """What a command states that ends with code 2, which is one line."""
     code = main([str(argument) for argument in arguments])
     said = capsys.readouterr().err
     assert code == 2, said

@@ -36,7 +36,7 @@ MODEL = Model(
 
 
 class Clock:
-    """Time that passes when a check says so."""
+    """Time that passes when a check states so."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"penstock {words[0]}: needs {missing}: install penstock[server]", file=sys.stderr
             )
             return ExitCode.USAGE
+        if words[0] == "serve":
+            serve.report_start(words)
         args, unknown = parser.parse_known_args(words)
         # The command's own parser knows its options.
         asked = getattr(args, "parser", parser)

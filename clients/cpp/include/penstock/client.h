@@ -29,13 +29,13 @@ class Client {
   ~Client();
 
   // Streams a generation, which is sent at once. Where `request` has a resume_timeout, the
-  // stream goes on over lost connections.
+  // stream continues over lost connections.
   [[nodiscard]] Stream generate(v1::GenerateRequest request, CallOptions options = {});
   // The whole answer. Throws Error.
   v1::GenerateOnceResponse generate_once(const v1::GenerateRequest& request,
                                          const CallOptions& options = {});
-  // Goes on with a request from a point on, in this process or another. `grace`: for how long lost
-  // connections are made good.
+  // Continues with a request from a point on, in this process or another. `grace`: for how long
+  // lost connections are made good.
   [[nodiscard]] Stream resume(const ResumePoint& point, std::chrono::nanoseconds grace,
                               CallOptions options = {});
   // Where the request stood when it was cancelled. Throws Error.

@@ -1,4 +1,5 @@
-// What a failed call says, as one exception. Owns no decision: retry.h says what is tried again.
+// What a failed call states, as one exception. Owns no decision: retry.h states what is tried
+// again.
 #pragma once
 
 #include <grpcpp/support/status_code_enum.h>
@@ -30,12 +31,12 @@ struct Failure {
   std::string reason{};
   // What belongs to the reason; error.proto names the keys.
   std::map<std::string, std::string> metadata{};
-  // When it is worth coming again, as the server says.
+  // When it is worth coming again, as the server states.
   std::optional<std::chrono::nanoseconds> retry_after{};
   // The server asks not to come again at all.
   bool is_retry_refused = false;
   std::vector<FieldViolation> field_violations{};
-  // Empty as long as the server did not tell it.
+  // Empty as long as the server did not report it.
   std::string request_id{};
 };
 

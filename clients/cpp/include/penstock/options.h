@@ -18,7 +18,7 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 // When a failed call is tried again: UNAVAILABLE, or RESOURCE_EXHAUSTED for a full queue, a quota
 // or with a time to wait; and only while no output of it was delivered. The wait is what the server
-// says and up to `pushback_jitter` of it more; else it is drawn from half to the whole of
+// states and up to `pushback_jitter` of it more; else it is drawn from half to the whole of
 // min(initial_backoff * multiplier^(k-1), max_backoff). After gRFC A6, client-side.
 struct RetryPolicy {
   int max_attempts = 4;
@@ -30,7 +30,7 @@ struct RetryPolicy {
 
 inline constexpr RetryPolicy kNoRetry{.max_attempts = 1};
 
-// PEM files, read when a client is made. Without `ca` the system's authorities are believed; `cert`
+// PEM files, read when a client is made. Without `ca` the system's authorities are accepted; `cert`
 // and `key` are for mutual TLS. `server_name`: whom the certificate is for, if not the address.
 struct TlsOptions {
   std::optional<std::filesystem::path> ca{};
@@ -56,7 +56,7 @@ struct ClientOptions {
   // Unset: plain text.
   std::optional<TlsOptions> tls{};
   RetryPolicy retry{};
-  // Unset: each generation is a call of its own.
+  // Unset: each generation is a separate call.
   std::optional<MultiplexOptions> multiplex{};
   // Sent with every call.
   Metadata metadata{};

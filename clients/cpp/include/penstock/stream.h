@@ -15,7 +15,7 @@
 
 namespace penstock {
 
-// How far a request's stream was read: all that another process needs to go on with it.
+// How far a request's stream was read: all that another process needs to continue with it.
 struct ResumePoint {
   std::string request_id{};
   // Of the next message.
@@ -41,7 +41,8 @@ class Stream {
 
   // The next event; none after the last one. Throws Error, StreamBroken.
   [[nodiscard]] std::optional<v1::GenerateResponse> next();
-  // Whether next() would answer at once, waiting up to `patience` for that. Retries go on here too.
+  // Whether next() would answer at once, waiting up to `patience` for that. Retries continue here
+  // too.
   [[nodiscard]] bool wait_for(std::chrono::nanoseconds patience);
   // The text of output 0 from here to the end.
   [[nodiscard]] std::string text();

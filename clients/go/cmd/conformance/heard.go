@@ -21,7 +21,7 @@ const (
 
 var numIDs = time.Now().UnixNano()
 
-// newID is a request id that nobody else has.
+// newID is a request id that no client else has.
 func newID() string {
 	numIDs++
 	return fmt.Sprintf("conformance-go-%d", numIDs)
@@ -50,7 +50,7 @@ func named(request *pb.GenerateRequest, id string) *pb.GenerateRequest {
 	return request
 }
 
-// dial makes a client that tells every failure at once.
+// dial makes a client that reports every failure at once.
 func dial(t *talk) (*penstock.Client, error) {
 	return penstock.Dial(t.address, penstock.WithRetry(penstock.NoRetry()))
 }
@@ -69,7 +69,7 @@ func onceText(
 	return once.GetOutputs()[0].GetText(), nil
 }
 
-// heard reads a stream and checks its order again, because that is what is tested.
+// received reads a stream and checks its order again, because that is what is tested.
 type heard struct {
 	stream    *penstock.Stream
 	next      uint64

@@ -1,5 +1,5 @@
 // The conformance program of the Go client: reads names of scenarios from stdin, one per line, and
-// answers each with one line of JSON. What each scenario asks is in the files beside this one.
+// answers each with one line of JSON. What each scenario asks is in the files next to this one.
 package main
 
 import (
@@ -41,7 +41,7 @@ type talk struct {
 
 func (t *talk) ready() { say(line{Scenario: t.name, Event: "ready"}) }
 
-// untilGo tells the driver that the program is ready and waits for its go.
+// untilGo reports the driver that the program is ready and waits for its go.
 func (t *talk) untilGo(ctx context.Context) error {
 	t.ready()
 	select {

@@ -58,7 +58,7 @@ func sixTexts(ctx context.Context, client *penstock.Client, shared *penstock.Mul
 	return nil
 }
 
-// oneRefused: one is refused, and the one beside it goes on.
+// oneRefused: one is refused, and the one next to it continues.
 func oneRefused(ctx context.Context, _ *penstock.Client, shared *penstock.Multiplex) error {
 	beside := hear(shared.Generate(ctx, greedy(50)))
 	if err := beside.untilTokens(1); err != nil {
@@ -91,7 +91,7 @@ func oneOnCredit(ctx context.Context, _ *penstock.Client, shared *penstock.Multi
 	}
 	further := make(chan error, 1)
 	go func() { further <- h.untilTokens(credit + 1) }()
-	// By the time that a longer one has ended beside it, it has come to its own end on the server.
+	// By the time that a longer one has ended next to it, it has come to its own end on the server.
 	if err := hear(shared.Generate(ctx, greedy(3*num))).untilWhole(3 * num); err != nil {
 		return err
 	}

@@ -320,7 +320,7 @@ def _build_info(config: ExecutorConfig) -> ExecutorInfo:
     bytes_per_block = simulated.kv_bytes_per_token * config.block_size
     num_blocks = config.num_blocks or config.host_cache_bytes // bytes_per_block
     if num_blocks < 1:
-        raise ValueError(f"kv_cache_bytes must be at least one block of {bytes_per_block} bytes")
+        raise ValueError(f"kv_cache_mib must be at least one block of {bytes_per_block} bytes")
     return ExecutorInfo(
         name="simulated",
         vocab_size=simulated.vocab_size or model.get("vocab_size", DEFAULT_VOCAB_SIZE),

@@ -25,11 +25,15 @@ def select_device(device: str) -> torch.device:
     if found.type != "cuda":
         return found
     if not torch.cuda.is_available():
-        raise ModelLoadError(f"device {device} was requested, but CUDA is not available")
+        raise ModelLoadError(
+            f"device {device} requires CUDA, which PyTorch does not find here: use device cpu"
+        )
     count = torch.cuda.device_count()
     index = found.index if ":" in device else torch.cuda.current_device()
     if index >= count:
-        raise ModelLoadError(f"device {device} was requested; CUDA devices here: {count}")
+        raise ModelLoadError(
+            f"device {device} does not exist: PyTorch finds {count} CUDA device(s) here"
+        )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 

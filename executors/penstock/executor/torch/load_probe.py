@@ -140,6 +140,10 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
         past=counted.attention.seen,
     )
     expected = counted.logits(0)
+    if not bool(torch.isfinite(expected).all()):
+        raise UnsupportedModel(
+            f"{name}: logits of a test step are not finite: weights are not, or overflow in {dtype}"
+        )
     packed = (counted.logits(2), mixed.logits(4))
     if any(differ(expected, logits) for logits in packed):
         has_positions = "position_ids" in parameters

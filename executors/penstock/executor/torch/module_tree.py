@@ -4,7 +4,7 @@ The tree of Llama, which Qwen2, Qwen3, Mistral and many others share: per layer 
 grouped-query attention with rotary embeddings (optional biases, norms of query and key, a sliding
 window), a norm, and a gated SiLU. Nothing depends on a model's name; a parameter without a place in
 this tree refuses it. What the tree cannot show (a multiplier in the forward code) is found by
-comparing logits after loading.
+`structure_check`.
 """
 
 from collections.abc import Iterable

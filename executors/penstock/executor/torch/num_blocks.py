@@ -18,9 +18,12 @@ def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int
     if config.num_blocks is not None:
         name, num_blocks = "num_blocks", config.num_blocks
     else:
-        name, num_blocks = "kv_cache_bytes", config.host_cache_bytes // bytes_each
+        name, num_blocks = "kv_cache_mib", config.host_cache_bytes // bytes_each
         if num_blocks < 1:
-            raise ValueError(f"kv_cache_bytes must hold a block of {bytes_each} bytes")
+            given = f"{config.host_cache_bytes / _MIB:g}"
+            raise ValueError(
+                f"kv_cache_mib must hold a block of {bytes_each} bytes, not {given} MiB"
+            )
         num_blocks = _usable_blocks(
             config, num_blocks, bytes_each=bytes_each, max_seq_len=max_seq_len
         )
@@ -71,7 +74,7 @@ def size_setting(config: ExecutorConfig) -> str:
     """The setting that decides how much of a device's memory the pages take."""
     if config.num_blocks is not None:
         return "num_blocks"
-    return "kv_memory_fraction" if config.kv_cache_bytes is None else "kv_cache_bytes"
+    return "kv_memory_fraction" if config.kv_cache_bytes is None else "kv_cache_mib"
 
 
 def _usable_blocks(

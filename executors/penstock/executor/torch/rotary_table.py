@@ -15,12 +15,18 @@ class RotaryTable:
 
 
 @torch.inference_mode()
-def make_rotary_table(
-    inverse_frequencies: Tensor, scaling: float, *, num_positions: int, device: torch.device
-) -> RotaryTable:
+def rotary_of(positions: Tensor, inverse_frequencies: Tensor, scaling: float) -> RotaryTable:
     """Angles in float32 as transformers computes them, without its rounding to half precision."""
-    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
-    angles = torch.outer(positions, inverse_frequencies.to(device=device, dtype=torch.float32))
+    frequencies = inverse_frequencies.to(device=positions.device, dtype=torch.float32)
+    angles = torch.outer(positions.float(), frequencies)
     return RotaryTable(
         cosines=(angles.cos() * scaling).contiguous(), sines=(angles.sin() * scaling).contiguous()
     )
+
+
+def make_rotary_table(
+    inverse_frequencies: Tensor, scaling: float, *, num_positions: int, device: torch.device
+) -> RotaryTable:
+    """All positions below `num_positions`."""
+    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+    return rotary_of(positions, inverse_frequencies, scaling)

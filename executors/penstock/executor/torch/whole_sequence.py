@@ -1,7 +1,6 @@
-"""The logits of the model's own modules for a short sequence: the reference of the fused step.
+"""The logits of the model's own modules for a short sequence: what rounding does to them.
 
-Owns the plainest attention, over a whole sequence in float32, and the tolerance for other
-computations of the sequence.
+Owns the plainest attention, over a whole sequence in float32.
 """
 
 import torch
@@ -12,13 +11,8 @@ from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import NotFused
 from penstock.executor.torch.paged_attention import Scoring
 
-MAX_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
-"""Relative error of logits against the modules' own. Two correct ways to compute a deep model in
-half precision differ by up to 0.07 on random weights; a missing factor gives ten times that.
-"""
 
-
-class _WholeSequence:
+class WholeSequence:
     """Attends within the packed sequence alone."""
 
     def run_layer(
@@ -56,9 +50,9 @@ def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
     return tokens
 
 
-def reference_logits(model: LoadedModel, embedding: Tensor, num_tokens: int) -> Tensor:
-    """float32 [num_tokens, vocabulary] of `trial_tokens`."""
-    attach_runner(model.module, _WholeSequence())
-    ids = trial_tokens(embedding, num_tokens).to(model.device)
-    positions = torch.arange(num_tokens, device=model.device)
+def module_logits(model: LoadedModel, ids: Tensor) -> Tensor:
+    """float32 [len(ids), vocabulary] of one sequence."""
+    attach_runner(model.module, WholeSequence())
+    ids = ids.to(model.device)
+    positions = torch.arange(len(ids), device=model.device)
     return model.logits(ids[None], positions[None], positions).float()

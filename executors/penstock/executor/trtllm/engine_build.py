@@ -102,7 +102,7 @@ def build_engine(
     """
     folder = recognise(model)
     if folder.kind is ModelKind.UNKNOWN:
-        raise BadBuild(f"model: {folder.explanation}")
+        raise BadBuild(f"--model: {folder.explanation}")
     if folder.kind is not ModelKind.CHECKPOINT:
         # One sentence for people; the path is what scripts serve.
         return Built(path=model, is_new=False, explanation=_nothing_to_build(folder))

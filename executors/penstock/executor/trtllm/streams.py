@@ -78,7 +78,7 @@ class Streams:
     def carry_out(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
-        """One step's commands: aborts first, since they free resources."""
+        """Send one step's commands to the engine: aborts first, since they free resources."""
         try:
             for submitted in aborts:
                 self._abort(submitted)

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
-from penstock.server.cli.connection import UsageError, describe_error, run_reporting
+from penstock.server.cli.connection import UsageError, describe_error, run_reporting, with_flags
 from penstock.server.cli.connection_options import connect
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import summary_line, write_text
@@ -115,7 +115,7 @@ def _answer(client: "SyncClient", messages: "list[ChatMessage]", args: argparse.
     try:
         events = client.chat(messages, deadline_s=args.deadline, **options_of(args))
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(with_flags(str(error))) from error
     pieces: list[str] = []
     with closing(events):
         try:

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from penstock.server.cli.command import ExitCode
 
@@ -28,17 +27,9 @@ OPERATIONS_VARIABLE = "PENSTOCK_OPERATIONS"
 OPERATIONS_PORT_VARIABLE = "PENSTOCK_OPERATIONS_PORT"
 
 
-# By gRPC's words, where the failure did not come from a service.
-_HINTS = {
-    "Connection refused": "no service at {address}: is `penstock serve` running?",
-    "No such file or directory": "no service at {address}: is `penstock serve` running?",
-    "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
-    "Method not found": "wrong port: `penstock top` needs the operations port, the other commands"
-    " the main port",
-    "handshake failed": "only one side uses TLS, or the certificate is not trusted",
-    "Domain name not found": "no such host",
-}
-_ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
+_FIELD = re.compile(r"\b[a-z_]+\.(?:[a-z_]+\.)*([a-z_]+)(?:\[\d+\])?: ")
+_FLAGS = {"num_outputs": "n", "stop_strings": "stop", "total_timeout": "deadline"}
+"""Flags of fields that have another name."""
 
 
 class UsageError(Exception):
@@ -150,6 +141,9 @@ def _report(command: str, error: BaseException) -> int:
             line, code = describe_error(error), exit_code_of(error)
         case KeyboardInterrupt():
             line, code = "interrupted", ExitCode.INTERRUPTED
+        case OSError(filename=str() | Path() as name):
+            _discard_output()
+            line, code = f"{as_typed(str(name))}: {error.strerror}", ExitCode.INPUT_OUTPUT
         case OSError():
             _discard_output()
             line, code = f"input or output failed: {error}", ExitCode.INPUT_OUTPUT
@@ -169,16 +163,27 @@ def _type_and_place(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
+def as_typed(value: str) -> str:
+    """A value of the command line with the flag before it; the value alone where it has none."""
+    for flag, word in zip(sys.argv, sys.argv[1:], strict=False):
+        if word == value and flag.startswith("--"):
+            return f"{flag} {value}"
+    return value
+
+
 def describe_error(error: "PenstockError") -> str:
-    """The error in one line; if no service returned it, the line starts with what to check."""
-    line = str(error).replace("\n", " ")
-    # The service gives a reason for each failure.
-    hint = next((hint for words, hint in _HINTS.items() if words in line and not error.reason), "")
-    if not hint:
-        return line
-    found = _ADDRESS.search(line)
-    address = unquote(found[1]) if found else "the address"
-    return f"{hint.format(address=address)} ({line})"
+    """The error in one line, with flags in place of the fields that they set."""
+    return with_flags(str(error).replace("\n", " "))
+
+
+def with_flags(line: str) -> str:
+    """The message with the flags of the command line in place of the fields that they set."""
+
+    def flag_of(found: re.Match[str]) -> str:
+        name = _FLAGS.get(found[1], found[1]).replace("_", "-")
+        return f"--{name} " if f"--{name}" in sys.argv else found[0]
+
+    return _FIELD.sub(flag_of, line)
 
 
 def exit_code_of(error: "PenstockError") -> ExitCode:

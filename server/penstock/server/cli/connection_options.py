@@ -78,11 +78,12 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--server-name requires --tls or --ca")
     try:
         tls = TlsConfig(ca=args.ca, cert=args.cert, key=args.key) if is_tls else None
-    except ValueError as error:
-        raise UsageError(f"--{error}") from error
-    for path in (args.ca, args.cert, args.key):
-        if path is not None and not path.is_file():
-            raise UsageError(f"{path} is no file")
+    except ValueError:
+        given, lacking = ("cert", "key") if args.key is None else ("key", "cert")
+        raise UsageError(f"--{given} requires --{lacking}") from None
+    for name in ("ca", "cert", "key"):
+        if (path := getattr(args, name)) is not None:
+            _check_pem(name, path)
     if args.token_file is not None:
         _token_reader(args.token_file)
     return {"tls": tls, "server_name": args.server_name, "token_file": args.token_file}
@@ -96,7 +97,8 @@ def connect(args: argparse.Namespace) -> "SyncClient":
     try:
         return SyncClient(args.address, channel=channel, **options)
     except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from error
+        line = str(error)
+        raise UsageError(f"--{line}" if line.startswith("address:") else line) from error
 
 
 def bare_channel(
@@ -142,6 +144,18 @@ def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, t
     )
 
 
+def _check_pem(name: str, path: Path) -> None:
+    """Raises UsageError where gRPC would only report that no connection came to be."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--{name}: {path} cannot be read: {error.strerror}") from None
+    what = b"PRIVATE KEY-----" if name == "key" else b"-----BEGIN CERTIFICATE-----"
+    if what not in data:
+        wanted = "private key" if name == "key" else "certificate"
+        raise UsageError(f"--{name}: {path} holds no {wanted} in PEM form")
+
+
 def _token_reader(path: Path) -> Callable[[], str]:
     from penstock.client.credentials import token_from
 
@@ -150,8 +164,10 @@ def _token_reader(path: Path) -> Callable[[], str]:
     def read() -> str:
         try:
             return reader()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--token-file: {error}") from None
+        except OSError as error:
+            raise UsageError(f"--token-file: {path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"--token-file {path}: {error}") from None
 
     read()
     return read

@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
-from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.server.cli.connection import UsageError, run_reporting, with_flags
 from penstock.server.cli.connection_options import connect
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import event_json, summary_line, write_text
@@ -56,7 +56,7 @@ def _generate(args: argparse.Namespace) -> int:
         try:
             events = client.generate(prompt, deadline_s=args.deadline, **options)
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(with_flags(str(error))) from error
         with closing(events):
             if args.json:
                 _print_json(events)

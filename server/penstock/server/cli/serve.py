@@ -22,7 +22,7 @@ import argparse
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +72,15 @@ def _add_flags(parser: Parser) -> None:
     add_flags(parser, SETTINGS, GROUPS)
 
 
+def report_start(words: Sequence[str]) -> None:
+    """On a terminal, print that the service starts, before imports that may take seconds."""
+    if sys.stdout.isatty() and not {"-h", "--help"} & set(words):
+        _print([f"Penstock {version_of('penstock') or ''} is starting ..."])
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until requested to stop; the exit code."""
-    from penstock.server.observe.logs import configure_logging
+    from penstock.server.observe.logs import IN_BANNER, configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
     from penstock.server.settings.json_values import did_you_mean
     from penstock.server.settings.sources import BadSetting
@@ -88,8 +94,10 @@ def run(args: argparse.Namespace) -> int:
             form=sources.value("log_format"),
             has_foreign_text=sources.value("log_foreign_text"),
         )
+        log = logging.getLogger(__name__)
+        # The next line follows after imports, which may take seconds.
+        log.info("penstock %s is starting", version_of("penstock") or "", extra=IN_BANNER)
         for variable in unknown_variables(os.environ):
-            log = logging.getLogger(__name__)
             likely = did_you_mean(variable, _variables())
             log.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
         config = build_config(sources)
@@ -218,7 +226,8 @@ def _writable_folder(sources: "Sources", name: str) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{sources.spell(name)}: {error}") from error
+        why = "it is no folder" if path.exists() else error.strerror
+        raise ValueError(f"{sources.spell(name)}: {path} cannot be created: {why}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"{sources.spell(name)}: {path} cannot be written to")
     return path
@@ -229,6 +238,7 @@ def _by_flags(message: str) -> str:
     from penstock.server.config import SETTINGS
 
     flags = {item.path.rpartition(".")[2]: f"--{item.flag}" for item in SETTINGS}
+    flags |= {item.name: f"--{item.flag}" for item in SETTINGS}
     return re.sub(
         r"(?<![\w.'\"/-])[a-z]+(_[a-z]+)+(?![\w./'\"-])",
         lambda match: flags.get(match[0], match[0]),
@@ -244,13 +254,12 @@ def _cannot_start(reason: str) -> int:
 
 
 def prepare_terminal(config: "ServerConfig") -> None:
-    """On a terminal, print that the service starts, and drop log lines that repeat the banner."""
+    """On a terminal, print what is loaded, and drop log lines that repeat the banner."""
     if not sys.stdout.isatty():
         return
     if sys.stderr.isatty():
         leave_out_banner_lines()
-    version = version_of("penstock") or "(version unknown)"
-    _print([f"Penstock {version}: starting with {printable(str(config.model_path))} ..."])
+    _print([f"Loading {printable(str(config.model_path))} ..."])
 
 
 def announce(ready: "ServiceReady") -> None:

@@ -16,6 +16,7 @@ from penstock.executor.device_defaults import device_defaults
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
+from penstock.scheduler.setting import SettingError
 from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.observe.logs.limits import ALWAYS
 from penstock.server.security.security import Security, check_exposure, is_loopback
@@ -90,11 +91,16 @@ def check_security(config: "ServerConfig") -> None:
     try:
         opened = Security(security, is_behind_proxy=is_behind_proxy)
     except OSError as error:
-        raise ValueError(str(error)) from error
+        path = error.filename
+        what = f"{path} cannot be read: {error.strerror}"
+        for name in ("policy_file", "tls_cert", "tls_key", "tls_client_ca"):
+            if str(getattr(security, name)) == str(path):
+                raise SettingError(f"{{}}: {what}", name) from error
+        raise ValueError(what) from error
     if opened.authenticator is not None and not security.has_tls and not is_loopback(config.host):
         _log.warning(
-            "tokens cross the network in plain text: set tls-cert and tls-key, or terminate TLS in"
-            " front of %s",
+            "tokens cross the network in plain text: set --tls-cert and --tls-key, or terminate TLS"
+            " in front of %s",
             config.host,
             extra=ALWAYS,
         )

@@ -125,7 +125,10 @@ def refuse_feature(feature: str, path: str = "") -> RequestError:
     return RequestError(
         Refusal(
             reason=ErrorReason.FEATURE_UNSUPPORTED,
-            message=f"not supported here: {feature}",
+            message=(
+                f"{f'{path}: ' if path else ''}{feature} is not supported by this service;"
+                " GetModel (penstock models --json) lists what is"
+            ),
             metadata=metadata,
         )
     )

@@ -32,7 +32,7 @@ class TokenInput:
 
     @property
     def num_tokens(self) -> int:
-        """How many they are."""
+        """Number of token ids."""
         return len(self.ids)
 
     def read(self) -> NDArray[np.int32]:

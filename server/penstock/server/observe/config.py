@@ -5,6 +5,7 @@ Raises SettingError naming the field.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.scheduler.setting import SettingError, check, setting
 
@@ -60,12 +61,23 @@ class TracingConfig:
     has_next_rpc_keys: bool = False
 
     def __post_init__(self) -> None:
-        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(_SCHEMES):
-            raise SettingError(
-                f"{{}} must begin with http:// or https://, not {self.otlp_endpoint!r}",
-                "otlp_endpoint",
-            )
+        if self.otlp_endpoint is not None:
+            _check_url(self.otlp_endpoint)
         check(self)
+
+
+def _check_url(url: str) -> None:
+    """Raises SettingError."""
+    wanted = "must begin with http:// or https://"
+    if url.startswith(_SCHEMES):
+        wanted = "must have a host, and a port from 1 to 65535 where it has one"
+        try:
+            parts = urlsplit(url)
+            if parts.hostname and parts.port != 0:
+                return
+        except ValueError:
+            pass
+    raise SettingError(f"{{}} {wanted}, not {url!r}", "otlp_endpoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,10 @@ _BACKLOG = 64
 
 
 class ObserverSupervision:
-    """`spawn_context` is called at each start; `start` starts a child so that it does not count as
-    an orphan; `on_message` gets the observer's messages.
+    """Restarts the observer process when it ends.
+
+    `surroundings` returns the resources of each start; `start` registers the child with the
+    supervisor; `on_message` receives the observer's messages.
     """
 
     def __init__(

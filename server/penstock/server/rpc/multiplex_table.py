@@ -89,7 +89,7 @@ class MultiplexedRequest:
 
     @property
     def request_id(self) -> str:
-        """Its id."""
+        """The request's id."""
         return self.account.request_id
 
     def live(self, request: LiveRequest, front: Front) -> None:

@@ -100,7 +100,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         code=_C.UNAVAILABLE, message="the engine is not available", is_retryable=True
     ),
     ErrorReason.FEATURE_UNSUPPORTED: StatusRule(
-        code=_C.UNIMPLEMENTED, message="not supported here"
+        code=_C.UNIMPLEMENTED, message="not supported by this service"
     ),
     ErrorReason.EXECUTOR_REQUEST_FAILED: StatusRule(
         code=_C.INTERNAL, message="the executor failed on this request"

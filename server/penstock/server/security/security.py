@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
+from penstock.scheduler.setting import SettingError
 from penstock.server.security.authenticator import Authenticator
 from penstock.server.security.config import SecurityConfig
 from penstock.server.security.policy import TenantPolicy
@@ -20,7 +21,6 @@ from penstock.server.security.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
 POLL_S = 1.0
-FLAG = "allow-anonymous-network"
 
 
 class Security:
@@ -108,7 +108,7 @@ def check_exposure(
     metrics_host: str | None,
     is_behind_proxy: bool,
 ) -> None:
-    """Raise ValueError where unauthenticated callers could reach a port without an explicit
+    """Raise SettingError where unauthenticated callers could reach a port without an explicit
     setting.
 
     A host that is None is a port that does not exist. A tenant that a proxy names proves nothing; a
@@ -118,12 +118,27 @@ def check_exposure(
         return
     if config.policy_file is not None and not is_behind_proxy:
         return
-    ports = {"metrics-port": metrics_host}
+    hosts = [("operations_host", metrics_host, "the metrics port")]
     if config.tls_client_ca is None:
-        ports = {"port": host, "operations-port": operations_host, **ports}
-    for port, address in ports.items():
+        hosts = [
+            ("host", host, "the service"),
+            ("operations_host", operations_host, "the operations port"),
+            *hosts,
+        ]
+    for name, address, port in hosts:
         if address is not None and not is_loopback(address):
-            raise ValueError(
-                f"{port}: {address} is reachable from the network without credentials: set"
-                f" a policy-file with credentials, or set {FLAG} to on if that is intended"
+            if not _is_known(address):
+                raise SettingError(f"{{}}: there is no host {address!r}", name)
+            raise SettingError(
+                f"{{}} {address} is reachable from the network without credentials ({port}): set"
+                " {} to a file with credentials, or {} to on if that is intended",
+                *(name, "policy_file", "allow_anonymous_network"),
             )
+
+
+def _is_known(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return True

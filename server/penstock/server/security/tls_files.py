@@ -110,7 +110,9 @@ def _no_password() -> str:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or "cannot be read").lower().replace("_", " ")
+    if not error.reason:
+        return "no valid certificate and key in PEM form"
+    return error.reason.lower().replace("_", " ")
 
 
 class HttpsContext:

@@ -137,7 +137,8 @@ def _read_text(path: Path) -> str:
             raise ModelFilesError(f"{path}: larger than {_MAX_FILE_BYTES} bytes")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ModelFilesError(f"{path}: the file is missing") from error
+        hint = "; --tokenizer names a folder that has it" if path.name == "tokenizer.json" else ""
+        raise ModelFilesError(f"{path}: the file is missing{hint}") from error
     except UnicodeDecodeError as error:
         raise ModelFilesError(f"{path}: not UTF-8") from error
     except OSError as error:

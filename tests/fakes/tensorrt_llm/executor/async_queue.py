@@ -1,6 +1,7 @@
 """The queue between the engine's side and one consumer.
 
-The hazard in it: whoever fills many queues wakes one loop, and sets every queue's event from there.
+The hazard in it: a caller that fills many queues wakes one loop, and sets every queue's event from
+there.
 """
 
 from __future__ import annotations

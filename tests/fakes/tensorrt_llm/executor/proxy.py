@@ -59,7 +59,7 @@ class GenerationExecutorProxy:
 
     @property
     def num_unread_stats(self) -> int:
-        """Statistics that nobody has read."""
+        """Statistics that no client has read."""
         if self._stats is None:
             return 0
         waiting = self._stats.queue
@@ -89,7 +89,7 @@ class GenerationExecutorProxy:
         return result
 
     def abort_request(self, request_id: int) -> None:
-        """Ask the engine to end a request; of one it does not know nothing is heard."""
+        """Ask the engine to end a request; of one it does not know nothing is received."""
         self.aborted.append(request_id)
         self.engine.put(request_id)
 

@@ -104,7 +104,7 @@ class RequestOutput:
         self._slip_token = executor.slip_token
 
     def abort(self) -> None:
-        """Ask for the end and return; wakes nobody."""
+        """Ask for the end and return; wakes no client."""
         executor = self._executor()
         assert executor is not None, "The executor is not set for this result."
         executor.abort_request(self.request_id)
@@ -193,7 +193,7 @@ class RequestOutput:
                 break
 
     def _write_text(self, output: CompletionOutput) -> None:
-        """Text of all tokens, cut at a stop string; the engine is not told of such an end."""
+        """Text of all tokens, cut at a stop string; the engine is not reported of such an end."""
         assert self._tokenizer is not None
         output.text = self._tokenizer.decode(output.token_ids)
         stops = self._params.stop

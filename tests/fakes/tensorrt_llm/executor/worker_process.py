@@ -1,7 +1,7 @@
 """A process of the engine's own, as MPI starts one: it does nothing but live.
 
-It outlives a parent that dies without a word, which is what real workers may do, though not for
-ever. When it dies first, the engine is told.
+It outlives a parent that dies silently, which is what real workers may do, though not for
+ever. When it dies first, the engine is reported.
 """
 
 from __future__ import annotations

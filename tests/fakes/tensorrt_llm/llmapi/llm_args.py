@@ -156,7 +156,7 @@ def _nested(kind: type[ModelT], value: Any) -> ModelT:
 
 
 class TrtLlmArgs(TorchLlmArgs):
-    """Arguments of the TensorRT backend: of its own fields only some, from memory."""
+    """Arguments of the TensorRT backend: only some of its fields, from memory."""
 
     backend: str | None = None
     build_config: Any = None

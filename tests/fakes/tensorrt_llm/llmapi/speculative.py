@@ -72,7 +72,7 @@ class MTPDecodingConfig(DecodingBaseConfig):
 
 
 class NGramDecodingConfig(DecodingBaseConfig):
-    """Drafts from what was said before. The default never finds a match."""
+    """Drafts from what was stated before. The default never finds a match."""
 
     max_matching_ngram_size: int = 0
     is_keep_all: bool = True

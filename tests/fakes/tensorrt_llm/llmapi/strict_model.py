@@ -21,7 +21,7 @@ class FieldInfo:
     default_factory: Callable[[], Any] | None
 
     def get_default(self) -> Any:
-        """The value of a field that nobody gave."""
+        """The value of a field that no client gave."""
         return self.default_factory() if self.default_factory is not None else self.default
 
 

@@ -1,4 +1,4 @@
-"""Whatever a gateway sends: a request of ours, or a refusal that names a field of its own."""
+"""Whatever a gateway sends: a request of ours, or a refusal that names a separate field."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ params = st.fixed_dictionaries(
 
 
 def refusal_of(take: Callable[[], object]) -> Refusal | None:
-    """What is said of it; None where it is taken."""
+    """What is stated of it; None where it is taken."""
     try:
         take()
     except RequestError as error:

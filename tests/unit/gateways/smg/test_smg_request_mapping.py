@@ -51,7 +51,7 @@ def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_no_field_of_the_contract_is_forgotten() -> None:
-    """A newer release that adds one fails here before anybody's option is ignored."""
+    """A newer release that adds one fails here before any client's option is ignored."""
     known = MAPPED_FIELDS | UNFELT_FIELDS | REFUSED_FIELDS.keys()
 
     assert set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) == known

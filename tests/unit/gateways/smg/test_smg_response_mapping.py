@@ -1,4 +1,4 @@
-"""Our events as a gateway's messages: what is new in chunks, a last word for each output."""
+"""Our events as a gateway's messages: what is new in chunks, a final message for each output."""
 
 from __future__ import annotations
 

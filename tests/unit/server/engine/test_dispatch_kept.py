@@ -1,4 +1,4 @@
-"""Kept requests that are submitted again: none runs twice, and none for nobody."""
+"""Kept requests that are submitted again: none runs twice, and none for no client."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_one_that_nobody_reads_and_that_finds_no_room_does_not_run() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """The keys that the front is told to let go of."""
+    """The keys that the front is reported to let go of."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

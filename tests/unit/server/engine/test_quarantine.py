@@ -1,4 +1,4 @@
-"""Suspects come back one at a time, the poison never, and nobody else waits for them."""
+"""Suspects come back one at a time, the poison never, and no client else waits for them."""
 
 from __future__ import annotations
 

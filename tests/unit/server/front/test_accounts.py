@@ -1,4 +1,4 @@
-"""Accounts: one record each, with the engine's last word where it comes in time."""
+"""Accounts: one record each, with the engine's final message where it comes in time."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ async def test_engine_that_goes_at_submission_leaves_nothing_behind(
     gate = Gate(monkeypatch, text)
     opening = asyncio.ensure_future(front.open(GENERATION, now()))
     await gate.entered.wait()
-    port.is_up = False  # gone, but the front has not heard of it yet
+    port.is_up = False  # gone, but the front has not received of it yet
     gate.open.set()
     with pytest.raises(RequestError) as caught:
         await opening

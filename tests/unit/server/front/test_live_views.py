@@ -1,4 +1,4 @@
-"""What a front tells of the requests that live on it."""
+"""What a front reports of the requests that live on it."""
 
 from __future__ import annotations
 

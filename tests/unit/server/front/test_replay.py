@@ -1,4 +1,4 @@
-"""What the next engine is given of requests that lost theirs, and what clients hear of it."""
+"""What the next engine is given of requests that lost theirs, and what clients receive of it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_nothing_that_came_nothing_in_the_prompt(text: ModelText) -> None:
     [again] = await site.replace_engine()
     assert again.prompt_ids.tolist() == list(PROMPT)
     assert (again.num_replayed, again.num_replays) == (0, 1)
-    # Its client is told at once that it is in: it will not be refused any more.
+    # Its client is reported at once that it is in: it will not be refused any more.
     assert isinstance((await request.stream.take())[0], Accepted)
     assert first.key == again.key
 
@@ -259,7 +259,7 @@ async def test_a_prompt_in_preparation_waits_for_the_next_engine(
     go_on.set()
     request = await opening
     assert len(site.front.replays) == 1
-    # Another one, with other blocks: hashed anew.
+    # Another one, with other blocks: hashed again.
     site.port.info = replace(INFO, block_size=8)
     site.come_up()
     [spec] = await site.port.next_submission()
@@ -277,7 +277,7 @@ async def test_an_engine_that_was_never_gone_gets_new_keys(text: ModelText) -> N
     site.port.come_up(site.epoch)
     [again] = await site.port.next_submission()
     assert again.key != first.key
-    # Its word on what was cut off with the connection concerns nobody.
+    # Its word on what was cut off with the connection concerns no client.
     site.port.finish(first.key, FinishReason.CANCELLED)
     site.tokens((again.key, B))
     site.port.finish(again.key)

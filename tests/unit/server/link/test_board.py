@@ -1,4 +1,5 @@
-"""The engine's board and the fronts' beats: what is written is what is read, whoever is dead."""
+"""The engine's board and the fronts' beats: what is written is what is read, a caller that is
+dead."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ def test_every_front_beats_in_its_own_row() -> None:
     one.beat()
     two.beat()
     assert (view.num_beats(0, 7), view.num_beats(1, 8)) == (2, 1)
-    # Whoever had the row before is not taken for who has it now.
+    # A caller that had the row before is not taken for who has it now.
     assert view.num_beats(0, 6) == 0
     for closing in (view, one, two):
         closing.close()

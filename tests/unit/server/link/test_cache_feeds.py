@@ -158,7 +158,7 @@ def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> N
 
 
 class Line:
-    """What a desk has sent; `is_cut`: the engine cannot be told."""
+    """What a desk has sent; `is_cut`: the engine cannot be reported."""
 
     def __init__(self) -> None:
         self.sent: list[Follow | Unfollow] = []
@@ -178,7 +178,7 @@ def test_a_desk_asks_every_engine_again_and_tells_of_losses() -> None:
     line, heard = Line(), list[CacheUpdate | None]()
     desk = CacheSubscriber(line.write)
     stop = desk.follow(SALT, heard.append)
-    assert line.sent == []  # nobody is there yet
+    assert line.sent == []  # no client is there yet
 
     desk.on_hello(engine(publishes_cache=True))
     assert line.sent == [Follow(ticket=0, salt=SALT)]

@@ -210,7 +210,7 @@ async def test_records_for_nobody_are_dropped_and_counted(
     async with exporter(path) as box:
         peer = await observer.accept()
         assert await peer.next() == HELLO
-        # Given up: nobody listens any more.
+        # Given up: no client listens any more.
         observer.listener.close()
         peer.socket.close()
         num_offered = 0

@@ -1,4 +1,4 @@
-"""Where fronts tell the observer what happens, over real sockets; and who listens there."""
+"""Where fronts report the observer what happens, over real sockets; and who listens there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PATIENCE_S = 60.0
 
 
 class Heard(ServiceListener):
-    """A listener that keeps what it hears."""
+    """A listener that keeps what it receives."""
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
@@ -256,7 +256,7 @@ def test_steps_are_read_and_a_recorder_that_cannot_be_is_no_end() -> None:
     flown.step()
     flown.step()
     source.read()
-    source.read()  # nothing new: nobody is told
+    source.read()  # nothing new: no client is reported
     next_generation = (4).to_bytes(8, "little")
     os.pwrite(flown.fd, b"?", FACTS_OFFSET)
     os.pwrite(flown.fd, next_generation, GENERATION_OFFSET)

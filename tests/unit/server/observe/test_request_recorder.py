@@ -1,4 +1,4 @@
-"""What ended is counted, whoever listens."""
+"""What ended is counted, a caller that listens."""
 
 from __future__ import annotations
 

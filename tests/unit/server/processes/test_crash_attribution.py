@@ -1,4 +1,4 @@
-"""Who is suspected after an engine's death, who is tried by the next, and who is convicted."""
+"""Who is suspected after an engine's death, which is tried by the next, and who is convicted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_kill_from_outside_counts_from_the_second_on() -> None:
 
 
 def test_whoever_is_on_trial_when_it_breaks_down_again_is_the_poison() -> None:
-    # Others ran beside it: they are tried next.
+    # Others ran next to it: they are tried next.
     assert judged(own(1, 2), own(2, 7, on_trial=(2,))) == ({1, 7}, {2})
 
 
@@ -96,7 +96,7 @@ def test_the_only_one_in_hand_twice_is_the_poison() -> None:
 
 
 def test_kills_from_outside_convict_only_whom_they_hit_on_trial_twice() -> None:
-    # An operator who kills an engine again and again loses nobody's request.
+    # An operator who kills an engine again and again loses no client's request.
     assert judged(*[from_outside(4)] * 6) == ({4}, set())
     once = (from_outside(4), from_outside(4), from_outside(4, on_trial=(4,)))
     assert judged(*once) == ({4}, set())

@@ -1,4 +1,4 @@
-"""Who is ended, how and for how long, told by a process table that is made up."""
+"""Who is ended, how and for how long, reported by a process table that is made up."""
 
 import asyncio
 import logging

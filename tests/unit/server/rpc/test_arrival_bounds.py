@@ -24,7 +24,8 @@ PATIENCE_S = 60.0
 
 
 class Wire:
-    """A context: its messages come, then nothing more. Whoever writes to it waits for ever."""
+    """A context: its messages come, then nothing more. A caller that writes to it waits for
+    ever."""
 
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)

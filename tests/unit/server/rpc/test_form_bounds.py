@@ -1,4 +1,5 @@
-"""What a form may ask of its compiler, and what may not stand beside it: refused with its field."""
+"""What a form may ask of its compiler, and what may not stand next to it: refused with its
+field."""
 
 from __future__ import annotations
 

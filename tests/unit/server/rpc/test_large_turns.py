@@ -28,7 +28,7 @@ class House:
 
 
 async def iterate() -> None:
-    """Let everything go on that does not wait for a clock."""
+    """Let everything continue that does not wait for a clock."""
     for _ in range(NUM_ITERATIONS):
         await asyncio.sleep(0)
 

@@ -230,7 +230,7 @@ async def test_cancel_in_the_same_breath_as_the_submit(text: ModelText) -> None:
         call.wire.send(submit(1, edit=lambda m: setattr(m.sampling, "num_outputs", 2)), cancel(1))
         await call.settle()
         await call.settle()
-        # Whether the engine was told yet depends on the tokenizer's thread.
+        # Whether the engine was reported yet depends on the tokenizer's thread.
         for keys, _ in call.port.cancelled:
             call.port.say(ends=[finished(key, FinishReason.CANCELLED) for key in keys])
         await call.settle()

@@ -12,7 +12,7 @@ MAX_NUM, MAX_PER_CALLER, HURRIED_S = 4, 2, 10.0
 
 
 class FakeDeadline:
-    """When the time is up, as far as it was said."""
+    """When the time is up, as far as it was stated."""
 
     def __init__(self) -> None:
         self.at_s: float | None = None
@@ -121,7 +121,7 @@ async def test_who_leaves_the_queue_takes_nothing_along() -> None:
     assert house.slots.num_held == MAX_NUM
     late = await house.waiting("c")
     house.slots.give_back(slots[1])
-    # It was given the slot, and left before it knew.
+    # It was given the slot, and left before it had.
     late.cancel()
     await asyncio.wait([gone, late])
     assert house.slots.num_held == MAX_NUM - 1

@@ -1,4 +1,4 @@
-"""What a record tells of what its message asked for."""
+"""What a record reports of what its message asked for."""
 
 from __future__ import annotations
 

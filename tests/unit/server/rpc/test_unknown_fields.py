@@ -1,4 +1,4 @@
-"""What a request has that nobody knows is counted, and no more than a bounded amount of it."""
+"""What a request has that no client knows is counted, and no more than a bounded amount of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told about single values that are off."""
+"""What is reported about single values that are off."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.server.rpc.mapping_in.violations import Violations
 @pytest.mark.parametrize(
     ("seconds", "nanos", "told"),
     [
-        (0, 0, "must be a positive duration"),
-        (0, -1, "must be a positive duration"),
-        (-1, 10**9 - 1, "must be a positive duration"),
-        (1, -1, "nanos must be from 0 to 999999999"),
-        (1, 10**9, "nanos must be from 0 to 999999999"),
-        (3600, 1000, "must be at most 3600 seconds"),
-        (2**63 - 1, 0, "must be at most 3600 seconds"),
+        (0, 0, "must be a positive duration, not 0 seconds"),
+        (0, -1, "must be a positive duration, not -1e-09 seconds"),
+        (-1, 10**9 - 1, "must be a positive duration, not -1e-09 seconds"),
+        (1, -1, "nanos must be from 0 to 999999999, not -1"),
+        (1, 10**9, "nanos must be from 0 to 999999999, not 1000000000"),
+        (3600, 1000, "must be at most 3600 seconds, not 3600.000001"),
+        (2**63 - 1, 0, "must be at most 3600 seconds, not 9.22337203685478e+18"),
     ],
 )
 def test_it_is_told_what_is_wrong_with_a_duration(seconds: int, nanos: int, told: str) -> None:

@@ -1,4 +1,4 @@
-"""Who a caller is by what it shows, and that doubt means nobody."""
+"""Who a caller is by what it shows, and that doubt means no client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Nobody opens a service to a network by accident, and files that are off are told at the start."""
+"""No client opens a service to a network by accident, and files that are off are reported at the
+start."""
 
 from __future__ import annotations
 
@@ -53,11 +54,11 @@ def test_what_only_this_machine_reaches(host: str, is_local: bool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "door"),
     [
-        (("--host", "0.0.0.0"), "port: 0.0.0.0"),
-        (("--host", "::"), "port: ::"),
-        (("--operations-host", "0.0.0.0"), "operations-port: 0.0.0.0"),
-        (("--operations-host", "0.0.0.0", "--operations-port", "off"), "metrics-port: 0.0.0.0"),
-        (("--host", "0.0.0.0", "--tenant-metadata-key", "x-tenant"), "port: 0.0.0.0"),
+        (("--host", "0.0.0.0"), "--host 0.0.0.0 is"),
+        (("--host", "::"), "--host :: is"),
+        (("--operations-host", "0.0.0.0"), "--operations-host 0.0.0.0 is"),
+        (("--operations-host", "0.0.0.0", "--operations-port", "off"), "(the metrics port)"),
+        (("--host", "0.0.0.0", "--tenant-metadata-key", "x-tenant"), "(the service)"),
     ],
 )
 def test_strangers_are_let_in_on_purpose_only(arguments: tuple[str, ...], door: str) -> None:
@@ -91,7 +92,7 @@ def test_a_certificate_opens_the_ports_that_ask_for_one(premises: Premises) -> N
         *("--tls-client-ca", premises.clients.ca_file),
     )
     configured("--host", "0.0.0.0", *mutual)
-    with pytest.raises(BadSetting, match="metrics-port"):
+    with pytest.raises(BadSetting, match="the metrics port"):
         configured("--operations-host", "0.0.0.0", *mutual)
 
 

@@ -44,7 +44,7 @@ def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
 
 
 class Encoder:
-    """Costs what the sum says, and `surplus` more for every message."""
+    """Costs what the sum states, and `surplus` more for every message."""
 
     def __init__(self, surplus: int = 0) -> None:
         self.surplus = surplus
@@ -146,7 +146,7 @@ def test_a_cut_follows_from_the_dialogue_so_far(costs: list[int], room: int) -> 
 
 
 def cut_naively(sums: Sequence[int], may_start: Sequence[bool], room: int) -> int:
-    """What `cut` says, looked up from the beginning at every overflow."""
+    """What `cut` states, looked up from the beginning at every overflow."""
     start = 0
     for end in range(1, len(sums)):
         if sums[end] - sums[start] <= room:

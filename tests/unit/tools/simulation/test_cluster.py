@@ -1,4 +1,4 @@
-"""Several replicas: who serves what, how they add up, the same every time."""
+"""Several replicas: which serves what, how they add up, the same every time."""
 
 import dataclasses
 import json

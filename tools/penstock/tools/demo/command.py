@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
-    """Three clients, one of them in a hurry. Seeds make the demo the same every time."""
+    """Three clients, one of them with a short deadline. Seeds make the demo the same every time."""
     return (
         DemoRequest(
             name="menenius",

@@ -32,7 +32,7 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """It as a line."""
+        """The progress as one line."""
         minutes, rest_s = divmod(int(self.now_s), 60)
         speed = self.now_s / self.wall_s if self.wall_s else 0.0
         return (

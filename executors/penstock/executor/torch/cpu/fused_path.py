@@ -1,6 +1,6 @@
 """From a loaded model to the fused path on a CPU.
 
-Owns the order: recognise the module tree, join its weights, compare logits with the modules' own,
+Owns the order: recognise the module tree, prove it in float32, join its weights and compare logits,
 pack the weights and compare again. Raises NotFused as long as the eager path can serve the model.
 """
 
@@ -27,7 +27,8 @@ from penstock.executor.torch.resources import weight_bytes
 from penstock.executor.torch.serving_info import served_length
 from penstock.executor.torch.step_forward import ForwardPath
 from penstock.executor.torch.step_inputs import Ints
-from penstock.executor.torch.whole_sequence import MAX_ERROR, reference_logits, trial_tokens
+from penstock.executor.torch.trial_reference import make_reference
+from penstock.executor.torch.whole_sequence import trial_tokens
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 
@@ -35,10 +36,6 @@ _log = logging.getLogger(__name__)
 _NUM_TRIAL_TOKENS = 24
 _NUM_CHUNK_TOKENS = 18
 """More than a block of the usual size, and not a multiple of it."""
-MAX_INT8_ERROR = 0.3
-"""Relative error of logits against the modules' own, with 8-bit weights or pages. On a test model
-of random weights it reaches 0.1; a missing factor gives ten times that.
-"""
 
 
 class WeightsTaken(NotFused):
@@ -60,38 +57,36 @@ def fused_path(
         kernels = kernel_module.load()
         if not kernels.is_native:
             raise NotFused("its kernels are not compiled here")
-    expected = reference_logits(model, tree.embedding, _NUM_TRIAL_TOKENS)
+    reference = make_reference(model, tree, _NUM_TRIAL_TOKENS)
     num_weight_bytes = weight_bytes(model)
     num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
 
-    def error_of(fused: FusedModel, kv_dtype: torch.dtype) -> float:
-        found = _trial_logits(fused, kernels, model, config.block_size, kv_dtype)
-        return float((found.float() - expected).norm() / expected.norm())
+    def trial(fused: FusedModel, kv_dtype: torch.dtype) -> Tensor:
+        return _trial_logits(fused, kernels, model, config.block_size, kv_dtype)
 
     kv_dtype = page_dtype(config.kv_cache_dtype, model.dtype)
     is_int8 = config.quantization == "int8"
     try:
         joined = join_model(tree, num_positions=num_positions)
-        error = error_of(joined, model.dtype)
+        found = trial(joined, model.dtype)
     except (
         Exception
     ) as failure:  # a shape that a kernel does not support, or a build that lacks one
         raise NotFused(f"its kernels do not run here: {failure}") from failure
-    if not error <= MAX_ERROR[model.dtype]:
-        raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
+    if fault := reference.fault_of(found, model.dtype):
+        raise NotFused(fault)
     try:
         fused = pack_model(joined, tree, kernels, is_int8=is_int8)
-        error = error_of(fused, kv_dtype)
+        found = trial(fused, kv_dtype)
     except Exception as failure:
         raise WeightsTaken(f"its kernels do not run here: {failure}") from failure
-    is_exact = kv_dtype is model.dtype and not is_int8
-    if not error <= (MAX_ERROR[model.dtype] if is_exact else MAX_INT8_ERROR):
-        raise WeightsTaken(f"its logits differ from those of its modules by {error:.1e}")
+    if fault := reference.fault_of(found, torch.int8 if is_int8 else kv_dtype):
+        raise WeightsTaken(fault)
     _log.info(
-        "the fused path serves this model with %s kernels: its logits differ from the modules' by"
-        " at most %.1e",
+        "the fused path serves this model with %s kernels: its logits differ from the model's in"
+        " float32 by %.1e",
         kernels.instructions,
-        error,
+        reference.error_of(found),
     )
     if is_int8:
         num_weight_bytes = weight_bytes(model) + num_packed_bytes(fused)

@@ -1,12 +1,11 @@
 """From a loaded model to the executor over the fused step.
 
-Owns the order: recognise the module tree, join its weights, compare logits with the modules' own,
+Owns the order: recognise the module tree, prove it in float32, join its weights, compare logits,
 measure a step's memory, allocate the pages, capture. Raises NotFused as long as the eager path can
 still serve the model.
 """
 
 import logging
-import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,18 +27,17 @@ from penstock.executor.torch.cuda.trial_steps import (
     run_widest_step,
     trial_logits,
 )
-from penstock.executor.torch.errors import ModelLoadError
 from penstock.executor.torch.fused_weights import LayerWeights, fuse_weights
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import DecoderTree, NotFused, read_module_tree
 from penstock.executor.torch.num_blocks import num_device_blocks, size_setting
-from penstock.executor.torch.quantised_weights import quantise_layers
+from penstock.executor.torch.quantised_weights import FP8, quantise_layers
 from penstock.executor.torch.resources import weight_bytes
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 from penstock.executor.torch.serving_info import served_length, serving_info
-from penstock.executor.torch.whole_sequence import MAX_ERROR, reference_logits
+from penstock.executor.torch.trial_reference import TrialReference, make_reference
 
 _log = logging.getLogger(__name__)
 _MIN_SLOTS = 2
@@ -70,25 +68,20 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
     )
     max_seq_len = served_length(config, model)
     with queue.active():
-        expected = reference_logits(model, tree.embedding, NUM_TRIAL_TOKENS)
+        reference = make_reference(model, tree, NUM_TRIAL_TOKENS)
+        queue.release_memory()
         parts = _parts(tree, queue, num_positions=max(max_seq_len, NUM_TRIAL_TOKENS) + 1)
         try:
-            error, pages = _try(config, model, parts, queue, expected)
+            found, pages = _try(config, model, parts, queue)
         except Exception as failure:  # a device that a kernel does not support, or no compiler
             raise NotFused(f"its kernels do not run here: {failure}") from failure
-        if not error <= MAX_ERROR[model.dtype]:
-            raise NotFused(f"its logits differ from those of its modules by {error:.1e}")
-        if config.kv_cache_dtype != "auto":
-            dtype = page_dtype(config.kv_cache_dtype, model.dtype)
-            parts = replace(parts, page_dtype=dtype, page_scales=measure_scales(pages))
-        if config.quantization != "none":
-            layers = quantise_layers(tree, parts.layers, config.quantization, model.stored)
-            parts = replace(parts, layers=layers)
+        if fault := reference.fault_of(found, model.dtype):
+            raise NotFused(fault)
+        error = reference.error_of(found)
         if (config.quantization, config.kv_cache_dtype) != ("none", "auto"):
-            loss, _ = _try(config, model, parts, queue, expected)
-            if not math.isfinite(loss):
-                raise ModelLoadError("quantization or kv_cache_dtype: logits are not finite")
-            _log.info("in 8 bits its logits differ from the modules' by at most %.1e", loss)
+            with _fitting(_eight_bit_settings(config), config):
+                parts = _in_eight_bits(config, model, tree, parts, pages)
+                _check_eight_bits(config, model, parts, queue, reference)
         with _fitting("max_num_seqs", config):
             sampler = DeviceSampler(
                 max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
@@ -110,10 +103,50 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             built, _ = _build(config, model, parts, queue, num_pages, max_seq_len)
             executor = FusedExecutor(info, queue, model, built, sampler)
     _log.info(
-        "the fused path serves this model: its logits differ from the modules' by at most %.1e",
+        "the fused path serves this model: its logits differ from the model's in float32 by %.1e",
         error,
     )
     return executor
+
+
+def _eight_bit_settings(config: ExecutorConfig) -> str:
+    names = [] if config.quantization == "none" else ["quantization"]
+    return " and ".join(names if config.kv_cache_dtype == "auto" else [*names, "kv_cache_dtype"])
+
+
+def _in_eight_bits(
+    config: ExecutorConfig, model: LoadedModel, tree: DecoderTree, parts: _Parts, pages: KVPages
+) -> _Parts:
+    """The parts with weights and pages as the settings ask. `pages`: what a trial wrote."""
+    if config.kv_cache_dtype != "auto":
+        dtype = page_dtype(config.kv_cache_dtype, model.dtype)
+        parts = replace(parts, page_dtype=dtype, page_scales=measure_scales(pages))
+    if config.quantization != "none":
+        layers = quantise_layers(tree, parts.layers, config.quantization, model.stored)
+        parts = replace(parts, layers=layers)
+    return parts
+
+
+def _check_eight_bits(
+    config: ExecutorConfig,
+    model: LoadedModel,
+    parts: _Parts,
+    queue: DeviceQueue,
+    reference: TrialReference,
+) -> None:
+    """Raises NotFused; as the eager path does not support the settings, that is a refusal."""
+    try:
+        found, _ = _try(config, model, parts, queue)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as failure:
+        raise NotFused(f"its kernels in 8 bits do not run here: {failure}") from failure
+    is_fp8 = "fp8" in (config.quantization, config.kv_cache_dtype)
+    if fault := reference.fault_of(found, FP8 if is_fp8 else torch.int8):
+        raise NotFused(f"in 8 bits {fault}")
+    _log.info(
+        "in 8 bits its logits differ from the model's in float32 by %.1e", reference.error_of(found)
+    )
 
 
 @contextmanager
@@ -200,17 +233,12 @@ def _build(
 
 
 def _try(
-    config: ExecutorConfig,
-    model: LoadedModel,
-    parts: _Parts,
-    queue: DeviceQueue,
-    expected: Tensor,
-) -> tuple[float, KVPages]:
-    """Relative error of the fused step's logits against the modules' own, and what it wrote."""
+    config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
+) -> tuple[Tensor, KVPages]:
+    """The fused step's logits of the trial tokens, and what it wrote."""
     num_blocks = -(-NUM_TRIAL_TOKENS // config.block_size) + NUM_PROBE_BLOCKS
     built, pages = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS)
-    found = trial_logits(built.model, queue, config.block_size)
-    return float((found.float() - expected).norm() / expected.norm()), pages
+    return trial_logits(built.model, queue, config.block_size), pages
 
 
 def _step_bytes(

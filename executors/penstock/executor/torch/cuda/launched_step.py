@@ -55,7 +55,7 @@ class LaunchedPrompt:
     parts: tuple[Tensor, Tensor, Tensor, Tensor]
 
     def read(self) -> tuple[int, int, TokenLogprobs]:
-        """As in `StepResult.prompt_logprobs`."""
+        """Slot, first position and log probabilities, as in `StepResult.prompt_logprobs`."""
         chosen, ranks, top_ids, top_logprobs = (part.numpy() for part in self.parts)
         logprobs = TokenLogprobs(
             chosen=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs
@@ -125,7 +125,7 @@ class LaunchedStep:
         num_bad = np.concatenate(([0], np.cumsum(~self.token_flags.numpy())))
         starts = np.concatenate(([0], self.token_ends[:-1]))
         is_bad = num_bad[self.token_ends] > num_bad[starts]
-        return dict.fromkeys(self.row_slots[is_bad].tolist(), "keys are not finite")
+        return dict.fromkeys(self.row_slots[is_bad].tolist(), "keys or values are not finite")
 
 
 def launched_step_of(batch: Batch, memory: OutcomeMemory, refusals: dict[int, str]) -> LaunchedStep:

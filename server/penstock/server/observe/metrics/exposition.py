@@ -39,7 +39,10 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The names of another server. `model_labels`: the labels that replace `model`."""
+    """Metric names of another inference server, exported as aliases.
+
+    `model_labels`: the labels that replace `model`.
+    """
 
     aliases: tuple[Alias, ...]
     model_labels: Callable[[str], Labels]

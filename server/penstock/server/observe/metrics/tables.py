@@ -31,7 +31,7 @@ class CounterTable:
             self.begin()
 
     def begin(self, *labels: str) -> None:
-        """Have the series, with 0."""
+        """Create the series with value 0."""
         self._values.setdefault(_checked(self._spec, labels), 0)
 
     def add(self, amount: float, *labels: str) -> None:
@@ -104,7 +104,7 @@ class HistogramTable:
             self.begin()
 
     def begin(self, *labels: str) -> _Distribution:
-        """Have the series, empty."""
+        """Create the series with value 0."""
         found = self._series.get(_checked(self._spec, labels))
         if found is None:
             found = _Distribution(np.zeros(len(self._ends), dtype=np.int64))

@@ -91,7 +91,7 @@ class EngineSteps:
         self._forget_engine()
 
     def rates(self, now_s: float) -> Rates:
-        """Speeds."""
+        """Rates per second over the window."""
         sums, covered_s = self._sums.sums(now_s), self._sums.covered_s(now_s)
         num_steps = sums[_STEPS]
         return Rates(

@@ -72,11 +72,11 @@ class PlannedIds(IdGenerator):
         self._span_id = span_id
 
     def generate_trace_id(self) -> int:
-        """The planned one."""
+        """The id that `plan` set for the next span."""
         return self._trace_id
 
     def generate_span_id(self) -> int:
-        """The planned one."""
+        """The id that `plan` set for the next span."""
         return self._span_id
 
     def is_trace_id_random(self) -> bool:

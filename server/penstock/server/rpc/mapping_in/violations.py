@@ -79,21 +79,21 @@ class Violations:
         """`value` if within [low, high]; otherwise a violation and `low`."""
         if low <= value <= high:  # False for NaN
             return value
-        self.add(path, f"must be from {low:g} to {high:g}")
+        self.add(path, f"must be from {low:g} to {high:g}, not {value:.9g}")
         return low
 
     def number_above(self, path: str, value: float, low: float, high: float) -> float:
         """`value` if within (low, high]; otherwise a violation and `high`."""
         if low < value <= high:
             return value
-        self.add(path, f"must be above {low:g}, at most {high:g}")
+        self.add(path, f"must be above {low:g}, at most {high:g}, not {value:.9g}")
         return high
 
     def integer(self, path: str, value: int, low: int, high: int) -> int:
         """`value` if within [low, high]; otherwise a violation and `low`."""
         if low <= value <= high:
             return value
-        self.add(path, f"must be from {low} to {high}")
+        self.add(path, f"must be from {low} to {high}, not {value}")
         return low
 
     def count(self, path: str, num_entries: int, max_entries: int) -> bool:
@@ -117,13 +117,14 @@ class Violations:
         can_be_zero: bool = False,
     ) -> float:
         """A duration in seconds within (0, max_s]; otherwise a violation and 1."""
-        duration_s = value.seconds + value.nanos / _NANOS
+        duration_s = (value.seconds * _NANOS + value.nanos) / _NANOS
         if duration_s < 0 or (duration_s == 0 and not can_be_zero):
-            self.add(path, "must not be negative" if can_be_zero else "must be a positive duration")
+            wanted = "must not be negative" if can_be_zero else "must be a positive duration"
+            self.add(path, f"{wanted}, not {duration_s:.15g} seconds")
         elif duration_s > max_s:
-            self.add(path, f"must be at most {max_s:.15g} seconds")
+            self.add(path, f"must be at most {max_s:.15g} seconds, not {duration_s:.15g}")
         elif not 0 <= value.nanos < _NANOS:
-            self.add(path, f"nanos must be from 0 to {_NANOS - 1}")
+            self.add(path, f"nanos must be from 0 to {_NANOS - 1}, not {value.nanos}")
         else:
             return duration_s
         return 1.0

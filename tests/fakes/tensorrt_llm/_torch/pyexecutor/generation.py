@@ -33,7 +33,7 @@ class Generation:
         self._sampler = kind(limits.model)
 
     def run(self, step: Scheduled, iteration: int, responses: list[Response]) -> None:
-        """Compute a step and append what there is to say."""
+        """Compute a step and append what there is to state."""
         for request, count in step.context:
             request.num_computed += count
             if request.num_tokens_to_compute == 0:
@@ -52,7 +52,7 @@ class Generation:
         return self._response(request, iteration)
 
     def fail(self, request: LlmRequest, message: str = "") -> Response:
-        """End a request with an error of its own."""
+        """End a request with a separate error."""
         self._give_back(request)
         return Response(
             request.client_id, [], is_final=True, error=message or self._settings.fail_message

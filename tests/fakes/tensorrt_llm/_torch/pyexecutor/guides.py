@@ -147,7 +147,8 @@ class TokenGuide:
         self._end_id = end_id
 
     def allowed(self, generated: list[int]) -> list[int]:
-        """Ids that go on with one of the texts, or the end; none where the guide is a dead end."""
+        """Ids that continue with one of the texts, or the end; none where the guide is a dead
+        end."""
         if not self._texts:
             return []
         count = len(generated)

@@ -30,14 +30,14 @@ def advance(state: int, tokens: Iterable[int]) -> int:
 
 
 class HashedModel:
-    """What `config.json` of a model's folder says, and logits."""
+    """What `config.json` of a model's folder states, and logits."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "config.json"
         if not path.is_file():
             raise OSError(f"{folder} does not appear to have a file named config.json")
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        # An engine built ahead keeps the model's configuration in a part of its own.
+        # An engine built ahead keeps the model's configuration in a separate part.
         config = config.get("pretrained_config", config)
         text: dict[str, Any] = config.get("text_config", config)
         self.vocab_size = int(text["vocab_size"])

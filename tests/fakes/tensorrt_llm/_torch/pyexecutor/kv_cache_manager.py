@@ -1,7 +1,8 @@
 """The page pool: held pages, pages that keep what they held for reuse, eviction.
 
-Whole pages are reused, never parts (the real pool can copy parts). A page that nobody holds is free
-although it may still be found by what it holds; the least important, then least recent goes first.
+Whole pages are reused, never parts (the real pool can copy parts). A page that no client holds is
+free although it may still be found by what it holds; the least important, then least recent goes
+first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine loop: takes requests in, runs iterations, answers.
 
-One thread. What it says goes to `respond` and `report` after each iteration, from that thread.
+One thread. What it states goes to `respond` and `report` after each iteration, from that thread.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class PyExecutor:
             else:
                 self._receive(item, responses, faults)
         for request_id in cancelled:
-            # Of one that waits nothing is ever heard again.
+            # Of one that waits nothing is ever received again.
             if self.waiting.pop(request_id, None) is None and request_id in self.active:
                 request = self.active[request_id]
                 responses.append(self._generation.end(request, FinishReason.CANCELLED))
@@ -283,7 +283,7 @@ class PyExecutor:
             del self.active[request.client_id]
 
     def _take_time(self) -> None:
-        """Last `step_s`, counted from the end of the iteration before while work goes on."""
+        """Last `step_s`, counted from the end of the iteration before while work continues."""
         step_s = self.settings.step_s
         if step_s <= 0.0:
             return

@@ -1,4 +1,4 @@
-"""What the engine says about a request after a step."""
+"""What the engine states about a request after a step."""
 
 from __future__ import annotations
 

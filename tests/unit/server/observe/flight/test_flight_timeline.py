@@ -1,4 +1,4 @@
-"""A recording becomes a trace that viewers read: tracks, counters, arrows, what goes on still."""
+"""A recording becomes a trace that viewers read: tracks, counters, arrows, what continues still."""
 
 import dataclasses
 from typing import Any
@@ -134,7 +134,7 @@ def test_a_step_that_never_came_back_is_drawn_with_who_was_in_it() -> None:
 
 
 def dying() -> Flown:
-    """An engine that its fourth step kills, in which somebody new had come."""
+    """An engine that its fourth step kills, in which a client new had come."""
     flown = Flown()
     flown.submit(1, 40, 50)
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""What is written of an engine's flight is what it did: counted, timed, whose, and nothing said."""
+"""What is written of an engine's flight is what it did: counted, timed, whose, and nothing
+stated."""
 
 import dataclasses
 import logging
@@ -160,7 +161,7 @@ def test_events_tell_each_life_in_its_slot(depth: int, seed: int) -> None:
     recording = flown.recording()
 
     prompts = {int(row["key"]): int(row["num_prompt_tokens"]) for row in recording.requests}
-    # By slot: whose it is. A new owner's chunk is written before what freed the slot is told.
+    # By slot: whose it is. A new owner's chunk is written before what freed the slot is reported.
     computed: dict[int, int] = dict.fromkeys(prompts, 0)
     slot_of: dict[int, int] = {}
     for row in np.sort(recording.events, order="at_s", kind="stable"):
@@ -350,7 +351,7 @@ def test_a_fault_of_the_recorder_ends_the_recording_alone(
 
     assert isinstance(flown.ends[1], Finished)
     assert flown.num_output[1] == 5
-    # Said once, not for each step.
+    # Stated once, not for each step.
     assert len(caplog.records) == 1
 
 

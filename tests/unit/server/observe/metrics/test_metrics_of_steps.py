@@ -26,7 +26,7 @@ def load(epoch: int = 1, **settings: Any) -> LoadState:
 
 
 def full(said: LoadState | None) -> ServiceMetrics:
-    """Of an engine whose last step was full and that now says this of itself."""
+    """Of an engine whose last step was full and that now states this of itself."""
     metrics = ServiceMetrics(model="demo", load=lambda: said)
     metrics.take_heartbeat(beat())
     metrics.take_steps(1, steps(FULL), 0)

@@ -165,7 +165,7 @@ def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
         beat(1, outcome(4), num_streams=9, num_live=9, num_submitted=13, num_lowered_priorities=3)
     )
     metrics.take_heartbeat(beat(2, outcome(6), num_streams=1, num_submitted=7, is_draining=True))
-    assert value(read(metrics), "draining") == 0  # front 1 goes on serving
+    assert value(read(metrics), "draining") == 0  # front 1 continues serving
 
     metrics.front_gone(1)
     metrics.front_gone(1)

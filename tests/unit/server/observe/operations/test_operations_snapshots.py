@@ -112,7 +112,7 @@ def queue_up(maker: SnapshotMaker, num_waiting: int, num_running: int = 8) -> No
 def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
     maker: SnapshotMaker, clock: Ticks
 ) -> None:
-    """Those that ended lately came when there was no queue: theirs says nothing of now."""
+    """Those that ended lately came when there was no queue: theirs states nothing of now."""
     queue_up(maker, num_waiting=40)
     maker.take_heartbeat(beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5))
     maker.take_heartbeat(beat(2, queue_estimate_s=2.0, queue_estimate_at_s=990.5))
@@ -133,7 +133,7 @@ def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
 def test_a_wait_that_is_not_known_is_not_told(
     maker: SnapshotMaker, estimate_s: float | None, at_s: float
 ) -> None:
-    """Nothing was foretold, or long ago, or what time has proved wrong."""
+    """Nothing was predicted, or long ago, or what time has proved wrong."""
     queue_up(maker, num_waiting=1)
     maker.take_heartbeat(beat(1, queue_estimate_s=estimate_s, queue_estimate_at_s=at_s))
     assert model_of(maker).estimated_queue_s is None
@@ -219,7 +219,7 @@ def test_nobody_is_said_to_run_when_no_front_has_a_request(
     maker.take_steps(
         1, step_rows(1, lambda _: 1000.0, num_running=4, num_used_blocks=9, num_free_blocks=1), 0
     )
-    maker.take_heartbeat(beat(1, num_live=0))  # as young as the step: it may not have heard
+    maker.take_heartbeat(beat(1, num_live=0))  # as young as the step: it may not have received
     assert model_of(maker).num_processing == 4
     clock.now_s = 1002.0
     maker.take_heartbeat(beat(1, num_live=0))

@@ -153,7 +153,7 @@ def test_nothing_of_the_prompt_or_its_owner_is_told() -> None:
     assert all(str(token) not in text for token in prompt)
     assert "acme" not in text
     assert [request.tenant for request in told[0]] == ["tenant-1", "", "tenant-2"]
-    # Not from the hash alone: who guesses the prompt cannot find it in the file.
+    # Not from the hash alone: which guesses the prompt cannot find it in the file.
     digest = one.block_hashes[0]
     assert str(int.from_bytes(digest[:6], "little")) not in text
     assert told[0][1].prefix_ids[0] != told[1][1].prefix_ids[0]

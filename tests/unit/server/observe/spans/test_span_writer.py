@@ -1,4 +1,4 @@
-"""A record and the trace written from it: what each end says, and where."""
+"""A record and the trace written from it: what each end states, and where."""
 
 from __future__ import annotations
 

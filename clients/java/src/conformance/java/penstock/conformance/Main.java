@@ -15,7 +15,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * The conformance program of the Java client: reads names of scenarios, tells how each went.
+ * The conformance program of the Java client: reads names of scenarios, reports how each went.
  * tests/conformance/README.md of the project is its contract.
  */
 public final class Main {

@@ -80,7 +80,7 @@ final class ManyOnOne {
   }
 
   private static void credit(Multiplex multiplex) {
-    // The end of the later one says that the one without credit had its chance.
+    // The end of the later one states that the one without credit had its chance.
     try (Heard credited = new Heard(multiplex.generateWithCredit(greedy(20).build(), 5, CALL));
          Heard later = new Heard(multiplex.generate(greedy(60).build(), CALL))) {
       later.untilEnd();

@@ -27,7 +27,7 @@ import dev.penstock.v1.ErrorReason;
 import dev.penstock.v1.GenerateOnceResponse;
 import dev.penstock.v1.GenerateRequest;
 
-/** The scenarios about refusals: what cannot be served, and that the status says so in full. */
+/** The scenarios about refusals: what cannot be served, and that the status states so in full. */
 final class Refusals {
   private static final int NUM_PLACES = 4;
   private static final int NUM_WAITING = 4;
@@ -120,7 +120,7 @@ final class Refusals {
     }
   }
 
-  /** Hears how the first call of a client ends. */
+  /** Receives how the first call of a client ends. */
   private static final class FirstEnd implements ClientInterceptor {
     private final CompletableFuture<Status> status = new CompletableFuture<>();
 

@@ -12,7 +12,7 @@ import penstock.client.RetryPolicy;
 import dev.penstock.v1.GenerateOnceResponse;
 import dev.penstock.v1.GenerateRequest;
 
-/** What the scenarios share: the service, the driver, requests, work beside the scenario's own. */
+/** What the scenarios share: the service, the driver, requests, work next to the scenario's own. */
 record Talk(String address, Driver driver, ExecutorService threads) {
   static final String PROMPT = "The old lighthouse keeper climbed the stairs";
   static final int LONG_TOKENS = 10_000;
@@ -27,7 +27,7 @@ record Talk(String address, Driver driver, ExecutorService threads) {
     void untilGo();
   }
 
-  /** A client with a connection of its own, which tells every failure at once. */
+  /** A client with a separate connection, which reports every failure at once. */
   PenstockClient client() {
     return client(RetryPolicy.NONE);
   }
@@ -45,7 +45,7 @@ record Talk(String address, Driver driver, ExecutorService threads) {
     return request;
   }
 
-  /** A request id that nobody else has. */
+  /** A request id that no client else has. */
   static String newId() {
     return "conformance-" + UUID.randomUUID();
   }
@@ -58,7 +58,7 @@ record Talk(String address, Driver driver, ExecutorService threads) {
     return threads.submit(work);
   }
 
-  /** What the work beside came to; its failure is thrown as it was. */
+  /** What the work next to came to; its failure is thrown as it was. */
   static <T> T joined(Future<T> work) throws Exception {
     try {
       return work.get();

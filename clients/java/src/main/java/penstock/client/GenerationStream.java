@@ -186,7 +186,7 @@ public final class GenerationStream
     end(false);
   }
 
-  /** The next message, over as many attempts as it takes; null when all were told. */
+  /** The next message, over as many attempts as it takes; null when all were reported. */
   private GenerateResponse advance() {
     while (true) {
       PenstockException failed;
@@ -258,7 +258,7 @@ public final class GenerationStream
     throw failure;
   }
 
-  /** Makes the next attempt; its failure is told by the next receive. */
+  /** Makes the next attempt; its failure is reported by the next receive. */
   private void connect() {
     Source opened;
     try {
@@ -276,7 +276,7 @@ public final class GenerationStream
     opened.stop(); // it was closed meanwhile
   }
 
-  /** Lets go of the stream; isLeft is whether nobody wants what is left of it. */
+  /** Lets go of the stream; isLeft is whether no client wants what is left of it. */
   private void end(boolean isLeft) {
     synchronized (this) {
       if (hasEnded) {
@@ -310,7 +310,7 @@ public final class GenerationStream
     return new PenstockException(Status.Code.CANCELLED, message).ofRequest(requestId());
   }
 
-  /** That the client was closed is told as such, whatever gRPC makes of it. */
+  /** That the client was closed is reported as such, whatever gRPC makes of it. */
   private PenstockException ownFailure(PenstockException problem) {
     boolean isCut =
         problem.code() == Status.Code.CANCELLED || problem.code() == Status.Code.UNAVAILABLE;

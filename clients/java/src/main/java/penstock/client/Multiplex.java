@@ -18,7 +18,7 @@ public final class Multiplex implements AutoCloseable {
   private final PenstockClient client;
   private final MultiplexSettings multiplex;
   private final CallSettings settings;
-  // All calls that have not ended; old ones go on until their last request ends.
+  // All calls that have not ended; old ones continue until their last request ends.
   private final Set<MultiplexCall> calls = ConcurrentHashMap.newKeySet();
   // Guarded by this.
   private MultiplexCall current;
@@ -41,7 +41,7 @@ public final class Multiplex implements AutoCloseable {
   /**
    * As {@link PenstockClient#generate}, over the shared call. The deadline travels as
    * total_timeout; of the trace only traceparent does. Reading the stream gives credit for more
-   * output, so a request that nobody reads does not hold up the others. Of the gRPC context only
+   * output, so a request that no client reads does not hold up the others. Of the gRPC context only
    * the deadline holds.
    *
    * @throws IllegalArgumentException for metadata, which belongs to the call

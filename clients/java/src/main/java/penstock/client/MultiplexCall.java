@@ -67,7 +67,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
   /** Starts a request; null when this call takes no new ones. */
   synchronized Lane submit(MultiplexSubmit.Builder submit, CallTerms terms, int topUp) {
     boolean isOld = lastKey > 0 && System.nanoTime() - beganNs >= maxAge.toNanos();
-    // A call that failed with its first request says more than the failure of the next one would.
+    // A call that failed with its first request states more than the failure of the next one would.
     if (end != null && lastKey == 0) {
       throw end;
     }
@@ -94,7 +94,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     }
   }
 
-  /** Drops a lane that nobody wants any more, and cancels its request if it is still open. */
+  /** Drops a lane that no client wants any more, and cancels its request if it is still open. */
   synchronized void leave(Lane lane) {
     if (abandon(lane)) {
       send(cancelCommand(lane.key()));

@@ -81,8 +81,8 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /**
-   * Streams the answer to a request. Failures are told by reading the stream. A request with a
-   * resume_timeout survives lost connections: the stream goes on by itself.
+   * Streams the answer to a request. Failures are reported by reading the stream. A request with a
+   * resume_timeout survives lost connections: the stream continues by itself.
    */
   public GenerationStream generate(GenerateRequest request, CallSettings settings) {
     Unicode.require(request);
@@ -97,7 +97,7 @@ public final class PenstockClient implements AutoCloseable {
 
   /** Answers a request as a whole. Give it a deadline: nothing comes before the end. */
   public GenerateOnceResponse generateOnce(GenerateRequest request, CallSettings settings) {
-    Unicode.require(request); // here it has the paths that the server tells
+    Unicode.require(request); // here it has the paths that the server reports
     GenerateOnceRequest whole = GenerateOnceRequest.newBuilder().setGeneration(request).build();
     return call(GenerationServiceGrpc.getGenerateOnceMethod(), whole, settings);
   }
@@ -108,9 +108,9 @@ public final class PenstockClient implements AutoCloseable {
   }
 
   /**
-   * Goes on with the stream of a request that asked for it by resume_timeout, after its
+   * Continues with the stream of a request that asked for it by resume_timeout, after its
    * connection, the server process or the client itself was lost. Takes the stream over from
-   * whoever reads it.
+   * a caller that reads it.
    */
   public GenerationStream resume(ResumePoint point, CallSettings settings) {
     return new GenerationStream(this, CallTerms.begin(settings), point);
@@ -222,7 +222,7 @@ public final class PenstockClient implements AutoCloseable {
         connections, GenerationServiceGrpc.getGenerateMethod(), terms, request, each -> each);
   }
 
-  /** Ends a request that would outlive its stream; nobody but close waits for it. */
+  /** Ends a request that would outlive its stream; no client but close waits for it. */
   void leave(String requestId, CallTerms terms) {
     if (isClosing) {
       return;

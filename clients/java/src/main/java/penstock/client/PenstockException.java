@@ -7,9 +7,9 @@ import java.util.Map;
 import dev.penstock.v1.ErrorReason;
 
 /**
- * A failed call: its status, and what the server's google.rpc details say.
+ * A failed call: its status, and what the server's google.rpc details state.
  *
- * <p>What is empty was not told: a proxy, the network and gRPC itself give no details.
+ * <p>What is empty was not reported: a proxy, the network and gRPC itself give no details.
  */
 public final class PenstockException extends RuntimeException {
   /**
@@ -111,7 +111,7 @@ public final class PenstockException extends RuntimeException {
     return "PenstockException: " + named + ": " + getMessage();
   }
 
-  /** The same failure with the id of its request, in case the status did not tell. */
+  /** The same failure with the id of its request, in case the status did not report. */
   PenstockException ofRequest(String requestId) {
     Details told = details();
     if (requestId.isEmpty() || !told.requestId.isEmpty()) {
@@ -123,7 +123,7 @@ public final class PenstockException extends RuntimeException {
   }
 
   /**
-   * A call that somebody else cancelled before it began counts as not served. A server that shuts
+   * A call that a client else cancelled before it began counts as not served. A server that shuts
    * down does so with calls that reach it in the same moment, and gives no reason.
    */
   PenstockException unlessAsked() {

@@ -8,7 +8,8 @@ import java.util.function.LongSupplier;
 import dev.penstock.v1.ErrorReason;
 
 /**
- * The account of one stream's losses, each of which is made good within the grace period, or told.
+ * The account of one stream's losses, each of which is made good within the grace period, or
+ * reported.
  * Decides; does not wait and does not call.
  */
 final class Recovery {
@@ -47,17 +48,17 @@ final class Recovery {
     boolean isCut = failure.code() == Status.Code.UNAVAILABLE
         || failure.reason().equals(PenstockException.STREAM_BROKEN);
     boolean hasGoneOn = point.nextSequence() > sequence;
-    // Then there is no engine over which it could be fetched; a stream that has gone on is told so
-    // of the request itself.
+    // Then there is no engine over which it could be fetched; a stream that has continued is
+    // reported so of the request itself.
     boolean isOutOfReach = isUnderWay && !hasGoneOn && isEngineDown;
     boolean isLoss = (isCut && !isEngineDown) || isOutOfReach;
-    // Without a request id the server said nothing, and nobody waits for us.
+    // Without a request id the server stated nothing, and no client waits for us.
     if (grace.isZero() || point.requestId().isEmpty() || !isLoss) {
       isUnderWay = false;
       return Optional.empty();
     }
     if (first == null || hasGoneOn) {
-      // It had gone on: this is a new loss, with a grace of its own.
+      // It had continued: this is a new loss, with a separate grace.
       first = failure;
       lostAtNs = nanoTime.getAsLong();
       numFailed = 0;
@@ -69,7 +70,7 @@ final class Recovery {
     return isUnderWay ? Optional.of(delay) : Optional.empty();
   }
 
-  /** That nobody knows the request any more is only the end of what began with the loss. */
+  /** That no client knows the request any more is only the end of what began with the loss. */
   PenstockException explain(PenstockException failure) {
     boolean isForgotten = failure.hasReason(ErrorReason.ERROR_REASON_REQUEST_NOT_FOUND);
     return first != null && isForgotten ? first : failure;

@@ -5,9 +5,9 @@ import java.util.List;
 import java.util.Objects;
 
 /**
- * How far a request's stream was read: all that another process needs to go on with it.
+ * How far a request's stream was read: all that another process needs to continue with it.
  *
- * @param requestId the request, as {@code accepted} told it
+ * @param requestId the request, as {@code accepted} reported it
  * @param nextSequence the sequence of the next message
  * @param receivedTokenCounts the tokens of each output so far, by output_index
  * @param gracePeriod the request's resume_timeout: for as long the resumed stream makes lost

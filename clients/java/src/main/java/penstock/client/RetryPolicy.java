@@ -9,8 +9,8 @@ import dev.penstock.v1.ErrorReason;
  *
  * <p>A call is tried again only while no output of it was delivered, its status is UNAVAILABLE, or
  * RESOURCE_EXHAUSTED for a full queue, a quota or with a time to wait, the server did not refuse
- * it, attempts are left, and the wait ends before the deadline. The wait is what the server says
- * and up to {@code pushbackJitter} of it more; without a word from it, between half and all of
+ * it, attempts are left, and the wait ends before the deadline. The wait is what the server states
+ * and up to {@code pushbackJitter} of it more; silently from it, between half and all of
  * {@code initialBackoff}, which grows by {@code multiplier} up to {@code maxBackoff}. After gRFC A6
  * (client-side retry).
  *
@@ -26,7 +26,7 @@ public record RetryPolicy(int maxAttempts, Duration initialBackoff, double multi
   public static final RetryPolicy STANDARD =
       new RetryPolicy(4, Duration.ofMillis(200), 2, Duration.ofSeconds(5), 0.2);
 
-  /** Every failure is told at once. */
+  /** Every failure is reported at once. */
   public static final RetryPolicy NONE = new RetryPolicy(1, Duration.ZERO, 1, Duration.ZERO, 0);
 
   /** Refuses values that make no sense. */

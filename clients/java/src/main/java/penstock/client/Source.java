@@ -11,7 +11,7 @@ interface Source {
   /** Waits for the initial metadata. Throws PenstockException where none can come. */
   Metadata headers();
 
-  /** Gives the attempt up; whoever waits in receive is woken. */
+  /** Gives the attempt up; a caller that waits in receive is woken. */
   void stop();
 
   /** An attempt that failed before it began. */

@@ -76,7 +76,7 @@ final class StreamReader {
     return finished;
   }
 
-  /** Whether the end was told. */
+  /** Whether the end was reported. */
   synchronized boolean isComplete() {
     return isComplete;
   }

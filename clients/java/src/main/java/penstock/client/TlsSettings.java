@@ -9,13 +9,13 @@ import java.util.Objects;
 /**
  * How connections are encrypted; all files are PEM.
  *
- * @param authorities the authorities that are believed; null for the system's
+ * @param authorities the authorities that are accepted; null for the system's
  * @param certificate the client's own chain where TLS is mutual, with its key; null for none
  * @param key the private key of the certificate, PKCS 8; null for none
  * @param serverName the name that the server's certificate has to be for; null for the address's
  */
 public record TlsSettings(Path authorities, Path certificate, Path key, String serverName) {
-  /** Believes the system's authorities. */
+  /** Accepts the system's authorities. */
   public static final TlsSettings SYSTEM = new TlsSettings(null, null, null, null);
 
   /** Refuses a certificate without its key. */
@@ -25,7 +25,7 @@ public record TlsSettings(Path authorities, Path certificate, Path key, String s
     }
   }
 
-  /** Believes the authorities of this file, and no others. */
+  /** Accepts the authorities of this file, and no others. */
   public TlsSettings withAuthorities(Path authorities) {
     Objects.requireNonNull(authorities, "authorities");
     return new TlsSettings(authorities, certificate, key, serverName);

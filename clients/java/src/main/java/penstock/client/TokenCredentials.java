@@ -7,7 +7,7 @@ import java.util.concurrent.Executor;
 import java.util.function.Supplier;
 import java.util.regex.Pattern;
 
-/** Sends the bearer token of every call, asked for anew each time because tokens expire. */
+/** Sends the bearer token of every call, asked for again each time because tokens expire. */
 final class TokenCredentials extends CallCredentials {
   private static final Metadata.Key<String> AUTHORIZATION =
       Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
@@ -21,7 +21,7 @@ final class TokenCredentials extends CallCredentials {
 
   @Override
   public void applyRequestMetadata(RequestInfo call, Executor executor, MetadataApplier applier) {
-    // The source may ask somebody else for it, and must not hold up gRPC's own threads.
+    // The source may ask a client else for it, and must not hold up gRPC's own threads.
     executor.execute(() -> apply(applier));
   }
 

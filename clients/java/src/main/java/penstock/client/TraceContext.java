@@ -19,7 +19,7 @@ public record TraceContext(String traceparent, String tracestate) {
   private static final Metadata.Key<String> TRACESTATE = key("tracestate");
   private static final SecureRandom RANDOM = new SecureRandom();
 
-  /** Refuses null; what the headers say is the server's to judge. */
+  /** Refuses null; what the headers state is the server's to judge. */
   public TraceContext {
     Objects.requireNonNull(traceparent, "traceparent");
     Objects.requireNonNull(tracestate, "tracestate");

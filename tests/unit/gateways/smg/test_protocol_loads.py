@@ -1,4 +1,4 @@
-"""A worker's load: what the engine shows, and what follows from two looks."""
+"""The load of a worker, from the engine's figures at two moments."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_speed_is_of_the_last_seconds() -> None:
     house = House()
 
     assert house.speed(0, 0) == 0.0
-    assert house.speed(50, 0.5) == 0.0  # too soon to say
+    assert house.speed(50, 0.5) == 0.0  # too soon to state
     assert house.speed(200, 1.5) == 100.0
     assert house.speed(200, 2.0) == 50.0
     assert house.speed(200, 8.0) == pytest.approx(0.0)  # nothing for ten seconds

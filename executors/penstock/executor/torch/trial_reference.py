@@ -1,0 +1,81 @@
+"""What a fused step's logits are held to at load: those of the model in float32.
+
+Owns the bounds. The structure is proven in float32 (`structure_check`), so that what a fused step
+adds can only be rounding, and the modules' own rounding shows how much of it this model makes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.loading import LoadedModel
+from penstock.executor.torch.module_tree import DecoderTree
+from penstock.executor.torch.structure_check import check_structure
+from penstock.executor.torch.whole_sequence import module_logits, trial_tokens
+
+_LEAST_ERROR = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+_GREATEST_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+_TIMES_ROUNDING = 2.0
+"""Relative error of logits: twice the modules' own, between these. On 35 test models in bfloat16
+the fused step on a CPU makes 0.6 to 1.3 times theirs.
+"""
+_MAX_SCALE_ERROR = 0.02
+"""Of the logits' norm. Rounding has no direction: on random weights it changes it by up to 0.002.
+"""
+_MAX_INT8_ERROR = 0.3
+_TIMES_ROUNDING_IN_FP8 = 20.0
+_MAX_FP8_ERROR = 1.0
+_MAX_EIGHT_BIT_SCALE_ERROR = 0.05
+"""With weights or pages in 8 bits. Random weights amplify every rounding: there int8 gives errors
+of up to 0.13, fp8 9 to 12 times the modules' in bfloat16, up to 0.4; neither changes the norm by
+more than 0.005. Logits of another model have an error of 1.4.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrialReference:
+    """`logits` float32 [tokens, vocabulary] of `trial_tokens`. `rounding`: the relative error of
+    the modules' own in `dtype`, the model's number format.
+    """
+
+    logits: Tensor
+    rounding: float
+    dtype: torch.dtype
+
+    def error_of(self, found: Tensor) -> float:
+        """Relative error of a step's logits."""
+        return float((found.float() - self.logits).norm() / self.logits.norm())
+
+    def fault_of(self, found: Tensor, stored: torch.dtype) -> str:
+        """Why a step's logits are not the model's; empty if they are.
+
+        `stored`: the narrowest number format of its weights and pages.
+        """
+        if not bool(torch.isfinite(found).all()):
+            return "its logits are not finite"
+        error, bound = self.error_of(found), self._max_error(stored)
+        if not error <= bound:
+            return f"its logits differ from the model's in float32 by {error:.1e}, over {bound:.1e}"
+        scale = float(found.float().norm() / self.logits.norm())
+        is_narrow = stored is not self.dtype
+        if not abs(scale - 1.0) <= (_MAX_EIGHT_BIT_SCALE_ERROR if is_narrow else _MAX_SCALE_ERROR):
+            return f"its logits differ from the model's in float32 by a factor of {scale:.3g}"
+        return ""
+
+    def _max_error(self, stored: torch.dtype) -> float:
+        if stored is self.dtype:
+            bound = max(_TIMES_ROUNDING * self.rounding, _LEAST_ERROR[stored])
+            return min(bound, _GREATEST_ERROR[stored])
+        if stored is torch.int8:
+            return _MAX_INT8_ERROR
+        return min(max(_TIMES_ROUNDING_IN_FP8 * self.rounding, _MAX_INT8_ERROR), _MAX_FP8_ERROR)
+
+
+@torch.inference_mode()
+def make_reference(model: LoadedModel, tree: DecoderTree, num_tokens: int) -> TrialReference:
+    """Raises NotFused when the tree is not all that the model computes."""
+    ids = trial_tokens(tree.embedding, num_tokens)
+    exact = check_structure(model, tree, ids)
+    rounding = float((module_logits(model, ids) - exact).norm() / exact.norm())
+    return TrialReference(logits=exact, rounding=rounding, dtype=model.dtype)
