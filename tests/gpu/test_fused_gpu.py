@@ -111,7 +111,8 @@ def test_a_wrong_result_in_eight_bits_refuses_the_setting(
     def wrong(*arguments: Any) -> torch.Tensor:
         nonlocal num_calls
         num_calls += 1
-        return inner(*arguments) * (1.1 if num_calls == 2 else 1.0)
+        logits: torch.Tensor = inner(*arguments)
+        return logits * (1.1 if num_calls == 2 else 1.0)
 
     monkeypatch.setattr(fused_loading, "trial_logits", wrong)
     setting = "quantization" if quantization == "fp8" else "kv_cache_dtype"

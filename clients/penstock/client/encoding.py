@@ -212,7 +212,8 @@ def _set(message: Message, name: str, value: Any, path: str) -> None:
     try:
         setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        raise _invalid_value(value, path, error, message.DESCRIPTOR.fields_by_name[name]) from None
+        field: Any = message.DESCRIPTOR.fields_by_name[name]
+        raise _invalid_value(value, path, error, field) from None
 
 
 def _set_prompt(message: Message, name: str, text: Any, path: str) -> None:

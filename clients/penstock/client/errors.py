@@ -329,7 +329,7 @@ class FailedPrecondition(PenstockError):
 
 
 class ModelNotReady(FailedPrecondition):
-    """The model is it is loaded or unloaded, or could not be loaded."""
+    """The model is being loaded or unloaded, or could not be loaded."""
 
 
 class NotPossibleNow(FailedPrecondition):

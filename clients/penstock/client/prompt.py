@@ -136,9 +136,10 @@ def as_prompt(value: PromptLike) -> Prompt:
     if isinstance(value, Mapping):
         raise TypeError("prompt: must be a sequence of messages, not one message")
     wanted = "must be a str, a sequence of ints, or a sequence of messages (ChatMessage or dict)"
-    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
-        raise TypeError(f"prompt: {wanted}, not {type(value).__name__}")
-    items = tuple(value)
+    given: object = value  # callers without a type checker give anything
+    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
+        raise TypeError(f"prompt: {wanted}, not {type(given).__name__}")
+    items: tuple[object, ...] = tuple(given)
     if not items:
         raise ValueError("prompt: must not be empty")
     messages = tuple(item for item in items if isinstance(item, ChatMessage | Mapping))

@@ -17,7 +17,7 @@ def create_executor(config: ExecutorConfig) -> Executor:
     """
     require_installed(config.kind)
     # Its packages may take seconds to import.
-    _log.info("starting the %s executor", config.kind)
+    _log.info("loading the %s executor", config.kind)
     match config.kind:
         case ExecutorKind.SIMULATED:
             from penstock.executor.simulated.executor import SimulatedExecutor

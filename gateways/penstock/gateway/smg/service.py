@@ -107,7 +107,9 @@ class VllmEngineService:
     """
 
     name = SERVICE_NAME
-    rights: Final = {f"/{SERVICE_NAME}/{method}": right for method, right in _RIGHTS.items()}
+    rights: Mapping[str, Right | None] = {
+        f"/{SERVICE_NAME}/{method}": right for method, right in _RIGHTS.items()
+    }
 
     def __init__(
         self,

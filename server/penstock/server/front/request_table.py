@@ -84,7 +84,7 @@ class RequestTable:
         for request in self._by_id.values():
             if request.is_unread_since(now_s - MIN_UNREAD_S):
                 by_tenant.setdefault(request.tenant, []).append(request)
-        return max(by_tenant.values(), key=len, default=[])
+        return max(by_tenant.values(), key=len) if by_tenant else []
 
     def add(self, request: LiveRequest) -> None:
         """Reserve the id. Raises RequestError when it is in use, or the front or the tenant's part

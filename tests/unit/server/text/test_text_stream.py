@@ -136,7 +136,8 @@ def test_result_depends_on_the_tokens_alone(
     def run(chunks: list[list[int]]) -> tuple[str, int, str | None]:
         stream = model.new_stream(stops=StopStrings(stops) if stops else None)
         deltas = [*map(stream.push, chunks), stream.finish()]
-        (stop,) = {delta.stop for delta in deltas if delta.stop is not None} or {None}
+        matched: list[str | None] = [delta.stop for delta in deltas if delta.stop is not None]
+        (stop,) = matched or [None]
         text = "".join(delta.text for delta in deltas)
         return text, sum(delta.num_tokens for delta in deltas), stop
 
