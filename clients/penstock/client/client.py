@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack, cast
 
 import grpc
 
@@ -376,9 +376,10 @@ def _conversation(
     tools: Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None,
 ) -> ChatPrompt:
+    given = cast(object, messages)  # callers without a type checker give anything
     if isinstance(messages, str):
         messages = ({"role": "user", "content": messages},)
-    elif isinstance(messages, Mapping) or not isinstance(messages, Iterable):
+    elif isinstance(given, Mapping) or not isinstance(given, Iterable):
         kind = type(messages).__name__
         raise TypeError(f"messages: must be a str or a sequence of messages, not {kind}")
     return ChatPrompt(

@@ -317,7 +317,7 @@ class PermissionDenied(PenstockError):
 
 
 class OutOfRange(PenstockError):
-    """A value is outside of what exists."""
+    """A value is outside its valid range (OUT_OF_RANGE)."""
 
 
 class SequenceUnavailable(OutOfRange):

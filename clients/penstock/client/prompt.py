@@ -136,15 +136,14 @@ def as_prompt(value: PromptLike) -> Prompt:
     if isinstance(value, Mapping):
         raise TypeError("prompt: must be a sequence of messages, not one message")
     wanted = "must be a str, a sequence of ints, or a sequence of messages (ChatMessage or dict)"
-    given: object = value  # callers without a type checker give anything
+    given = cast(object, value)  # callers without a type checker give anything
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
         raise TypeError(f"prompt: {wanted}, not {type(given).__name__}")
-    items: tuple[object, ...] = tuple(given)
+    items: tuple[Any, ...] = tuple(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not items:
         raise ValueError("prompt: must not be empty")
-    messages = tuple(item for item in items if isinstance(item, ChatMessage | Mapping))
-    if len(messages) == len(items):
-        return ChatPrompt(messages=messages)
+    if all(isinstance(item, ChatMessage | Mapping) for item in items):
+        return ChatPrompt(messages=items)
     ids = tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))
     if len(ids) == len(items):
         return TokenPrompt(ids=ids)

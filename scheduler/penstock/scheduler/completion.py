@@ -272,9 +272,8 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """RunningSet requests whose chance is below the smallest, with their chances.
-
-        Conditional on outputs being at least as long as theirs are already.
+        """Running requests whose chance is below the smallest, with their chances, which are those
+        of outputs at least as long as theirs are already.
         """
         arrays, columns = self._arrays, slice(0, self._running.high_water)
         left_s = arrays.deadline[columns] - now

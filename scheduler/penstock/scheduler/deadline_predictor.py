@@ -243,7 +243,7 @@ class DeadlinePredictor:
         return self._rejection(request, demand, load, likely, optimistic, now)
 
     def given_up(self, now: float) -> list[tuple[Request, Rejection]]:
-        """RunningSet requests that have less than the smallest chance to end before their
+        """Running requests that have less than the smallest chance to end before their
         deadlines.
 
         Only once in a while; empty in between.
@@ -261,11 +261,10 @@ class DeadlinePredictor:
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Slots of prompts that are late unless they have whole steps from now on; when they are
-        due.
+        """Slot and deadline of prompts that miss it unless they get whole steps from now on.
 
-        Several long prompts that share each step are all late where one after the other some are in
-        time.
+        Several long prompts that share every step may all miss it where, one after the other, some
+        would meet it.
         """
         due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}

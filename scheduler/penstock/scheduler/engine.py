@@ -297,7 +297,7 @@ class Engine:
             self.note_duration(batch, now - begun_s, now)
 
     def next_wakeup_s(self) -> float:
-        """When time ends a request, engine clock; NO_TIME when it never does."""
+        """When the next deadline or time limit passes, on the engine clock; NO_TIME without one."""
         return self.transitions.next_expiry_s()
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:

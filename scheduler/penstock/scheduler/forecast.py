@@ -128,7 +128,7 @@ class Forecast:
 
     @property
     def ttft_s(self) -> float:
-        """Until the first token."""
+        """Seconds until the first token."""
         return self.queue_s + self.prefill_s
 
     @property

@@ -79,13 +79,21 @@ class _Check(WholeSequence):
         module = self._model.module
         decoder: Any = module.get_submodule("model")
         head = module.get_submodule("lm_head")
-        hooks = [
-            decoder.embed_tokens.register_forward_hook(lambda _module, _args, out: out.float())
-        ]
+
+        def widen_output(_module: nn.Module, _args: object, out: Tensor) -> Tensor:
+            return out.float()
+
+        def before_norm(_module: nn.Module, _args: object) -> None:
+            self._widen(decoder.norm)
+
+        def before_head(_module: nn.Module, _args: object) -> None:
+            self._widen(head, self._head_step)
+
+        hooks = [decoder.embed_tokens.register_forward_hook(widen_output)]
         for index, layer in enumerate(decoder.layers):
             hooks += self._hooks_of_layer(index, layer)
-        hooks.append(decoder.norm.register_forward_pre_hook(lambda *_: self._widen(decoder.norm)))
-        hooks.append(head.register_forward_pre_hook(lambda *_: self._widen(head, self._head_step)))
+        hooks.append(decoder.norm.register_forward_pre_hook(before_norm))
+        hooks.append(head.register_forward_pre_hook(before_head))
         attach_runner(module, self)
         try:
             yield

@@ -147,7 +147,8 @@ class RequestMapping:
         return options
 
     def _top_p(self, top_p: float) -> float:
-        """Next to 1, later versions sample an index beyond the vocabulary (NVIDIA issue #19485)."""
+        """1 for values just below 1, where later versions sample an index beyond the vocabulary
+        (NVIDIA issue #19485)."""
         return 1.0 if self._package.is_later and top_p >= _FULL_TOP_P else top_p
 
     def _penalties(self, spec: RequestSpec) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class EndingCarrier:
 
 
 def way_of_endings() -> Way:
-    """The way that this process's Ray has."""
+    """How the installed version of Ray reports the end of a stream."""
     if _private("constants", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
         return Way.RETURN
     is_there = _private("proxy_request_response", "ResponseStatus") is not None

@@ -113,10 +113,10 @@ _TOKEN_BYTES: Final = 12
 
 
 class KeptResults:
-    """Results by the engine's names, as long as the engine keeps them.
+    """Results of ended requests, by the engine's names, for as long as the engine keeps them.
 
-    `max_bytes`: of all. Beyond, the oldest of the tenant that has most go: the death of the engine
-    is the end of these.
+    `max_bytes`: of all results. Above it the oldest ones of the tenant with most are removed, and
+    cannot be restored when the engine dies.
     """
 
     def __init__(self, max_bytes: int) -> None:

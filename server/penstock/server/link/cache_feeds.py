@@ -104,7 +104,10 @@ def _updates_of(feed: _Feed) -> list[CacheUpdate]:
 
 
 class CacheSubscriber:
-    """The listeners of one port. `write` sends a frame or raises EngineUnavailable."""
+    """Subscriptions of one front to changes of the prefix cache.
+
+    `write` sends a frame or raises EngineUnavailable.
+    """
 
     def __init__(self, write: Callable[[Follow | Unfollow], None]) -> None:
         self._write = write

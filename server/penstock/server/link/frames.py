@@ -118,9 +118,10 @@ class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
 
 
 class Detach(TaggedFrame, frozen=True, kw_only=True):
-    """Of these requests, by the engine's names: see the module.
+    """The streams of these requests, by the engine's names, are detached: see the module.
 
-    `keys`: from the engine, of the outputs of the one request, since its name may be in use again.
+    `keys`: in a frame from the engine, the outputs of the one request, since its name may be in use
+    again.
     """
 
     names: tuple[str, ...]

@@ -88,10 +88,10 @@ class FrameBuffer:
         self._max_frame_bytes = max_frame_bytes
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add bytes; yields the body of every frame that is now complete.
+        """Add received bytes, and yield the body of each frame that they complete.
 
         Raises LinkError for another version or an oversized frame, before its body arrives.
-        Afterwards the stream is out of step: close the connection.
+        After an error no frame can be read from this connection: close it.
         """
         buffer = self._data
         buffer += data

@@ -121,7 +121,7 @@ def cluster_json(run: ClusterRun, summary: ClusterSummary) -> str:
 def write_cluster_report(
     run: ClusterRun, summary: ClusterSummary, folder: Path
 ) -> tuple[Chart, ...]:
-    """Write `summary.json`, `requests.csv` and `report.html`; the charts that are on the page.
+    """Write `summary.json`, `requests.csv` and `report.html`; returns the charts of the page.
 
     The folder is made where it is missing. Raises OSError.
     """

@@ -178,7 +178,10 @@ class WithoutHeaders(logging.Filter):
 
 
 def quieten_exporters(environment: Mapping[str, str]) -> None:
-    """Call before any exporter is made. `environment`: where they find their headers."""
+    """Limit what the exporters' loggers write: no headers, and each message once a minute.
+
+    To be called before an exporter is made. `environment`: the variables with its headers.
+    """
     headers = logging.getLogger(_HEADER_LOGGER)
     for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
         headers.removeFilter(known)
