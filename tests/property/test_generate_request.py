@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
@@ -65,7 +65,7 @@ def test_any_message_is_read_or_refused(message: GenerateRequest) -> None:
     assert 1 <= generation.sampling.num_outputs <= 16
     assert generation.stopping.max_tokens is None or generation.stopping.max_tokens >= 1
     # A value that got through is equal to itself, as NaN would not be.
-    assert replace(generation) == generation
+    assert structs.replace(generation) == generation
 
 
 @given(data=st.binary(max_size=60))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.create import create_executor
@@ -89,7 +90,7 @@ def generation_of(
     return Generation(
         prompt=prompt,
         prompt_path="token_ids",
-        sampling=replace(sampling, params=params),
+        sampling=structs.replace(sampling, params=params),
         stopping=stopping,
         output=Output(
             num_logprobs=params.num_logprobs,

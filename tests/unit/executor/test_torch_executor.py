@@ -340,7 +340,7 @@ def test_blocks_follow_from_bytes(folder: Path) -> None:
 
 
 def test_bytes_for_less_than_a_block_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="kv_cache_bytes"):
+    with pytest.raises(ValueError, match="kv_cache_mib must hold a block"):
         TorchExecutor(ExecutorConfig(model_path=folder, kv_cache_bytes=100))
 
 

@@ -146,6 +146,8 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
     link.send(ORDER)
     working.set()
     link.hub.poll(20.0)
+    threads[0].join()
+    link.hub.poll(0.0)
     assert link.next() == CommandResult(ticket=5, payload=b"done")
     threads[0].join()
     link.close()
