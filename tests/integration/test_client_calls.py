@@ -159,6 +159,7 @@ async def test_tokens_and_text(face: Face) -> None:
     assert plain.token_ids == (72, 105)
     assert dialogue.rendered_text == "Hi"
     assert await face.call("detokenize", [72, 105]) == "Hi"
+    assert await face.call("detokenize", []) == ""
     with pytest.raises(ValueError, match="tokenised already"):
         await face.call("tokenize", [1, 2])
 

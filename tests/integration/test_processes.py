@@ -49,7 +49,7 @@ async def test_signals_to_the_whole_tree_drain_it_too() -> None:
 
 async def test_a_signal_before_it_is_ready_ends_it() -> None:
     async with launched(*simulated()) as service:
-        await service.until_logged("starting")
+        await service.until_logged("starting: model")
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
 

@@ -139,7 +139,6 @@ class SpanWriter:
         clock: UnixClock,
     ) -> None:
         self._tracer = provider.get_tracer(SCOPE_NAME, version, SCHEMA_URL)
-        self._on_end = cast(Any, self._tracer).span_processor.on_end
         self._ids = ids
         self._config = config
         self._model = model
@@ -181,6 +180,8 @@ class SpanWriter:
         parent = root.get_span_context()
         assert parent is not None
         root_id = parent.span_id
+        # A disabled SDK's tracer has none; its spans are not recorded.
+        on_end: Callable[[ReadableSpan], None] = cast(Any, self._tracer).span_processor.on_end
         for index in _kept_indices(len(record.segments)):
             segment = record.segments[index]
             span = ReadableSpan(
@@ -199,7 +200,7 @@ class SpanWriter:
                 end_time=to_unix_ns(segment.end_s, offset_ns),
                 instrumentation_scope=root.instrumentation_scope,
             )
-            self._on_end(span)
+            on_end(span)
 
 
 def _kept_indices(num_segments: int) -> Iterable[int]:

@@ -82,7 +82,7 @@ def token_input(
     if len(ids) > IDS_AT_ONCE:
         convert = functools.partial(_long_ids, ids, path, limits)
         return LongTokenInput(num_tokens=len(ids), convert=convert)
-    if len(ids) <= _FEW_IDS and max(values := ids[:]) < limits.vocab_size:
+    if len(ids) <= _FEW_IDS and max(values := ids[:], default=0) < limits.vocab_size:
         return TokenInput(ids=np.array(values, dtype=np.int32))
     found = token_array(ids)
     check_token_ids(found, path, limits, violations)
