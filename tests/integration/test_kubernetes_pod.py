@@ -10,6 +10,8 @@ import hashlib
 import re
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,12 +40,18 @@ def sandbox(folder: Path) -> tuple[str, ...]:
     return through
 
 
-async def test_a_pod_as_the_manifests_make_it(tmp_path: Path) -> None:
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder with a path as short as in a pod: a Unix socket's has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="pod-") as folder:
+        yield Path(folder)
+
+
+async def test_a_pod_as_the_manifests_make_it(root: Path) -> None:
     manifests = build("base")
     settings = dict(settings_of(manifests))
     folders = {
-        item["mountPath"]: tmp_path / item["name"]
-        for item in container_of(manifests)["volumeMounts"]
+        item["mountPath"]: root / item["name"] for item in container_of(manifests)["volumeMounts"]
     }
     for folder in folders.values():
         folder.mkdir()
@@ -64,7 +72,7 @@ async def test_a_pod_as_the_manifests_make_it(tmp_path: Path) -> None:
 
     doors = ("--operations-port", "0", "--metrics-port", "0")
     async with started(
-        *simulated(), *doors, environment=environment, through=sandbox(tmp_path)
+        *simulated(), *doors, environment=environment, through=sandbox(root)
     ) as service:
         async with Client(service.address) as stranger:
             with pytest.raises(Unauthenticated):

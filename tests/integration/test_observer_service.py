@@ -158,6 +158,21 @@ async def test_a_port_that_is_taken_is_told_by_its_option(option: str) -> None:
             ]
 
 
+@pytest.mark.parametrize("too_long", ["engine.sock", "observer.sock"])
+async def test_a_temporary_folder_with_too_long_a_path_is_told(
+    too_long: str, tmp_path: Path
+) -> None:
+    # A Unix socket's path has 107 bytes at most: one more with the name of this socket.
+    length = 108 - len(f"/penstock-12345678/{too_long}")
+    folder = tmp_path / ("x" * (length - len(f"{tmp_path}/")))
+    folder.mkdir()
+    async with launched(*simulated(), *DOORS, environment={"TMPDIR": str(folder)}) as service:
+        assert await service.ended() == 2
+        told = [line for line in service.stderr if line.startswith("penstock serve: ")]
+        assert len(told) == 1
+        assert f"/{too_long}: AF_UNIX path too long (TMPDIR chooses another folder)" in told[0]
+
+
 async def test_ports_are_told_after_the_line_that_says_ready() -> None:
     async with started(*simulated(), *FRONT, *DOORS) as service:
         await service.door("metrics")

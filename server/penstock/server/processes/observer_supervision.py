@@ -14,7 +14,7 @@ from penstock.server.config import ObserverLaunch, encode_launch
 from penstock.server.link.control_frames import FromChild
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.processes.child import Child
-from penstock.server.processes.service_sockets import PortUnavailable, reserve_port
+from penstock.server.processes.service_sockets import PortUnavailable, listen, reserve_port
 from penstock.server.processes.spawn_context import (
     OBSERVER_MODULE,
     SpawnContext,
@@ -51,7 +51,7 @@ class ObserverSupervision:
         self._ports: dict[str, int | None] = {"metrics_port": None, "operations_port": None}
 
     def open(self, folder: Path, stack: ExitStack) -> None:
-        """Reserve the ports and listen for fronts. Raises PortUnavailable naming the option."""
+        """Reserve the ports and listen for fronts. Raises PortUnavailable with what to change."""
         for name in self._ports:
             wanted: int | None = getattr(self._config, name)
             if wanted is None:
@@ -61,11 +61,8 @@ class ObserverSupervision:
             except PortUnavailable as error:
                 raise PortUnavailable(f"{name.replace('_', '-')}: {error}") from error
             self._ports[name] = reserved.getsockname()[1]
-        path = folder / "observer.sock"
-        self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        self._listener.bind(str(path))
-        self._listener.listen(_BACKLOG)
-        self.socket_path = path
+        self.socket_path = folder / "observer.sock"
+        self._listener = listen(stack, self.socket_path, _BACKLOG)
 
     async def keep_alive(self) -> int:
         """As `SupervisedProcess.keep_alive`, but a crash loop is not an error of the service."""

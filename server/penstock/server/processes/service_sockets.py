@@ -79,6 +79,19 @@ class PortUnavailable(Exception):
     """The address cannot be listened on; the message gives the reason."""
 
 
+def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.socket:
+    """A Unix socket at `path`, listening, that `stack` closes. Raises PortUnavailable."""
+    listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        raise PortUnavailable(
+            f"cannot listen on {path}: {error} (TMPDIR chooses another folder)"
+        ) from error
+    listener.listen(backlog)
+    return listener
+
+
 def reserve_port(host: str, port: int) -> socket.socket:
     """A bound socket; its `getsockname()[1]` is the port (a free one when `port` is 0).
 

@@ -39,6 +39,7 @@ from penstock.server.processes.service_sockets import (
     SOCKET_NAME,
     PortUnavailable,
     create_folder,
+    listen,
     reserve_port,
 )
 from penstock.server.processes.spawn_context import SpawnContext
@@ -245,23 +246,14 @@ class Supervisor:
     def _open_sockets(self, stack: ExitStack) -> None:
         try:
             reserved = stack.enter_context(reserve_port(self._config.host, self._config.port))
+            self._port = reserved.getsockname()[1]
+            folder = create_folder(stack)
+            self._socket_path = folder / SOCKET_NAME
+            self._link_listener = listen(stack, self._socket_path, _LINK_BACKLOG)
+            if self._observer is not None:
+                self._observer.open(folder, stack)
         except PortUnavailable as error:
             raise CannotStart(str(error)) from error
-        self._port = reserved.getsockname()[1]
-        folder = create_folder(stack)
-        self._socket_path = folder / SOCKET_NAME
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        try:
-            listener.bind(str(self._socket_path))
-        except OSError as error:
-            raise CannotStart(f"cannot bind {self._socket_path}: {error}") from error
-        listener.listen(_LINK_BACKLOG)
-        self._link_listener = listener
-        if self._observer is not None:
-            try:
-                self._observer.open(folder, stack)
-            except PortUnavailable as error:
-                raise CannotStart(str(error)) from error
 
     def _open_memories(self, stack: ExitStack) -> None:
         self._flight.create(self._port)
