@@ -117,16 +117,19 @@ def refuse_field(
     return RequestError(Refusal(reason=reason, metadata=metadata, violations=(violation,)))
 
 
-def refuse_feature(feature: str, path: str = "") -> RequestError:
-    """The error to raise for an unsupported feature: a field of ModelFeatures, requested at
-    `path`.
+def refuse_feature(feature: str, path: str = "", executor: str = "") -> RequestError:
+    """The error to raise for an unsupported feature, a field of ModelFeatures.
+
+    `path`: the field that requested it. `executor`: the name of the executor that lacks it; empty
+    if no executor would support it here.
     """
+    lacking = f"the {executor} executor" if executor else "this service"
     metadata = {"feature": feature, "field": path} if path else {"feature": feature}
     return RequestError(
         Refusal(
             reason=ErrorReason.FEATURE_UNSUPPORTED,
             message=(
-                f"{f'{path}: ' if path else ''}{feature} is not supported by this service;"
+                f"{f'{path}: ' if path else ''}{feature} is not supported by {lacking};"
                 " GetModel (penstock models --json) lists what is"
             ),
             metadata=metadata,

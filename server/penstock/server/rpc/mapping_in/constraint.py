@@ -96,7 +96,9 @@ def read_constraint(
         violations.add("constraint", "exactly one kind is required")
         return None
     if Feature(kind) not in limits.features:
-        violations.require_feature(kind, f"constraint.{kind}", is_supported=False)
+        violations.require_feature(
+            kind, f"constraint.{kind}", is_supported=False, executor=limits.executor
+        )
         return None
     _check_company(request, violations)
     return _READERS[kind](constraint, limits, violations)
