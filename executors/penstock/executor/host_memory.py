@@ -1,4 +1,4 @@
-"""How much more memory this process may take: what the machine has available, or less where a
+"""The memory that this process may still take: what the machine has available, or less where a
 control group limits it, which `docker run --memory` and limits of Kubernetes set.
 
 The page cache counts as available: the kernel drops it for processes that need memory.
@@ -21,8 +21,8 @@ _MACHINE = Path("/proc/meminfo")
 def available_bytes(
     machine: Path = _MACHINE, groups: Path = GROUPS, mount: Path = MOUNT
 ) -> int | None:
-    """None where the system does not report it. `machine`: /proc/meminfo; `groups` and `mount`:
-    see `control_groups`.
+    """Bytes that may still be allocated; None where the system does not report it. `machine`:
+    /proc/meminfo; `groups` and `mount`: see `control_groups`.
     """
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(machine), re.MULTILINE)
     rooms = [] if found is None else [int(found[1]) * 1024]
@@ -32,7 +32,7 @@ def available_bytes(
 
 
 def _room(group: ControlGroup) -> list[int]:
-    """Below the group's limit; empty without one."""
+    """Memory left below the group's limit; empty without one."""
     names = ("limit_in_bytes", "usage_in_bytes") if group.is_first_version else ("max", "current")
     limit, used = (group.read(f"memory.{name}").strip() for name in names)
     if not (limit.isdecimal() and used.isdecimal()):

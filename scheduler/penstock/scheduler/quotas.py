@@ -193,9 +193,9 @@ class QuotaAccounts:
     def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
         """Charge an admitted request, `spec` being its leader.
 
-        `index`: its tenant's in the table of tenants. Its prompt is computed once and charged once;
-        every output counts as live and as a request of the minute. A replay was charged when it was
-        first admitted: only its outputs count, as live.
+        `index`: that of its tenant in the table of tenants. Its prompt is computed once and charged
+        once; every output counts as live and as a request of the minute. A replay was charged when
+        it was first admitted: only its outputs count, as live.
         """
         tenant = spec.tenant
         row = self._row_of.get(tenant)

@@ -4,8 +4,8 @@ Turns admissions, preemptions and tokens into a state, three sums, and the list 
 `segments_of` makes the segments of a record. Takes every time as an argument, in seconds on the
 engine's clock, and reads no clock.
 
-With several outputs the request is as far as its foremost output: it waits only while none of its
-outputs runs. The engine's details are those of its first output.
+A request with several outputs waits only while none of them runs. The engine's details are those of
+its first output.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ DELIVER: Final = SegmentKind.DELIVER
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """The start of a phase, which lasts until the next mark; then its details.
+    """The start of a phase, which lasts until the next mark, and details of the phase.
 
     `num_tokens_by_then`: of output, at the end of a phase that ended by a preemption; -1 otherwise.
     `is_engine_lost`: waiting without an engine, so in no queue.

@@ -134,7 +134,7 @@ def _checked(kind: Any, data: object, where: str) -> Any:
 
 
 def _abbreviated(data: object) -> str:
-    """A value in an error message; a long or nested one by its type."""
+    """A value for an error message; the type of a long or nested one."""
     match data:
         case Mapping():
             return "an object"

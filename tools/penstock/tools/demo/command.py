@@ -136,7 +136,7 @@ def _service(args: argparse.Namespace, *serve_args: str) -> OwnService:
 
 
 async def _scene(args: argparse.Namespace) -> int:
-    """One of the scenes, on separate services."""
+    """Run one of the scenes, on separate services."""
     from penstock.tools.demo import deadline, flood
     from penstock.tools.demo.kill import kill_scene
 

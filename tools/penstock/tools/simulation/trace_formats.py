@@ -119,7 +119,7 @@ class RecordedParser:
 
 
 def parser_of(trace_format: TraceFormat) -> LineParser:
-    """A fresh parser."""
+    """A new parser."""
     match trace_format:
         case TraceFormat.AZURE:
             return AzureParser()

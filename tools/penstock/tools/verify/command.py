@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _verify(args: argparse.Namespace) -> int:
-    from penstock.server.cli.installation import look_around
+    from penstock.server.cli.installation import collect_installation
     from penstock.tools.verify.all_checks import ALL_CHECKS
     from penstock.tools.verify.report import Report, heading_lines
 
@@ -138,7 +138,7 @@ async def _verify(args: argparse.Namespace) -> int:
     if args.json is not None and not args.json.parent.is_dir():
         # Checked now: after the checks, their results would be lost.
         raise UsageError(f"--json: folder {args.json.parent} does not exist")
-    installation = await asyncio.to_thread(look_around)
+    installation = await asyncio.to_thread(collect_installation)
     print("\n".join(heading_lines(installation)), flush=True)
     run = _Run(args)
     try:

@@ -93,7 +93,7 @@ def _temperature(options: SamplingOptions, violations: Violations) -> float:
 
 
 def _penalty(name: str, value: float, violations: Violations) -> float:
-    """Unset reads as 0, the default."""
+    """A penalty; 0, the default, if unset."""
     return value and violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
 
 
@@ -236,7 +236,7 @@ def read_output(
 
 
 def check_no_chunks(request: GenerateRequest) -> None:
-    """For a response in one message. Raises RequestError for options that split the stream."""
+    """Raise RequestError for options that split a stream: the response is one message."""
     violations = Violations()
     has = request.output.HasField
     for path, is_set in (
@@ -357,6 +357,6 @@ def read_resumption(
 
 
 def check_not_resumable(request: GenerateRequest) -> None:
-    """For a response in one message. Raises RequestError: there is no stream to resume."""
+    """Raise RequestError for a resume timeout: the response is one message."""
     if request.HasField(_RESUME_PATH):
         raise refuse_field(_RESUME_PATH, "must not be set: the response is one message")
