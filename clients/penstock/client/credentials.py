@@ -58,7 +58,7 @@ def token_from(path: Path) -> Callable[[], str]:
         try:
             token = data.decode("ascii").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"token: {path} holds none") from None
+            raise ValueError(f"token: {path} contains no token") from None
         _check_form(token)
         return token
 

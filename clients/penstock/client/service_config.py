@@ -51,7 +51,7 @@ def retry_service_config(policy: RetryPolicy) -> str:
     would be sent again. `max_attempts` is cut to gRPC's 5. Raises ValueError for fewer than 2.
     """
     if policy.max_attempts < 2:
-        raise ValueError("max_attempts: one attempt is no retry policy")
+        raise ValueError("max_attempts: a retry policy needs at least two attempts")
     method: Mapping[str, Any] = {
         "name": [{"service": service} for service in _SERVICES],
         "retryPolicy": {

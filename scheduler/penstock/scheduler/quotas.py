@@ -248,7 +248,7 @@ class QuotaAccounts:
         if any(name not in self._row_of for name in num_live):
             found.append("a tenant with live requests has no quota account")
         if not np.isfinite(self._tokens_full_s).all():
-            found.append("a quota account is no number")
+            found.append("a quota account is not a number")
         return found
 
     def _token_price_s(self, tenant: str) -> float:

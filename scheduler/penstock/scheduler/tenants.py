@@ -160,7 +160,7 @@ class Tenants:
         found: list[str] = []
         count = len(self._name_of)
         if not (np.isfinite(self.service).all() and (self.service >= 0.0).all()):
-            found.append("a tenant's service is no number")
+            found.append("a tenant's service is not a number")
         if len(self._idle) > MAX_IDLE_TENANTS or len(self._backlog) > 2 * count + 64:
             found.append("the table of tenants outgrows its bound")
         for name, index in self._index_of.items():

@@ -72,7 +72,7 @@ def recognise(path: Path) -> ModelFolder:
     """Inspect a folder. Never raises: an unclear folder is UNKNOWN, with the reason."""
     try:
         if not path.is_dir():
-            return _unknown(path, f"{path} is no folder")
+            return _unknown(path, f"{path} is not a folder")
         if not (path / "config.json").is_file():
             return _unknown(path, f"{path} contains no config.json")
         config = _read(path / "config.json")

@@ -175,6 +175,6 @@ def _texts(value: object) -> tuple[str, ...]:
     texts: list[str] = []
     for item in cast("Sequence[object]", value):
         if not isinstance(item, str):
-            raise ValueError(f"serve_options: {item!r} is no text; put it in quotes")
+            raise ValueError(f"serve_options: {item!r} is not a string; put it in quotes")
         texts.append(item)
     return tuple(texts)

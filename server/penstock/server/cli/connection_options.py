@@ -153,7 +153,7 @@ def _check_pem(name: str, path: Path) -> None:
     what = b"PRIVATE KEY-----" if name == "key" else b"-----BEGIN CERTIFICATE-----"
     if what not in data:
         wanted = "private key" if name == "key" else "certificate"
-        raise UsageError(f"--{name}: {path} holds no {wanted} in PEM form")
+        raise UsageError(f"--{name}: {path} contains no {wanted} in PEM form")
 
 
 def _token_reader(path: Path) -> Callable[[], str]:

@@ -206,7 +206,7 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
     path = given.expanduser().resolve()
     for name in ("tokenizer.json", "config.json"):
         if not (path / name).is_file():
-            raise ValueError(f"{sources.spell('tokenizer')}: {path} holds no {name}")
+            raise ValueError(f"{sources.spell('tokenizer')}: {path} contains no {name}")
     return path
 
 
@@ -232,7 +232,7 @@ def _writable_folder(sources: "Sources", name: str) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is no folder" if path.exists() else error.strerror
+        why = "it is not a folder" if path.exists() else error.strerror
         raise ValueError(f"{sources.spell(name)}: {path} cannot be created: {why}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"{sources.spell(name)}: {path} cannot be written to")

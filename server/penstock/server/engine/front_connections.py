@@ -245,7 +245,7 @@ class FrontConnections:
             connection.is_observer = True
             return self.dispatcher.hello_frame
         if not isinstance(hello, FrontHello):
-            raise LinkError("the first frame is no hello")
+            raise LinkError("the first frame is not a hello")
         earlier = self._by_front.get(hello.front_id)
         if earlier is not None:
             # The front lost its connection and reconnected before we saw the end of the old one.

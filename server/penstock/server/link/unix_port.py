@@ -186,7 +186,7 @@ class UnixEnginePort:
                 listener.on_hello(hello)
                 self._cache.on_hello(hello)
             case _ if not connection.is_established:
-                raise LinkError("the first frame is no hello")
+                raise LinkError("the first frame is not a hello")
             case StepEvents() as events:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):

@@ -55,7 +55,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"the key {key!r} is there twice")
+            raise ValueError(f"duplicate key {key!r}")
         values[key] = value
     return values
 

@@ -65,7 +65,7 @@ def flight_trace(path: Path) -> FlightTrace:
         if num_output:
             counted.append((life.asked.arrival_s, life.asked, num_output))
     if not counted:
-        raise FlightError("holds no requests")
+        raise FlightError("contains no requests")
     counted.sort(key=lambda each: each[0])
     start_s = counted[0][0]
     return FlightTrace(

@@ -133,7 +133,9 @@ class NativeDecoder:
         num_tokens, hidden = residual.shape
         dtype = self._room.dtype
         if hidden != self._widths[0] or residual.dtype is not dtype:
-            raise ValueError(f"{residual.dtype} {tuple(residual.shape)} is no row of this decoder")
+            raise ValueError(
+                f"{residual.dtype} {tuple(residual.shape)} is not a row of this decoder"
+            )
         if rows.num_tokens != num_tokens or not residual.is_contiguous():
             raise ValueError(f"{num_tokens} rows for {rows.num_tokens} tokens, or not dense ones")
         if len(self._room) < num_tokens:

@@ -123,7 +123,7 @@ class ServiceOperations:
             if (problem := _problem_of(answer))
         ]
         if problems:
-            raise OperationsError(f"not everywhere: {'; '.join(problems)}")
+            raise OperationsError(f"some processes failed: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
         """See `Operations`."""

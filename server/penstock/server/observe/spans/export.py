@@ -255,7 +255,7 @@ def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
         arguments["timeout"] = DEFAULT_TIMEOUT_S
     exporter = found.load()(**arguments)
     if not isinstance(exporter, SpanExporter):
-        raise TypeError(f"OTEL_TRACES_EXPORTER: {name!r} is no exporter of spans")
+        raise TypeError(f"OTEL_TRACES_EXPORTER: {name!r} is not a span exporter")
     return exporter
 
 

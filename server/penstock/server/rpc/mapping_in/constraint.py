@@ -47,7 +47,7 @@ _BRACES = r"\{\s*+(?P<low>[0-9]*+)\s*+(?:(?P<comma>,)\s*+(?P<high>[0-9]*+)\s*+)?
 # An escaped bracket opens nothing, and a character class hides its content.
 _PATTERN_TOKEN: Final = re.compile(
     r"(?P<back_reference>\\[1-9]|\\k[<{']|\(\?P=)"
-    r"|(?P<collect_installation>\(\?<?[=!])"
+    r"|(?P<look_around>\(\?<?[=!])"
     r"|(?P<open>\()|(?P<close>\))"
     rf"|(?P<braces>{_BRACES})"
     r"|(?P<mark>[*+?|])"
@@ -350,7 +350,7 @@ def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
     counter.new_text()
     for token in _PATTERN_TOKEN.finditer(pattern):
         kind = token.lastgroup
-        if kind in ("back_reference", "collect_installation"):
+        if kind in ("back_reference", "look_around"):
             return f"has a {kind.replace('_', '-')} at character {token.start()}"
         if fault := counter.fault_after(token):
             return fault
