@@ -199,7 +199,7 @@ def test_a_field_of_made_up_traffic_is_named(
             ("--candidate", '{"name": "big", "num_blocks": 0}'),
             "--candidate: [0].num_blocks must be at least 1, not 0 (candidate 'big')",
         ),
-        (("--candidate", '{"name": "a", "price": -1}'), "[0]: price must be positive"),
+        (("--candidate", '{"name": "a", "price": -1}'), "[0]: price must be above 0"),
         (("--candidate", '{"name": "\\ud800"}'), "[0]: name must be Unicode text"),
         (("--batch-size", "4"), "--batch-size has no effect with the policy fair"),
         (("--start-s", "1000"), "the trace has no requests"),

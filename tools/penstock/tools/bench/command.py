@@ -17,12 +17,15 @@ from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_sign
 from penstock.server.cli.connection import UsageError, default_address, run_reporting
 from penstock.server.cli.connection_options import add_connection_options
 from penstock.tools.bench.options import (
+    TRACE_CHANGES,
     add_load_options,
     add_target_options,
     check_options,
     plans_of,
     sender_of,
+    trace_changes,
 )
+from penstock.tools.flags import read_settings
 from penstock.tools.own_service import OwnService, ServiceFailed
 from penstock.tools.progress_line import ProgressLine
 
@@ -108,9 +111,11 @@ async def _bench(args: argparse.Namespace) -> int:
 
 
 async def _with_own_service(args: argparse.Namespace) -> int:
+    from penstock.tools.bench.plan import BenchOptions
+
     service = OwnService(
         args.rest,
-        start_timeout_s=args.start_timeout_s,
+        start_timeout_s=read_settings(args, BenchOptions).start_timeout_s,
         stop_timeout_s=_STOP_TIMEOUT_S,
         # Containers are configured by their environment, so the service under test reads it too.
         environment=os.environ,
@@ -125,15 +130,12 @@ async def _with_own_service(args: argparse.Namespace) -> int:
 
 async def _measure(args: argparse.Namespace, address: str) -> int:
     from penstock.tools.bench.fleet import Fleet
+    from penstock.tools.bench.plan import BenchOptions
 
     sender = sender_of(args, address)
     model = await _model_at(sender, args.model)
     plans = plans_of(args, model, secrets.randbelow(2**32))
-    try:
-        fleet = Fleet(sender, args.processes)
-    except ValueError as error:
-        raise UsageError(f"--processes: {error}") from error
-    async with fleet:
+    async with Fleet(sender, read_settings(args, BenchOptions).num_processes) as fleet:
         runs = await _run_all(args, fleet, plans)
     return _report(args, sender, model, runs)
 
@@ -210,8 +212,8 @@ def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
     """The trace and its changes; its folder is not reported."""
     if args.trace is None:
         return None
-    names = ("load", "start_s", "max_prompt_tokens", "max_output_tokens")
-    return {"file": args.trace.name, **{name: getattr(args, name) for name in names}}
+    changes = trace_changes(args)
+    return {"file": args.trace.name, **{name: getattr(changes, name) for name in TRACE_CHANGES}}
 
 
 def bar_text(heading: str, plan: "LoadPlan", now_s: float, progress: "WorkerProgress") -> str:
