@@ -25,14 +25,13 @@ from penstock.tools.bench.options import (
     sender_of,
     trace_changes,
 )
-from penstock.tools.flags import read_settings
 from penstock.tools.own_service import OwnService, ServiceFailed
 from penstock.tools.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from penstock.client import Model
     from penstock.tools.bench.fleet import Fleet, LoadRun
-    from penstock.tools.bench.plan import LoadPlan
+    from penstock.tools.bench.plan import BenchOptions, LoadPlan
     from penstock.tools.bench.sender import SenderConfig
     from penstock.tools.bench.worker import WorkerProgress
 
@@ -96,13 +95,13 @@ async def _bench(args: argparse.Namespace) -> int:
     from penstock.tools.bench.fleet import FleetFailed
     from penstock.tools.bench.latency_histogram import RecordingUnavailable, require_hdr_histogram
 
-    check_options(args)
+    options = check_options(args)
     try:
         require_hdr_histogram()
         if not args.own_service:
             address = args.rest[0] if args.rest else default_address(os.environ)
-            return await _measure(args, address)
-        return await _with_own_service(args)
+            return await _measure(args, options, address)
+        return await _with_own_service(args, options)
     except RecordingUnavailable as error:
         raise UsageError(str(error)) from error
     except FleetFailed as error:
@@ -110,32 +109,29 @@ async def _bench(args: argparse.Namespace) -> int:
         return ExitCode.FAILED
 
 
-async def _with_own_service(args: argparse.Namespace) -> int:
-    from penstock.tools.bench.plan import BenchOptions
-
+async def _with_own_service(args: argparse.Namespace, options: "BenchOptions") -> int:
     service = OwnService(
         args.rest,
-        start_timeout_s=read_settings(args, BenchOptions).start_timeout_s,
+        start_timeout_s=options.start_timeout_s,
         stop_timeout_s=_STOP_TIMEOUT_S,
         # Containers are configured by their environment, so the service under test reads it too.
         environment=os.environ,
     )
     try:
         async with service:
-            return await _measure(args, service.address)
+            return await _measure(args, options, service.address)
     except ServiceFailed as failure:
         print(f"penstock bench: {failure}", file=sys.stderr, flush=True)
         return ExitCode.UNAVAILABLE if service.start_s is None else ExitCode.FAILED
 
 
-async def _measure(args: argparse.Namespace, address: str) -> int:
+async def _measure(args: argparse.Namespace, options: "BenchOptions", address: str) -> int:
     from penstock.tools.bench.fleet import Fleet
-    from penstock.tools.bench.plan import BenchOptions
 
     sender = sender_of(args, address)
     model = await _model_at(sender, args.model)
     plans = plans_of(args, model, secrets.randbelow(2**32))
-    async with Fleet(sender, read_settings(args, BenchOptions).num_processes) as fleet:
+    async with Fleet(sender, options.num_processes) as fleet:
         runs = await _run_all(args, fleet, plans)
     return _report(args, sender, model, runs)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.client import Model
     from penstock.server.observe.recording.trace import TraceRequest
     from penstock.server.settings.sources import Sources
-    from penstock.tools.bench.plan import LoadPlan
+    from penstock.tools.bench.plan import BenchOptions, LoadPlan
     from penstock.tools.bench.sender import SenderConfig
     from penstock.tools.simulation.transform import TransformConfig
 
@@ -75,8 +75,13 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     add_settings(targets, LoadPlan, ["targets"])
 
 
-def check_options(args: argparse.Namespace) -> None:
-    """Raise UsageError for flags that exclude each other, before anything is started."""
+def check_options(args: argparse.Namespace) -> "BenchOptions":
+    """Before anything is started. Raises BadSetting, and UsageError for flags that exclude each
+    other.
+    """
+    from penstock.tools.bench.plan import BenchOptions
+
+    options = read_settings(args, BenchOptions)
     _check_source(args)
     if args.arrivals is not None and args.rates is None:
         raise UsageError("--arrivals requires --rates")
@@ -86,6 +91,7 @@ def check_options(args: argparse.Namespace) -> None:
             raise UsageError(f"{option}: folder {path.parent} does not exist")
     if len(args.rest) > 1 and not args.own_service:
         raise UsageError(f"{args.rest[1]}: options of serve require --own-service and go after --")
+    return options
 
 
 def _check_source(args: argparse.Namespace) -> None:
