@@ -59,7 +59,7 @@ _HEARTBEAT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyLimits:
-    """Limits of a verification, in seconds where the names say so. `concurrency`: of streams."""
+    """Limits of a verification."""
 
     concurrency: int = setting(
         32, "verify", "concurrent streams in the checks under load", at_least=1
