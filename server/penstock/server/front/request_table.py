@@ -4,7 +4,6 @@ Owns the two indexes and the keys. Ids are per tenant: another tenant may use th
 the only place where a request leaves.
 """
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,8 +38,6 @@ class RequestTable:
         self._max_live_requests = max_live_requests
         self._max_of_tenant = max_live_requests - max_live_requests // 8
         self._searched_s = -math.inf
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -100,7 +97,6 @@ class RequestTable:
             raise refuse(ErrorReason.QUEUE_FULL, f"the front is full: {limit}, and {part}")
         self._num_of_tenant[tenant] += 1
         self._by_id[tenant, request.request_id] = request
-        self._empty.clear()
 
     def add_outputs(self, request: LiveRequest) -> None:
         """Make the outputs of a started request findable by key."""
@@ -133,12 +129,6 @@ class RequestTable:
             if not self._num_of_tenant[request.tenant]:
                 del self._num_of_tenant[request.tenant]
         self.remove_outputs(request)
-        if not self._by_id:
-            self._empty.set()
-
-    async def wait_until_empty(self) -> None:
-        """Return once no request is live."""
-        await self._empty.wait()
 
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:
