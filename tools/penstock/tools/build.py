@@ -45,10 +45,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "settings, the GPUs and the version. Hugging Face folders, quantised ones too, need no\n"
         "build. `penstock serve` never builds.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

@@ -133,7 +133,7 @@ class RequestTable:
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:
     """The view of `request` now."""
-    marks = request.phases.marks
+    segments = request.phases.segments
     return FrontView(
         front_id=front_id,
         keys=tuple(output.key for output in request.outputs),
@@ -142,8 +142,8 @@ def view_of(request: LiveRequest, front_id: int) -> FrontView:
         priority=request.generation.urgency.priority,
         trace_id=request.trace_id.hex(),
         arrival_s=request.arrival_s,
-        phase=marks[-1].kind,
-        history=tuple((mark.kind, mark.since_s) for mark in marks),
+        phase=segments[-1].kind,
+        history=tuple((segment.kind, segment.start_s) for segment in segments),
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_output_tokens=request.num_output_tokens,

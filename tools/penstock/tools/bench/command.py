@@ -63,7 +63,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "  penstock bench --own-service --concurrency 64 -- --executor simulated\n\n"
         "See docs/bench.md.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "rest",
@@ -73,7 +72,6 @@ def add_parser(subparsers: Subparsers) -> None:
         " with --own-service: the options of `penstock serve`, after --",
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

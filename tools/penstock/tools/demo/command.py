@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.scheduler.setting import setting
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Parser, Subparsers, until_signal
+from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_signal
 from penstock.server.cli.connection import run_reporting
 from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
 from penstock.tools.demo.view import View, choose_view
@@ -54,11 +54,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="start a service, stream three generations at once, stop it",
         description="Start a service with the demo model on a free port, stream three generations"
         " at the same time, show their states and timings, and stop the service.",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run, scene="")
 
 
 def _add_options(parser: Parser) -> None:
@@ -66,7 +63,7 @@ def _add_options(parser: Parser) -> None:
     scene = parser.add_mutually_exclusive_group()
     for name, help_text in _SCENES.items():
         scene.add_argument(
-            f"--{name}", dest="scene", action="store_const", const=name, help=help_text
+            f"--{name}", dest="scene", action="store_const", const=name, default="", help=help_text
         )
 
 

@@ -55,10 +55,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Replay a trace on simulated replicas of each candidate and find the smallest\n"
         "number that meets the targets. See docs/planning.md.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

@@ -59,10 +59,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Replay a trace through the production scheduler over a simulated device:\n"
         "hours of traffic in seconds. See docs/simulation.md.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

@@ -93,10 +93,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "The report contains versions, limits, outcomes and figures; no prompts but the built-in\n"
         "ones, no host names, no environment variables, and no paths without --with-paths.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:
