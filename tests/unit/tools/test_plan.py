@@ -8,7 +8,7 @@ import pytest
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
-from penstock.tools.plan.plan import Plan, guessed_replicas, make_plan
+from penstock.tools.plan.plan import Plan, PlanSearch, guessed_replicas, make_plan
 from penstock.tools.plan.report import plan_json, plan_lines, write_plan_report
 from penstock.tools.plan.target import PlanTarget, Verdict
 from penstock.tools.plan.window import busiest_window
@@ -30,13 +30,8 @@ def candidate(name: str, step_s: float = 1.0, price: float | None = None) -> Can
 
 
 def planned(*candidates: Candidate, max_replicas: int = 8, num_curve_requests: int = 30) -> Plan:
-    return make_plan(
-        WINDOW,
-        candidates,
-        TARGET,
-        max_replicas=max_replicas,
-        num_curve_requests=num_curve_requests,
-    )
+    search = PlanSearch(max_replicas=max_replicas, num_curve_requests=num_curve_requests)
+    return make_plan(WINDOW, candidates, TARGET, search)
 
 
 def test_three_seconds_of_work_a_second_take_three_replicas() -> None:
@@ -99,9 +94,8 @@ def test_who_watches_is_told_of_every_simulation() -> None:
             self.told.append((what, verdict.meets))
 
     watcher = Watcher()
-    make_plan(
-        WINDOW, [candidate("s")], TARGET, max_replicas=2, num_curve_requests=0, watcher=watcher
-    )
+    search = PlanSearch(max_replicas=2, num_curve_requests=0)
+    make_plan(WINDOW, [candidate("s")], TARGET, search, watcher)
 
     assert watcher.told == [("s, 2 replicas", False)]
     # At once, and again whenever some time has passed.

@@ -40,8 +40,13 @@ class Parser(argparse.ArgumentParser):
     fill: "Callable[[Parser], None] | None" = None
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        # No abbreviations: a prefix of a flag may become ambiguous in a later release.
-        super().__init__(*args, **{"allow_abbrev": False, **settings})
+        usual: dict[str, Any] = {
+            # A prefix of a flag may become ambiguous in a later release.
+            "allow_abbrev": False,
+            "epilog": EXIT_CODES_HELP,
+            "formatter_class": argparse.RawDescriptionHelpFormatter,
+        }
+        super().__init__(*args, **{**usual, **settings})
 
     def filled(self) -> "Parser":
         """The parser, with all options."""

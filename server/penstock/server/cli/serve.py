@@ -59,10 +59,8 @@ def add_parser(subparsers: Subparsers) -> None:
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_flags
-    parser.set_defaults(run=run)
 
 
 def _add_flags(parser: Parser) -> None:

@@ -18,7 +18,7 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_output import captured_prompt
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.phases import PREPARE, segments_of
+from penstock.server.front.phases import PREPARE
 from penstock.server.front.watched_write import WatchedWrite
 from penstock.server.observe.request_record import (
     Content,
@@ -109,8 +109,8 @@ class RequestAccount:
             request_id, finish_reasons = live.request_id, live.finish_reasons
             numbers, num_writes = _numbers_of(live), live.stream.num_writes
             # The engine's timestamps may be slightly later than ours.
-            end_s = max(self.end_s, live.phases.marks[-1].since_s)
-            segments = segments_of(live.phases.marks, end_s=end_s, num_tokens=numbers[2])
+            end_s = max(self.end_s, live.phases.segments[-1].start_s)
+            segments = live.phases.segments_until(end_s, num_tokens=numbers[2])
             content = _content_of(live) if has_content else None
         return RequestRecord(
             sequence,

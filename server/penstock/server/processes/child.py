@@ -5,7 +5,6 @@ be started again.
 """
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -26,8 +25,6 @@ from penstock.server.link.control_frames import (
     ToChild,
 )
 from penstock.server.processes.exit_codes import describe_exit
-
-log = logging.getLogger(__name__)
 
 _STDERR_FD = 2
 _FINAL_FRAMES_S = 1.0

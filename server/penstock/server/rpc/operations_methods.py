@@ -20,8 +20,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
-    Operations,
     OperationsError,
     RequestView,
     arrival_order,

@@ -149,31 +149,6 @@ class Tokenizer:
         )
         return await self._run(steps, len(text), account)
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        add_generation_prompt: bool = True,
-        max_bytes: int = MAX_RENDERED_BYTES,
-        max_tokens: int | None = None,
-        data: TemplateData = NO_DATA,
-    ) -> EncodedChat:
-        """Render with the chat template and encode; the template adds the special tokens.
-
-        Raises ChatTemplateMissing, ChatTemplateError (also when the text is longer than
-        `max_bytes`), ToolsUnsupported, BadTemplateArgument, ControlTokenError, and TooManyTokens.
-        """
-        return run_at_once(
-            self._encode_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                max_bytes=max_bytes,
-                max_tokens=max_tokens,
-                data=data,
-                account=TextAccount(),
-            )
-        )
-
     async def encode_chat_async(
         self,
         messages: Sequence[ChatMessage],
@@ -185,10 +160,12 @@ class Tokenizer:
         data: TemplateData = NO_DATA,
         account: TextAccount | None = None,
     ) -> EncodedChat:
-        """`encode_chat`, in threads if the chat is long; otherwise as `encode_async`.
+        """Render with the chat template and encode; the template adds the special tokens.
 
-        With `window_tokens` the oldest turns are dropped to fit (chat_window.py), or WindowTooSmall
-        is raised.
+        In threads if the chat is long, as `encode_async`. With `window_tokens` the oldest turns are
+        dropped to fit (chat_window.py), or WindowTooSmall is raised. Raises ChatTemplateMissing,
+        ChatTemplateError (also when the text is longer than `max_bytes`), ToolsUnsupported,
+        BadTemplateArgument, ControlTokenError, TooManyTokens and TooMuchText.
         """
         account = account or TextAccount()
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes

@@ -87,10 +87,6 @@ class TokenizerPool:
         self._bytes_of: dict[str, int] = {}
         self._bytes_per_s = _FIRST_BYTES_PER_S
 
-    def bytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant, waiting and in work."""
-        return self._bytes_of.get(tenant, 0)
-
     async def run(
         self,
         steps: Steps[T],

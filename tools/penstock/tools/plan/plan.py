@@ -10,18 +10,44 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
 from penstock.tools.plan.target import PlanTarget, Verdict, judge
 from penstock.tools.plan.window import PlanWindow
-from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
+from penstock.tools.simulation.cluster import MAX_REPLICAS, ClusterConfig, simulate_cluster
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import Progress
 from penstock.tools.targets import Targets
 
 CURVE_LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Points of the curve, as multiples of the load that one replica has in the plan."""
-DEFAULT_CURVE_REQUESTS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSearch:
+    """What is simulated. Raises SettingError naming the field."""
+
+    window_s: float = setting(
+        600.0,
+        "target",
+        "plan for the busiest seconds, after --load; inf for all",
+        above=0,
+        may_be_infinite=True,
+    )
+    max_replicas: int = setting(
+        64, "target", "replicas that are tried", at_least=1, at_most=MAX_REPLICAS
+    )
+    num_curve_requests: int = setting(
+        2000,
+        "curve",
+        "requests for each point of the curve of one replica, 0 for no curve",
+        name="curve_requests",
+        at_least=0,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class PlanWatcher(Protocol):
@@ -90,15 +116,11 @@ def make_plan(
     window: PlanWindow,
     candidates: Sequence[Candidate],
     target: PlanTarget,
-    *,
-    max_replicas: int,
-    num_curve_requests: int = DEFAULT_CURVE_REQUESTS,
+    search: PlanSearch,
     watcher: PlanWatcher | None = None,
 ) -> Plan:
-    """Plan for each candidate. `num_curve_requests`: requests of the window for each point of the
-    curve; 0: no curve. Raises ValueError for limits that are too small."""
-    if num_curve_requests < 0:
-        raise ValueError(f"num_curve_requests must not be negative, not {num_curve_requests}")
+    """Plan for each candidate."""
+    max_replicas, num_curve_requests = search.max_replicas, search.num_curve_requests
     plans = tuple(
         _Planner(window, candidate, target, watcher).plan(max_replicas, num_curve_requests)
         for candidate in candidates

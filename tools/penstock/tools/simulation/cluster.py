@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadAccount
 from penstock.tools.simulation.recorder import RunRecorder
@@ -32,17 +33,16 @@ MAX_REPLICAS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Equal replicas behind a router. Raises ValueError naming the field."""
+    """Equal replicas behind a router. Raises SettingError naming the field."""
 
     replica: SimulationConfig
-    num_replicas: int = 1
+    num_replicas: int = setting(
+        1, "routing", "servers side by side", name="replicas", at_least=1, at_most=MAX_REPLICAS
+    )
     routing: RoutingConfig = RoutingConfig()  # noqa: RUF009 -- frozen
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_replicas <= MAX_REPLICAS:
-            raise ValueError(
-                f"num_replicas must be in 1 .. {MAX_REPLICAS}, not {self.num_replicas}"
-            )
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,17 +7,16 @@ the simulation. The simulation package does the rest, and is imported when a com
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.server.cli.connection import UsageError
+from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.observe.recording.trace import TraceRequest
-    from penstock.server.settings.sources import Sources
-    from penstock.server.settings.table import Declared
     from penstock.tools.charts import Chart
     from penstock.tools.simulation.calibration import Calibration
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
@@ -40,43 +39,6 @@ _CACHE_FIELDS = (
     *("eviction", "session_ttl_s", "session_retention_level", "max_session_share"),
     "max_session_tokens",
 )
-
-
-def flag_of(name: str) -> str:
-    """The flag of a field that a SettingError names."""
-    return f"--{name.rpartition('.')[2].replace('_', '-')}"
-
-
-def add_settings(group: Any, kind: type, names: Sequence[str] = ()) -> None:
-    """Add the settings that a configuration declares, all or those of the groups `names`."""
-    from penstock.server.settings.table import add_to
-
-    add_to(group, [item for item in _table(kind) if item.setting.group in names or not names])
-
-
-def _table(kind: type) -> "tuple[Declared, ...]":
-    """The settings of a simulation; of those of its scheduler only one is a flag."""
-    from penstock.server.settings.table import declared
-
-    return tuple(
-        item
-        for item in declared(kind)
-        if not item.path.startswith("scheduler.") or item.name == "max_num_batched_tokens"
-    )
-
-
-def read_settings(
-    args: argparse.Namespace, kind: type[T], derived: Mapping[str, Any] | None = None
-) -> T:
-    """The configuration of the flags. Raises BadSetting."""
-    return sources_of(args, kind).build(kind, derived or {})
-
-
-def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
-    """The configuration values that the flags set. Raises BadSetting."""
-    from penstock.server.settings.sources import gather
-
-    return gather(_table(kind), vars(args), {})
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -133,17 +95,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) -> None:
     """Add the flags of the router, and `--replicas`."""
+    from penstock.tools.simulation.cluster import ClusterConfig
     from penstock.tools.simulation.routing import RoutingConfig
 
     group = parser.add_argument_group("routing across replicas")
     if has_replicas:
-        group.add_argument(
-            "--replicas",
-            type=int,
-            default=1,
-            metavar="N",
-            help="servers side by side, at most 1024 (default: 1)",
-        )
+        add_settings(group, ClusterConfig, ["replicas"])
     add_settings(group, RoutingConfig)
 
 

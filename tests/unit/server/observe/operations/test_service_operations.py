@@ -16,7 +16,7 @@ from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
-from penstock.server.observe.operations.service import ServiceOperations
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 
 SNAPSHOT = Snapshot(time_s=0.0, uptime_s=1.0, is_draining=False, models=(), fronts=())
@@ -106,10 +106,10 @@ class FakeFronts:
         return self.fakes.told(f"front {front_id}", kind, argument)
 
 
-def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> ServiceOperations:
+def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
     others: Any = fakes
     fronts: Any = FakeFronts(fakes)
-    return ServiceOperations(
+    return Operations(
         snapshots=others,
         fronts=fronts,
         engine=others,
