@@ -47,7 +47,7 @@ def bin_of(age: int) -> int:
 
 
 def _widths() -> NDArray[np.int64]:
-    """Turns that each bin spans; the last is open and counted as half an octave too."""
+    """Turns that each bin spans; the last bin is open and counts as half an octave too."""
     edges = [0] + [(2 + half) * _FIRST_EDGE << octave for octave in range(24) for half in (0, 1)]
     return np.diff(np.array(edges[: NUM_BINS + 1], dtype=np.int64) // 2)
 

@@ -200,9 +200,9 @@ class QuotaAccounts:
     def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
         """Charge an admitted request, `spec` being its leader.
 
-        `index`: its tenant's in the table of tenants. Its prompt is computed once and charged once;
-        every output counts as live and as a request of the minute. A replay was charged when it was
-        first admitted: only its outputs count, as live.
+        `index`: that of its tenant in the table of tenants. Its prompt is computed once and charged
+        once; every output counts as live and as a request of the minute. A replay was charged when
+        it was first admitted: only its outputs count, as live.
         """
         tenant = spec.tenant
         row = self._row_of.get(tenant)
@@ -254,7 +254,7 @@ class QuotaAccounts:
         if any(name not in self._row_of for name in num_live):
             found.append("a tenant with live requests has no quota account")
         if not np.isfinite(self._tokens_full_s).all():
-            found.append("a quota account is no number")
+            found.append("a quota account is not a number")
         return found
 
     def _token_price_s(self, tenant: str) -> float:

@@ -180,7 +180,7 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
 
 
 def _check_model_type(path: Path) -> None:
-    """Refuse an architecture that transformers has no code for, instead of printing its advice."""
+    """Refuse an architecture for which transformers has no code, without printing its advice."""
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:

@@ -111,8 +111,8 @@ def _usable_blocks(
 def available_bytes(
     machine: Path = _MACHINE, groups: Path = GROUPS, mount: Path = MOUNT
 ) -> int | None:
-    """None where the system does not report it. `machine`: /proc/meminfo; `groups` and `mount`:
-    see `control_groups`.
+    """Bytes that may still be allocated; None where the system does not report it. `machine`:
+    /proc/meminfo; `groups` and `mount`: see `control_groups`.
     """
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(machine), re.MULTILINE)
     rooms = [] if found is None else [int(found[1]) * 1024]
@@ -122,7 +122,7 @@ def available_bytes(
 
 
 def _room(group: ControlGroup) -> list[int]:
-    """Below the group's limit; empty without one."""
+    """Memory left below the group's limit; empty without one."""
     names = ("limit_in_bytes", "usage_in_bytes") if group.is_first_version else ("max", "current")
     limit, used = (group.read(f"memory.{name}").strip() for name in names)
     if not (limit.isdecimal() and used.isdecimal()):

@@ -53,7 +53,7 @@ def installed_grammar() -> Any:
 
 
 def fault_of(grammar_class: Any, constraint: Constraint) -> str:
-    """Why the engine must not get this constraint; empty when it may. Blocks."""
+    """Why this constraint is refused; empty when the engine may get it. Blocks."""
     build: Callable[[str], object] = getattr(grammar_class, _BUILDERS[constraint.kind])
     try:
         text = str(build(guide_text(constraint)))

@@ -62,7 +62,7 @@ class EngineCache:
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
     def exists(self, place: Path) -> bool:
-        """Whether one of our builds is there. Raises CacheUnusable for a folder of other origin."""
+        """Whether one of our builds exists. Raises CacheUnusable for a folder of other origin."""
         if not place.exists():
             return False
         if not (place / MANIFEST).is_file():
@@ -70,7 +70,7 @@ class EngineCache:
         return True
 
     def damage(self, place: Path) -> str:
-        """The damage of the engine there, in one line; "" if it is intact."""
+        """The damage of the stored engine, in one line; "" if it is intact."""
         made = recognise(place)
         if not made.is_engine:
             return made.explanation
@@ -117,7 +117,7 @@ class EngineCache:
 
     @contextlib.contextmanager
     def building(self, place: Path) -> Generator[Path, None, None]:
-        """An empty folder next to the place, for the holder of its lock. Removed after the
+        """An empty folder next to the final one, for the holder of the lock. Removed after the
         block.
         """
         prefix = f".{place.name}.building-"

@@ -184,7 +184,7 @@ def exit_code_of(error: "PenstockError") -> ExitCode:
 
 
 def _discard_output() -> None:
-    """Python would fail again when it flushes stdout at exit: redirect it."""
+    """Redirect stdout: Python flushes it at exit and would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -68,7 +68,7 @@ def _print_json(events: "Iterator[Event]") -> None:
 
 
 def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
-    """Several outputs arrive interleaved, so they are printed one after the other at the end."""
+    """Print the text; several outputs arrive interleaved and are printed one by one at the end."""
     from penstock.client import Finished, Tokens
 
     texts: dict[int, str] = {}

@@ -69,7 +69,7 @@ def _top(args: argparse.Namespace) -> int:
     if args.json and not args.once:
         raise UsageError("--json requires --once")
     if not args.once and not sys.stdout.isatty():
-        raise UsageError("stdout is no terminal: --once writes one frame anywhere")
+        raise UsageError("stdout is not a terminal; use --once to write one frame")
     console = None if args.json else _console()
     board = Board(args.address, sort_key=args.sort)
     with _connect(args) as client:

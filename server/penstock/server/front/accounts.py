@@ -83,12 +83,12 @@ class RequestAccount:
     num_stalls: int = 0
 
     def share(self, writer: WatchedWrite) -> None:
-        """Its messages are sent by `writer`, with those of other requests."""
+        """Record that `writer` sends its messages, with those of other requests."""
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
 
     def seal(self, outcome: Outcome, now_s: float) -> None:
-        """The request is over for its caller."""
+        """Mark the request as over for its caller."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:
@@ -168,9 +168,9 @@ def _content_of(live: LiveRequest) -> Content:
 
 
 class Accounts:
-    """Opens accounts, and has `recorder` note the record of each when it is closed.
+    """Opens accounts, and passes the record of each to `recorder` when it is closed.
 
-    Without a recorder nothing is noted. `is_tracing`: requests get ids of traces. `has_content`:
+    Without a recorder nothing is recorded. `is_tracing`: requests get ids of traces. `has_content`:
     their records include prompts and outputs.
     """
 
@@ -268,7 +268,8 @@ class PendingRecords:
     def on_admitted(self, change: Admitted) -> None:
         """A released request was admitted before its cancel reached the engine.
 
-        Only this event explains its wait: the end that follows explains its stay in the batch.
+        Only this event has the reasons of its wait; the end that follows describes its time in the
+        batch.
         """
         account = self._waiting.get(change.key)
         if account is not None and account.live is not None:

@@ -170,12 +170,12 @@ class LiveRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """Over all outputs, so far."""
+        """Output tokens so far, over all outputs."""
         return sum([output.text.num_tokens for output in self.outputs])
 
     @property
     def num_preemptions(self) -> int:
-        """Over all outputs, so far."""
+        """Preemptions so far, over all outputs."""
         return sum([output.num_preemptions for output in self.outputs])
 
     @property

@@ -3,8 +3,8 @@
 Turns admissions, preemptions and tokens into a state, three sums, and the segments of a record.
 Takes every time as an argument, in seconds on the engine's clock, and reads no clock.
 
-With several outputs the request is as far as its foremost output: it waits only while none of its
-outputs runs. The engine's details are those of its first output.
+A request with several outputs waits only while none of them runs. The engine's details are those of
+its first output.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Prompts of every kind to token ids, and these to text, off the event loop where that takes long.
+"""Converts prompts of every kind to token ids, and ids to text, on threads where that takes long.
 
 Owns the order of the checks: what can be refused by counting bytes or ids is refused before any
 work, and a prompt counts against its tenant's quotas first. Every prompt is charged, also those
@@ -124,7 +124,7 @@ class TextQuotas:
         self._add(tenant, 0, num_tokens)
 
     def take_back(self, tenant: str, num_tokens: int) -> None:
-        """Refund a charged prompt that was not worked on."""
+        """Refund a charged prompt that was not processed."""
         self._add(tenant, -1, -num_tokens)
 
     def _add(self, tenant: str, num_requests: int, num_tokens: int) -> None:
@@ -196,7 +196,7 @@ class Prompts:
         has_text: bool = False,
         is_replay: bool = False,
     ) -> EncodedPrompt:
-        """The prompt as token ids. `has_text`: of token ids, the text is needed too.
+        """The prompt as token ids. `has_text`: the text of token ids is needed too.
 
         Raises RequestError when the text is too long to ever fit, is invalid, has more than
         `max_tokens`, exceeds the tenant's quotas, or contains tokens that the model does not have
@@ -286,7 +286,7 @@ class Prompts:
         return read.text
 
     async def on_thread(self, task: Callable[[], T], *, num_tokens: int, tenant: str) -> T:
-        """Run long work on tokens that were charged on the pool, in turn with other texts."""
+        """Run long work on charged tokens in the thread pool, in turn with other texts."""
         num_bytes = num_tokens * _BYTES_PER_TOKEN
         return await self._text.tokenizer.pool.run(
             in_one_step(task, num_bytes), tenant=tenant, num_bytes=num_bytes, is_bounded=False
@@ -354,7 +354,7 @@ class Prompts:
         )
 
     def _least(self, prompt: PromptInput) -> int:
-        """A lower bound of the number of its tokens; of token ids, their number."""
+        """A lower bound of the number of its tokens; the exact number for token ids."""
         if isinstance(prompt, TokenInput | LongTokenInput):
             return prompt.num_tokens
         if isinstance(prompt, TextInput):

@@ -145,9 +145,9 @@ class QueueGate:
         return room // self._num_fronts if room < close <= max_num_waiting else room
 
     def note_sent(self, num_requests: int, num_tokens: int) -> None:
-        """Record that many requests sent to the engine that it has not published yet.
+        """Record so many requests that were sent to the engine and are not published yet.
 
-        Negative: they were withdrawn, but are still published.
+        Negative: withdrawn ones that are still published.
         """
         if self._show is None:
             return

@@ -112,7 +112,7 @@ class Child:
                 raise ChildFailed(f"{self.name}: invalid startup report")
 
     async def _first_frame(self) -> FromChild | None:
-        """None when the child or its line ends without one."""
+        """The child's first frame; None when the child or its connection ends without one."""
         closing = asyncio.create_task(self._line.closed.wait())
         ending = asyncio.create_task(self._process.wait())
         answering: set[asyncio.Future[Any]] = {self._first, closing}

@@ -151,7 +151,7 @@ class _Observer:
             ends.append(asyncio.to_thread(self._tracing.close, left_s))
         for problem in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(problem, Exception):
-                log.error("an end went wrong: %s", in_one_line(problem))
+                log.error("shutdown of a part failed: %s", in_one_line(problem))
 
     async def _open_doors(self) -> dict[str, int]:
         launch, metrics = self._launch, self._metrics

@@ -127,7 +127,7 @@ def _key(jwk: dict[str, Any], algorithm: str, where: str) -> "PyJWK":
     try:
         key = PyJWK(jwk, algorithm)
     except (PyJWTError, ValueError, TypeError, KeyError):
-        raise BadKeySet(f"{where} is no key for {algorithm}") from None
+        raise BadKeySet(f"{where} is not a key for {algorithm}") from None
     if isinstance(key.key, RSAPublicKey) and key.key.key_size < MIN_RSA_BITS:
         raise BadKeySet(f"{where} has {key.key.key_size} bits, at least {MIN_RSA_BITS} are wanted")
     return key

@@ -25,7 +25,7 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of the field's type, and the name that the user gave it by."""
+    """A value of the field's type, and the name by which the user set it."""
 
     value: Any
     spelling: str
@@ -51,7 +51,7 @@ class Sources:
         return self.get(name, next(item.default for item in self.table if item.name == name))
 
     def spell(self, name: str) -> str:
-        """The name that the user gave it by; the flag where it was not given."""
+        """The name that the user gave; the flag where it was not given."""
         return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
 
     def refuse(self, names: Iterable[str], why: str) -> None:
@@ -123,7 +123,7 @@ def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
     given: dict[str, Given] = {}
     for group, values in read_table(file, "--config", is_toml=True).items():
         if group not in groups or not isinstance(values, dict):
-            raise BadSetting(f"{file}: {group} is no table{_meant(table, group, groups)}")
+            raise BadSetting(f"{file}: {group} is not a table{_meant(table, group, groups)}")
         for name, value in cast("Mapping[str, object]", values).items():
             key = f"{group}.{name}"
             if key not in known:

@@ -1,4 +1,4 @@
-"""Tokenises a client's texts and chats, off the event loop where that pays.
+"""Tokenises a client's texts and chats, on threads where that pays.
 
 Owns the thread pool, the guard against forged control tokens and the lower bound by which a text is
 refused before it costs anything. Does not know requests or limits.
@@ -53,7 +53,8 @@ class EncodedChat:
 
 @dataclass(slots=True)
 class TextAccount:
-    """To whom a text counts. `is_bounded`: it is refused where the tenant has too much waiting.
+    """The tenant that a text counts for. `is_bounded`: it is refused where the tenant has too much
+    waiting.
 
     `num_made`: tokens that were made of it, those that a window drops and those of a refused or
     cancelled text too; `on_end` gets them when no more are made.
@@ -65,16 +66,18 @@ class TextAccount:
     num_made: int = 0
 
     def add(self, num_tokens: int) -> None:
-        """So many more tokens were made."""
+        """Count tokens that were made."""
         self.num_made += num_tokens
 
     def end(self) -> None:
-        """No more are made."""
+        """Report that no more tokens are made."""
         self.on_end(self.num_made)
 
 
 class Tokenizer:
-    """Per model and process. Call the `_async` methods on an event loop, the others anywhere."""
+    """The tokenizer of one model in one process. Call the `_async` methods on an event loop, the
+    others anywhere.
+    """
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class TokenizerPool:
         work.add_done_callback(on_thread)
 
     def _forget_some(self) -> None:
-        """Forget tenants that others have caught up with: they start at the current place."""
+        """Forget tenants that others have caught up with: they restart at the current position."""
         if len(self._finish) > _MAX_REMEMBERED:
             now = self._now
             self._finish = {name: end for name, end in self._finish.items() if end > now}

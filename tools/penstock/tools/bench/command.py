@@ -1,7 +1,7 @@
-"""`penstock bench`: puts load on a service and reports what was measured.
+"""`penstock bench`: loads a service and reports measurements.
 
 Owns the order: reach or start a service, run each point, report. The flags are in `bench_options`,
-what is sent and measured is in the other modules of this package, the report in `report`.
+sending and measuring are in the other modules of this package, the report in `report`.
 """
 
 import argparse
@@ -203,7 +203,7 @@ def _report(
 
 
 def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
-    """The trace and its changes; its folder is not reported."""
+    """The trace and its changes for the report, without its folder."""
     if args.trace is None:
         return None
     changes = trace_changes(args)

@@ -100,7 +100,8 @@ class Fleet:
     async def run(
         self, plan: LoadPlan, on_progress: Callable[[float, WorkerProgress], None]
     ) -> LoadRun:
-        """Do one run. `on_progress` receives seconds since the start and sums over all processes.
+        """Execute one run. `on_progress` receives seconds since the start and sums over all
+        processes.
 
         Raises FleetFailed.
         """

@@ -136,7 +136,7 @@ def _service(options: DemoOptions, *serve_args: str) -> OwnService:
 
 
 async def _scene(options: DemoOptions, scene: str) -> int:
-    """One of the scenes, on separate services."""
+    """Run one of the scenes, on separate services."""
     from penstock.tools.demo import deadline, flood
     from penstock.tools.demo.kill import kill_scene
 

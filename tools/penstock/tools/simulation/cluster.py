@@ -1,7 +1,7 @@
 """Several simulated servers behind a router, and the result of a trace sent to them.
 
-Owns the common time: all replicas stand at a request's arrival when it is routed, so that a router
-sees neither what comes later nor what a step under way will end.
+Owns the common time: all replicas are at a request's arrival when it is routed, so that a router
+sees neither later arrivals nor the results of unfinished steps.
 """
 
 import time
@@ -93,7 +93,7 @@ def simulate_cluster(
 
 
 class _Cluster:
-    """The replicas, the router before them and where it sent what."""
+    """The replicas, the router in front of them, and the route of each request."""
 
     def __init__(self, config: ClusterConfig, router: Router | None) -> None:
         one, num = config.replica, config.num_replicas

@@ -1,7 +1,7 @@
-"""Flags that name a trace and simulated servers, and what they mean.
+"""Flags for a trace and for simulated servers, and their values.
 
 Owns the reading of them for every command that simulates; most are declared with the settings of
-the simulation. What is simulated is the simulation package's, and is imported when a command runs.
+the simulation. The simulation package does the rest, and is imported when a command runs.
 """
 
 import argparse
@@ -220,7 +220,7 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
 
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
-    """The trace that is named, read while it is taken. Raises UsageError."""
+    """The named trace, read as a stream. Raises UsageError."""
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
     from penstock.tools.simulation.trace_files import read_trace
@@ -269,7 +269,7 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
-    """The requests of a recording, and on stderr what is not among them. Raises UsageError."""
+    """The requests of a recording; omitted ones are reported on stderr. Raises UsageError."""
     from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace
 

@@ -1,4 +1,4 @@
-"""Changes of a trace before its replay: windows, load, caps, tenants, deadlines.
+"""Transforms a trace before its replay: windows, load, caps, tenants, deadlines.
 
 Owns the order of these changes: window, cap, tenant and deadline, then load. Streams.
 """

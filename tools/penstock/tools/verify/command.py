@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _verify(args: argparse.Namespace) -> int:
-    from penstock.server.cli.installation import look_around
+    from penstock.server.cli.installation import collect_installation
     from penstock.tools.verify.all_checks import ALL_CHECKS
     from penstock.tools.verify.report import Report, heading_lines
 
@@ -136,7 +136,7 @@ async def _verify(args: argparse.Namespace) -> int:
         # Checked now: after the checks, their results would be lost.
         raise UsageError(f"--json: folder {args.json.parent} does not exist")
     run = _Run(args)
-    installation = await asyncio.to_thread(look_around)
+    installation = await asyncio.to_thread(collect_installation)
     print("\n".join(heading_lines(installation)), flush=True)
     try:
         await run.verify()

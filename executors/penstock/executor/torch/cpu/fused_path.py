@@ -39,7 +39,7 @@ _NUM_CHUNK_TOKENS = 18
 
 
 class WeightsTaken(NotFused):
-    """As NotFused, but after the modules gave up their weights: the model must be loaded again."""
+    """As NotFused, but the modules have released their weights: the model must be loaded again."""
 
 
 @torch.inference_mode()

@@ -179,7 +179,7 @@ class MetricsApplication:
             if name not in known:
                 return _Answer(HTTPStatus.BAD_REQUEST, b"there is an unknown parameter\n")
             if len(values) > 1:
-                return _Answer(HTTPStatus.BAD_REQUEST, f"{name} is there twice\n".encode())
+                return _Answer(HTTPStatus.BAD_REQUEST, f"duplicate parameter {name}\n".encode())
         return route(_Call(path, environ.get("HTTP_ACCEPT", ""), parameters))
 
     def _route(self, path: str) -> "Callable[[_Call], _Answer] | None":

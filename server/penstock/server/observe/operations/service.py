@@ -129,7 +129,7 @@ class Operations:
             if (problem := _problem_of(answer))
         ]
         if problems:
-            raise OperationsError(f"not everywhere: {'; '.join(problems)}")
+            raise OperationsError(f"some processes failed: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
         """Sample `engine`, `front N` or `observer`; yields the profile as a speedscope file.
