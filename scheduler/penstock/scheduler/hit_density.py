@@ -134,11 +134,6 @@ class HitDensityOrder:
         self._refit_every = refit_every
         self._num_until_refit = refit_every
 
-    @property
-    def num_remembered(self) -> int:
-        """Evicted chains and parts of chains with a history."""
-        return self._history.num_remembered
-
     def __len__(self) -> int:
         return self._num_in_segments + len(self._moved)
 

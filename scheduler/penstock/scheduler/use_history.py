@@ -57,11 +57,6 @@ class UseHistory:
         self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._max_num_remembered = max_num_remembered
 
-    @property
-    def num_remembered(self) -> int:
-        """Number of evicted blocks whose use counts are kept."""
-        return len(self._remembered)
-
     def share(self, blocks: Sequence[int]) -> None:
         """Count one more use of known blocks."""
         uses = self.uses

@@ -171,11 +171,6 @@ class WebTokens:
                 self._good.popitem(last=False)
         return good.tenant
 
-    @property
-    def num_remembered(self) -> int:
-        """Tokens whose signature need not be verified again."""
-        return len(self._good)
-
     def _judge(self, token: bytes) -> _Good:
         from jwt import decode_complete, get_unverified_header
         from jwt.exceptions import PyJWTError

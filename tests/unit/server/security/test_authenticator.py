@@ -245,7 +245,7 @@ def test_what_is_remembered_is_bounded(house: House, monkeypatch: pytest.MonkeyP
     assert {house.tenant(token) for token in tokens} == {"acme"}
     known = house.authenticator._judge._web_tokens
     assert known is not None
-    assert known.num_remembered == 3
+    assert len(known._good) == 3
     assert {house.tenant(token) for token in tokens} == {"acme"}
 
 

@@ -118,7 +118,7 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
     if not isinstance(start, Start):
         raise EOFError
     share = Share.of(plan, order.worker, order.num_workers)
-    driver = Driver(plan, share, requests, sender, lambda: time.monotonic() - start.at_s)
+    driver = Driver(plan, share, requests, sender.generate, lambda: time.monotonic() - start.at_s)
     # Objects made so far are long-lived; repeated collections of them would delay reads.
     gc.collect()
     gc.freeze()

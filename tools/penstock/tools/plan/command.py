@@ -139,7 +139,7 @@ def _made(args: argparse.Namespace) -> "Plan":
         raise UsageError(error.spelled(flag_of)) from error
     watcher = _Watcher(is_shown=not args.no_progress)
     try:
-        return make_plan(window, candidates, target, search, watcher)
+        return make_plan(window, candidates, target, search, watcher.progress, watcher.tried)
     finally:
         watcher.line.end()
 
@@ -192,12 +192,12 @@ class _Watcher:
         self._is_shown = is_shown
 
     def progress(self, what: str, progress: "Progress") -> None:
-        """See `PlanWatcher`."""
+        """See `OnProgress`."""
         self.line.heading = f"{what}: "
         self.line.show(progress.text)
 
     def tried(self, what: str, verdict: "Verdict") -> None:
-        """See `PlanWatcher`."""
+        """See `OnTried`."""
         from penstock.tools.plan.report import verdict_text
 
         if self._is_shown:

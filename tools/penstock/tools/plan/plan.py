@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
@@ -50,16 +50,10 @@ class PlanSearch:
         check(self)
 
 
-class PlanWatcher(Protocol):
-    """Receives the progress of a plan. `what`: a display name of the simulation."""
-
-    def progress(self, what: str, progress: Progress) -> None:
-        """A simulation runs; called about twice a second."""
-        ...
-
-    def tried(self, what: str, verdict: Verdict) -> None:
-        """A simulation has ended."""
-        ...
+OnProgress: TypeAlias = Callable[[str, Progress], None]
+"""Called about twice a second while a simulation runs, with its display name."""
+OnTried: TypeAlias = Callable[[str, Verdict], None]
+"""Called when a simulation has ended, with its display name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +111,15 @@ def make_plan(
     candidates: Sequence[Candidate],
     target: PlanTarget,
     search: PlanSearch,
-    watcher: PlanWatcher | None = None,
+    on_progress: OnProgress = lambda _what, _progress: None,
+    on_tried: OnTried = lambda _what, _verdict: None,
 ) -> Plan:
     """Plan for each candidate."""
     max_replicas, num_curve_requests = search.max_replicas, search.num_curve_requests
     plans = tuple(
-        _Planner(window, candidate, target, watcher).plan(max_replicas, num_curve_requests)
+        _Planner(window, candidate, target, on_progress, on_tried).plan(
+            max_replicas, num_curve_requests
+        )
         for candidate in candidates
     )
     serving = [plan for plan in plans if plan.num_replicas is not None]
@@ -157,14 +154,15 @@ class _Planner:
         window: PlanWindow,
         candidate: Candidate,
         target: PlanTarget,
-        watcher: PlanWatcher | None,
+        on_progress: OnProgress,
+        on_tried: OnTried,
     ) -> None:
         targets = Targets(ttft_s=target.ttft_p99_s, itl_s=target.itl_p99_s)
         self._replica = dataclasses.replace(candidate.replica, targets=targets)
         self._window = window
         self._candidate = candidate
         self._target = target
-        self._watcher = watcher
+        self._on_progress, self._on_tried = on_progress, on_tried
         self._tried: dict[int, Verdict] = {}
 
     def plan(self, max_replicas: int, num_curve_requests: int) -> CandidatePlan:
@@ -216,11 +214,9 @@ class _Planner:
         config = ClusterConfig(
             replica=self._replica, num_replicas=num_replicas, routing=self._candidate.routing
         )
-        watcher = self._watcher
-        on_progress = None if watcher is None else partial(watcher.progress, what)
-        verdict = judge(simulate_cluster(requests, config, on_progress), self._target)
-        if watcher is not None:
-            watcher.tried(what, verdict)
+        run = simulate_cluster(requests, config, partial(self._on_progress, what))
+        verdict = judge(run, self._target)
+        self._on_tried(what, verdict)
         return verdict
 
 
