@@ -22,7 +22,6 @@ from support.link import (
     PATIENCE_S,
     EngineThread,
     FakeEngine,
-    Recorder,
     front,
     hello,
     listening,
@@ -30,7 +29,6 @@ from support.link import (
     socket_path,
     spec,
 )
-from support.memory_link import MemoryEngine
 
 
 @pytest.fixture
@@ -72,15 +70,11 @@ async def test_tokens_come_back_as_without_sockets(real: EngineThread, path: Pat
         over_socket = heard.tokens
     assert end.reason is FinishReason.LENGTH
 
-    memory = MemoryEngine(simulated_engine(), hello())
-    in_memory, memory_port = Recorder(), memory.port(3)
-    await memory_port.start(in_memory)
-    memory.start_thread()
-    await asyncio.wait_for(memory_port.wait_up(), PATIENCE_S)
-    memory_port.submit((spec(3, 1, max_tokens=20),))
-    await in_memory.until_ended(3 << 32 | 1)
-    memory.close()
-    assert over_socket == in_memory.tokens
+    alone, tokens = simulated_engine(), list[int]()
+    alone.submit((spec(3, 1, max_tokens=20),))
+    while alone.has_work:
+        tokens += alone.step().tokens.tolist()
+    assert over_socket == {3 << 32 | 1: tokens}
     assert len(over_socket[3 << 32 | 1]) == 20
 
 
