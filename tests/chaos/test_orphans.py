@@ -1,18 +1,60 @@
 """Processes that an engine leaves behind end before the next engine starts. Real processes."""
 
+import json
 import os
 import re
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import pytest
 
 from penstock.server.processes.process_table import entry_of, send_signal
-from support.engine_conduct import Load, Worker, engine_conduct, is_worker_of, workers_in
 from support.service import launched, simulated, started, stream, until_gone
+
+# Engines of a service under test that start their own workers, or load badly.
+
+_SITE = Path(__file__).parent / "engine_site"
+
+Worker = Literal["child", "detached", "stubborn", "tree"]
+Load = Literal["works", "raises", "exits", "crashes", "sticks"]
+
+
+def engine_conduct(
+    folder: Path, worker: Worker | None = None, load: Load = "works", sticks_from_life: int = 1
+) -> dict[str, str]:
+    """The environment for `support.service`. `folder`: an empty one, for the workers to report.
+
+    Workers: a child of the engine, one that cut itself loose, one that also ignores SIGTERM, or
+    one separate with workers. Each holds a lock that the next engine's needs.
+    """
+    conduct = {
+        "folder": str(folder),
+        "worker": worker,
+        "load": load,
+        "sticks_from_life": sticks_from_life,
+    }
+    inherited = os.environ.get("PYTHONPATH")
+    path = str(_SITE) if inherited is None else f"{_SITE}{os.pathsep}{inherited}"
+    return {"PYTHONPATH": path, "ENGINE_CONDUCT": json.dumps(conduct)}
+
+
+def workers_in(folder: Path) -> set[int]:
+    """The pids of all workers there have been."""
+    return {int(path.name.removeprefix("worker-")) for path in folder.glob("worker-*")}
+
+
+def is_worker_of(pid: int, folder: Path) -> bool:
+    """True if this pid still is such a worker."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return str(folder).encode() in arguments
+
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="adoption is Linux's")
 

@@ -12,9 +12,8 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.text.model_text import ModelText
-from support.overload_calls import Calls, fill_slots
+from support.overload_calls import Calls, ShownQueue, fill_slots
 from support.resumed import another_front
-from support.shown_queue import ShownQueue
 from support.stepped_service import SteppedService, request, stepped
 
 MAX_WAITING = 32
