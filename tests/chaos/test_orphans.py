@@ -11,9 +11,12 @@ from typing import Literal
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from penstock.server.processes.process_table import entry_of, send_signal
-from support.service import launched, simulated, started, stream, until_gone
+from support.service import launched, simulated, started, stream, until_gone, until_health
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
 
 # Engines of a service under test that start their own workers, or load badly.
 
@@ -104,6 +107,8 @@ async def test_workers_of_a_killed_engine_are_gone_before_the_next_one_is_ready(
         assert all(map(is_alive, after))
         assert all(map(is_alive, fronts))
         async with service.channel() as channel:
+            # The front finds the new engine a moment after the supervisor knows it.
+            await until_health(channel, SERVING)
             assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
 
         service.signal(signal.SIGTERM)
