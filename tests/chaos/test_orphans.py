@@ -189,7 +189,7 @@ async def test_a_signal_ends_a_later_load_that_is_stuck_too(folder: Path) -> Non
         await service.until_logged("the load is stuck")
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
-        assert not [line for line in service.stderr if "did not end in order" in line]
+        assert not [line for line in service.stderr if "did not shut down cleanly" in line]
         workers = workers_in(folder)
         assert len(workers) == 2
         assert [pid for pid in workers if entry_of(pid) is not None] == []

@@ -243,7 +243,7 @@ async def test_bad_usage_is_one_line_and_code_2(service: Service, tmp_path: Path
     (tmp_path / "hdrh" / "__init__.py").touch()
     without = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     cases: list[tuple[tuple[object, ...], dict[str, str], str]] = [
-        ((service.address, "--rates", 1, "--processes", 0), {}, "--processes: must be in 1..256"),
+        ((service.address, "--rates", 1, "--processes", 0), {}, "--processes must be in 1..256"),
         ((service.address, "--rates", 1), without, "needs HdrHistogram: install penstock[bench]"),
         ((service.address, "--rates", 1, "--prompt-tokens", 2**20), {}, "a prompt may have"),
     ]

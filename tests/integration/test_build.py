@@ -354,7 +354,7 @@ async def test_an_unknown_folder_and_bad_settings_are_refused(house: House) -> N
 
     results = (bad_size, bad_option, own_option, unknown)
     assert [result.code for result in results] == [2, 2, 2, 2]
-    assert "max_batch_size: must be at least 1" in bad_size.err
+    assert "--max-batch-size must be at least 1" in bad_size.err
     assert "--option: must be NAME=VALUE" in bad_option.err
     assert "output_dir: has its own setting" in own_option.err
     assert "model_type" in unknown.err

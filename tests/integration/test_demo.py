@@ -90,7 +90,7 @@ async def test_a_service_that_does_not_start_in_time_is_ended() -> None:
 
 
 async def test_a_bad_request_fails_the_demo() -> None:
-    async with demo("--max-tokens", "0") as process:
+    async with demo("--max-tokens", "1000000000") as process:
         out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
 
     assert process.returncode == 1

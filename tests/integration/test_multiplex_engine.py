@@ -10,7 +10,7 @@ from penstock.executor.config import SimulatedPace
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.engine_service import Service, request, service
-from support.fronts import PATIENCE_S, collect, text_of
+from support.fronts import PATIENCE_S, collect, text_of, until_empty
 from support.multiplex import kind
 
 
@@ -103,7 +103,7 @@ async def test_a_dropped_call_frees_the_engine(text: ModelText) -> None:
         assert isinstance(await call.read(), pb.MultiplexResponse)
         call.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            await served.fronts[0].front.table.wait_until_empty()
+            await until_empty(served.fronts[0].front.table)
         # The engine serves others at once: all eight places are free again.
         responses = await collect(served.stubs[0].Generate(request(max_tokens=5)))
         assert responses[-1].finished.usage.num_completion_tokens == 5

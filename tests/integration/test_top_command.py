@@ -86,7 +86,7 @@ async def test_one_look_as_json(served: ServedDesk) -> None:
     ("args", "code", "complaint"),
     [
         (("--json",), 2, "--json requires --once"),
-        ((), 2, "stdout is no terminal"),
+        ((), 2, "stdout is not a terminal"),
         (("--once", "--address", "http://here"), 2, "address: must be"),
         (("--once", "--interval", "0"), 2, "must be a positive number of seconds"),
         (("--once", "--address", "127.0.0.1:1"), 3, "UNAVAILABLE"),

@@ -12,8 +12,9 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.queue_gate import QueueGate
 from penstock.server.text.model_text import ModelText
-from support.overload_calls import Calls, ShownQueue, fill_slots
+from support.overload_calls import Calls, fill_slots
 from support.resumed import another_front
+from support.shown_queue import ShownQueue
 from support.stepped_service import SteppedService, request, stepped
 
 MAX_WAITING = 32
@@ -52,7 +53,7 @@ async def test_the_tenant_with_the_most_waiting_gives_way_across_fronts(
     flood, quiet = Calls(), Calls()
     async with another_front(service, tenant_metadata_key=KEY) as other:
         for each in (service, other):
-            each.front.gate = QueueGate(shown, 2, waiting=each.front.table)
+            each.front.gate = QueueGate(shown.view, 2, waiting=each.front.table)
         await fill_slots(service, Calls(), 8, 400)
         for _ in range(2):
             shown.turned()  # what was sent is seen by now

@@ -347,7 +347,7 @@ async def test_a_service_that_cannot_start_could_not_be_verified() -> None:
 
     assert result.code == 2
     assert "the service ended before it was ready" in result.err
-    assert "/nowhere/at/all is no folder" in result.err
+    assert "/nowhere/at/all is not a folder" in result.err
     assert "starting: penstock serve --model <path>" in result.out
     assert "Unknown child process" not in result.err
 
@@ -360,7 +360,7 @@ async def test_a_service_that_cannot_start_could_not_be_verified() -> None:
         (("--", "--model", "demo"), "options of serve require --serve"),
         (("--serve", "--", "--no-such-option"), "not valid for `penstock serve`"),
         (("--address", "a b"), "address: must be"),
-        (("--concurrency", "0"), "must be a positive number"),
+        (("--concurrency", "0"), "--concurrency must be at least 1"),
     ],
 )
 async def test_bad_usage_is_told(args: tuple[str, ...], told: str) -> None:

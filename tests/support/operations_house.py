@@ -30,6 +30,7 @@ from penstock.server.observe.flight.memory import (
 )
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.frames import FrontView, Heartbeat, OutcomeCount
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
@@ -142,7 +143,7 @@ def waiting_view(number: int, **changes: Any) -> RequestView:
     return request_view(number, **given)
 
 
-class FakeDesk:
+class FakeDesk(Operations):
     """Answers with what its attributes hold, and remembers what it was reported to do."""
 
     def __init__(self) -> None:

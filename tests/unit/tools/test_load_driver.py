@@ -115,7 +115,7 @@ def drive(
         part = Share.of(made, 0, 1)
         if share:
             part = Share(concurrency=0, max_requests=None, **share)
-        driver = Driver(made, part, planned_requests(made), server, clock or loop.time)
+        driver = Driver(made, part, planned_requests(made), server.generate, clock or loop.time)
         await driver.run()
         return driver
 
@@ -221,7 +221,9 @@ def test_a_server_that_never_answers_does_not_hold_the_run() -> None:
     async def run() -> tuple[Driver, float]:
         loop = asyncio.get_running_loop()
         made = plan(rate_per_s=10.0, drain_s=7.0)
-        driver = Driver(made, Share.of(made, 0, 1), planned_requests(made), server, loop.time)
+        driver = Driver(
+            made, Share.of(made, 0, 1), planned_requests(made), server.generate, loop.time
+        )
         await driver.run()
         return driver, loop.time()
 

@@ -45,8 +45,8 @@ class ThreadPlan:
 def plan_threads(
     *, num_cores: int, num_fronts: int, num_threads: int | None, environ: Mapping[str, str]
 ) -> ThreadPlan:
-    """For an engine next to `num_fronts`; `num_threads`: the operator's option, which takes
-    precedence over the variables in `environ`.
+    """The plan for an engine next to `num_fronts`; `num_threads`: the operator's option, which
+    takes precedence over the variables in `environ`.
     """
     num_free = max(num_cores - num_fronts, 1)
     # A list has an entry for each level of nested parallelism.

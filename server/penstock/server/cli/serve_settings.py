@@ -165,7 +165,7 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Of executors with our own batching. Raises ValueError naming a setting."""
+    """Settings of executors that our scheduler batches for. Raises ValueError naming a setting."""
     kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
@@ -199,7 +199,7 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Of the section of TensorRT-LLM, checked against the flags and the model. Raises ValueError.
+    """Settings of the TensorRT-LLM section, checked against flags and model. Raises ValueError.
 
     Our scheduler must predict the engine's admissions: both use one policy, the one set there.
     """
@@ -232,7 +232,7 @@ def trtllm_settings(
 
 
 def observer_settings(sources: Sources) -> dict[str, Any]:
-    """Fields by their paths. Raises ValueError naming the setting, or the variable."""
+    """Observer settings by field path. Raises ValueError naming the setting or the variable."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
         port = sources.value("port")

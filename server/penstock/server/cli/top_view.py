@@ -316,9 +316,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
-    """How many of `num_cells` each share gets; they add up, and none is off by one.
+    """How many of `num_cells` each share gets; they add up to it, each less than one cell off.
 
-    Where there are fewer things than cells, each has one cell.
+    With fewer shares than cells, each gets at least one.
     """
     total = sum(parts)
     num_cells = min(num_cells, total)

@@ -1,6 +1,6 @@
 """`penstock demo --deadline`: twice the load that can be served, every answer due in three seconds.
 
-Owns the scene: the same requests with deadlines foreseen (the default), and first come, first
+Owns the scene: the same requests with predicted deadlines (the default), and first come, first
 served without.
 """
 

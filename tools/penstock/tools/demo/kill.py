@@ -118,4 +118,4 @@ async def _kill(
 
 
 def _ignore(text: str) -> None:
-    """A stream that is not shown."""
+    """Read a stream without showing it."""

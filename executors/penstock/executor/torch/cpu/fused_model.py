@@ -31,7 +31,7 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer:
-    """One layer. `window` 0: none."""
+    """The weights of one layer. `window` 0: no sliding window."""
 
     qkv: Linear
     out: Linear
@@ -139,7 +139,7 @@ def num_packed_bytes(model: FusedModel) -> int:
 
 
 def _release(layer: LayerTree) -> None:
-    """Free what only the modules would read."""
+    """Free memory that only the modules would read."""
     for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
         linear.weight.data = freed(linear.weight.detach())
 

@@ -30,9 +30,7 @@ from penstock.executor.torch.serving_info import served_length
 from penstock.executor.torch.step_forward import ForwardPath
 from penstock.executor.torch.step_inputs import Ints
 from penstock.executor.torch.trial_reference import make_reference
-from penstock.executor.torch.whole_sequence import trial_tokens
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
 
 _log = logging.getLogger(__name__)
 _NUM_TRIAL_TOKENS = 24
@@ -41,7 +39,7 @@ _NUM_CHUNK_TOKENS = 18
 
 
 class WeightsTaken(NotFused):
-    """As NotFused, but after the modules gave up their weights: the model must be loaded again."""
+    """As NotFused, but the modules have released their weights: the model must be loaded again."""
 
 
 @torch.inference_mode()
@@ -126,33 +124,17 @@ def _trial_logits(
         dtype=kv_dtype,
         device=model.device,
     )
-    arrays = SlotArrays(num_slots=1, max_seq_len=_NUM_TRIAL_TOKENS, block_size=block_size)
-    arrays.token_ids[0] = trial_tokens(fused.embedding, _NUM_TRIAL_TOKENS).numpy()
-    arrays.num_tokens[0] = _NUM_TRIAL_TOKENS
-    arrays.block_table[0] = np.arange(num_blocks)
+    arrays = trial_arrays(fused.embedding, _NUM_TRIAL_TOKENS, block_size)
     forward = FusedForward(fused, kernels, pages)
     steps = [
         (0, _NUM_CHUNK_TOKENS),
         *((at, 1) for at in range(_NUM_CHUNK_TOKENS, _NUM_TRIAL_TOKENS)),
     ]
     return torch.cat(
-        [forward.run(_batch(arrays, start, count), _every).logits for start, count in steps]
+        [forward.run(trial_batch(arrays, start, count), _every).logits for start, count in steps]
     )
 
 
 def _every(last_of_row: Ints) -> Ints:
     """All packed tokens."""
     return np.arange(last_of_row[-1] + 1)
-
-
-def _batch(arrays: SlotArrays, start: int, count: int) -> Batch:
-    slots = np.zeros(1, dtype=np.int32)
-    return Batch(
-        step=0,
-        arrays=arrays,
-        slots=slots,
-        num_tokens=np.array([count], dtype=np.int32),
-        starts=np.array([start], dtype=np.int32),
-        num_decodes=int(count == 1),
-        sampled_slots=slots,
-    )
