@@ -32,8 +32,8 @@ TRACE = "\n".join(
 )
 
 
-async def bench(*arguments: object) -> Result:
-    return await run("bench", *arguments)
+async def bench(*arguments: object, **variables: str) -> Result:
+    return await run("bench", *arguments, **variables)
 
 
 def points_of(path: Path) -> list[dict[str, Any]]:
