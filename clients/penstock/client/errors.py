@@ -69,6 +69,9 @@ _HINTS = {
     "Deadline Exceeded": "the deadline passed before the server answered",
 }
 _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
+_CONNECTING = re.compile(
+    r"^failed to connect to all addresses; last error: [A-Z_]+: \S+ (?:Failed to connect[^:]*: )?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ class PenstockError(Exception):
     def __str__(self) -> str:
         """One line: status, reason, message, fields it does not name, retry time, request id."""
         reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
-        parts = [f"{self.code.name}{reason}: {self.message}"]
+        parts = [f"{self.code.name}{reason}: {_CONNECTING.sub('', self.message)}"]
         parts += [
             f"{bad.field}: {bad.description}"
             for bad in self.field_violations

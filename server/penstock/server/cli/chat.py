@@ -55,6 +55,7 @@ def _chat(args: argparse.Namespace) -> int:
     history = list(opening)
     with connect(args) as client:
         if is_terminal:
+            client.health()  # an unreachable service is reported before the first line is typed
             print(_COMMANDS, file=sys.stderr, flush=True)
         while (line := _read_line(is_terminal)) is not None:
             if line == RESET:

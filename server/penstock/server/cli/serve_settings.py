@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.executor.config import ExecutorKind, SimulatedConfig, SimulatedPace
 from penstock.executor.device_defaults import device_defaults
+from penstock.executor.torch.thread_environment import NUM_THREADS_VARIABLE, num_threads_of
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
@@ -170,12 +171,10 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
     derived: dict[str, Any] = {}
-    num_threads, most = sources.get("threads", 0), _MAX_THREADS_PER_CORE * num_usable_cores()
-    if num_threads > most:
-        raise BadSetting(
-            f"{sources.spell('threads')} must be at most {most},"
-            f" {_MAX_THREADS_PER_CORE} for each usable core, not {num_threads}"
-        )
+    if "threads" in sources:
+        _check_threads(sources.spell("threads"), sources.get("threads"))
+    elif kind is ExecutorKind.TORCH:
+        _check_threads(NUM_THREADS_VARIABLE, num_threads_of(sources.environment) or 1)
     if kind is not ExecutorKind.SIMULATED:
         sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:
@@ -194,6 +193,15 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
         derived["executor.max_num_batched_tokens"] = budget
         derived["scheduler.max_num_batched_tokens"] = budget
     return derived
+
+
+def _check_threads(spelling: str, num_threads: int) -> None:
+    most = _MAX_THREADS_PER_CORE * num_usable_cores()
+    if num_threads > most:
+        raise BadSetting(
+            f"{spelling} must be at most {most},"
+            f" {_MAX_THREADS_PER_CORE} for each usable core, not {num_threads}"
+        )
 
 
 def trtllm_settings(

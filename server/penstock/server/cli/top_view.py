@@ -57,7 +57,9 @@ def frame_of(board: Board, *, width: int | None, height: int | None = None) -> R
     `width` None: as wide as needed, nothing is truncated.
     """
     if board.stats is None:
-        return Text(f"{board.address}: {board.problem or 'no answer yet'}", style="bold red")
+        problem = board.problem or "no answer yet"
+        place = "" if board.address in problem else f"{board.address}: "
+        return Text(f"{place}{problem}", style="bold red")
     head: list[RenderableType] = []
     if board.problem:
         problem = f"no answer since {_clock(board.stats.time_s)}, trying again: {board.problem}"

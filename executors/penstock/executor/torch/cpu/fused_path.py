@@ -14,6 +14,7 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.cpu.fused_model import (
     FusedModel,
+    check_packing,
     join_model,
     num_packed_bytes,
     pack_model,
@@ -57,6 +58,8 @@ def fused_path(
         kernels = kernel_module.load()
         if not kernels.is_native:
             raise NotFused("its kernels are not compiled here")
+    is_int8 = config.quantization == "int8"
+    check_packing(tree, kernels, is_int8=is_int8)
     reference = make_reference(model, tree, _NUM_TRIAL_TOKENS)
     num_weight_bytes = weight_bytes(model)
     num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
@@ -65,7 +68,6 @@ def fused_path(
         return _trial_logits(fused, kernels, model, config.block_size, kv_dtype)
 
     kv_dtype = page_dtype(config.kv_cache_dtype, model.dtype)
-    is_int8 = config.quantization == "int8"
     _check_head_size(tree.head_dim, kv_dtype, kernels)
     try:
         joined = join_model(tree, num_positions=num_positions)
