@@ -156,7 +156,7 @@ async def test_chat_at_a_terminal_reports_an_absent_service_before_the_first_tur
         stdin=terminal.slave,
         stdout=terminal.slave,
         stderr=terminal.slave,
-        env={**environment("127.0.0.1:9"), "TERM": "dumb"},
+        env=environment(PENSTOCK_ADDRESS="127.0.0.1:9", TERM="dumb"),
     )
     processes.append(process)
 
