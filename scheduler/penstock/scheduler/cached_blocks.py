@@ -78,7 +78,7 @@ class EvictionOrder(Protocol):
         ...
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """The content of blocks that are not here is gone."""
+        """Blocks of other levels lost their content."""
         ...
 
     def faults(self) -> Faults:

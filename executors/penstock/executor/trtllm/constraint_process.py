@@ -119,7 +119,7 @@ class _Process:
 
 
 def installed_checker() -> CheckProcesses | None:
-    """The check; The check; None, with a warning, without xgrammar."""
+    """The check; None, with a warning, without xgrammar."""
     if find_spec("xgrammar") is None:
         log.warning("constraints are not checked before they reach the engine: no xgrammar")
         return None

@@ -132,8 +132,8 @@ def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
 def split_tile(
     *, rows: int, num_out: int, num_in: int, dtype: torch.dtype, is_quantised: bool = False
 ) -> SplitTile | None:
-    """The tile of a projection; The tile of a projection; None where the matrix library is as fast,
-    or the kernel does not support the shape.
+    """The tile of a projection; None where the matrix library is as fast, or the kernel does not
+    support the shape.
 
     Wide products fill the device alone; with more rows narrow ones do, too. The library has no
     product of weights in 8 bits alone: those always use our kernels, up to 128 rows.

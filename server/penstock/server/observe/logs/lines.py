@@ -88,8 +88,8 @@ def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failur
 
 
 def _chain_of(error: BaseException, *, is_whole: bool) -> Iterator[BaseException]:
-    """The chain of causes. The chain of causes. `is_whole`: include those hidden by `raise ... from
-    None`, which ours may quote anyway.
+    """The chain of causes. `is_whole`: include those hidden by `raise ... from None`, which ours
+    may quote anyway.
     """
     seen: set[int] = set()
     left = [error]
