@@ -191,5 +191,5 @@ def test_case_39_any_request_is_served_or_refused(text: ModelText) -> None:
         front = served.fronts[0].front
         assert front.counters.num_internal_errors == 0
         assert served.engine.is_alive
-        assert served.engine.num_live == 0
+        assert served.engine.dispatcher.num_live == 0
         runner.run(stack.aclose())

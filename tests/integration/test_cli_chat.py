@@ -87,7 +87,7 @@ async def chat(
         stdin=terminal.slave,
         stdout=terminal.slave,
         stderr=terminal.slave,
-        env={**environment(server.address), "TERM": "dumb"},
+        env=environment(PENSTOCK_ADDRESS=server.address, TERM="dumb"),
     )
     processes.append(process)
     return process
@@ -156,7 +156,7 @@ async def test_chat_at_a_terminal_reports_an_absent_service_before_the_first_tur
         stdin=terminal.slave,
         stdout=terminal.slave,
         stderr=terminal.slave,
-        env={**environment("127.0.0.1:9"), "TERM": "dumb"},
+        env=environment(PENSTOCK_ADDRESS="127.0.0.1:9", TERM="dumb"),
     )
     processes.append(process)
 
@@ -185,7 +185,7 @@ async def test_a_terminal_is_kept_from_control_characters(
         *("generate", "Hi"),
         stdout=terminal.slave,
         stderr=asyncio.subprocess.DEVNULL,
-        env=environment(server.address),
+        env=environment(PENSTOCK_ADDRESS=server.address),
     )
     processes.append(process)
     await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())

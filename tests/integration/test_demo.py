@@ -1,39 +1,20 @@
 """The demo as a process: a separate whole service, three streams, a clean end, no orphans."""
 
 import asyncio
-import os
 import re
 import signal
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import psutil
 import pytest
 
-PROGRAM = (sys.executable, "-m", "penstock.tools", "demo", "--executor", "simulated")
-LIMIT_S = 90.0
+from support.cli_process import LIMIT_S, running
+
 NAMES = ("menenius", "romeo", "richard")
 
 
-@asynccontextmanager
-async def demo(*args: str) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A demo that runs; what is left of it is ended with the block."""
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM,
-        *args,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-            process.kill()
-            await process.communicate()
+def demo(*args: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    return running("demo", "--executor", "simulated", *args)
 
 
 async def streaming(process: asyncio.subprocess.Process) -> None:

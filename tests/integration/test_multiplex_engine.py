@@ -51,7 +51,7 @@ async def test_the_same_as_generate(text: ModelText) -> None:
                 assert text_of(responses, index) == text_of(alone, index)
                 assert records_of(responses, index) == records_of(alone, index)
             assert list(responses[-1].finished.outputs) == list(alone[-1].finished.outputs)
-        assert served.engine.num_live == 0
+        assert served.engine.dispatcher.num_live == 0
         assert served.fronts[0].num_live_requests == 0
 
 
@@ -80,7 +80,7 @@ async def test_a_killed_engine_ends_every_request_and_not_the_call(text: ModelTe
                 for event in response.events:
                     if kind(event) == "tokens" and not is_killed:
                         is_killed = True
-                        served.engine.kill()
+                        served.engine.close()
                     elif event.HasField("error"):
                         ends[event.key] = kind(event)
             assert set(ends.values()) == {"ENGINE_DOWN"}

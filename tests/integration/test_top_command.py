@@ -21,29 +21,15 @@ import grpc
 import pytest
 
 from penstock.client import ModelState
-from support.cli_process import LIMIT_S, PROGRAM
+from support.cli_process import LIMIT_S, PROGRAM, environment, run
 from support.observation import model_of, observed, until_stats
 from support.operations_house import FakeDesk, ServedDesk, request_view, serving_desk, waiting_view
 from support.service import simulated, stream
 
 
-def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1", **extra}
-
-
 async def top(*args: str, **extra: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM,
-        "top",
-        *args,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(**extra),
-    )
-    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    done = await run("top", *args, **extra)
+    return done.code, done.out, done.err
 
 
 @pytest.fixture
