@@ -5,7 +5,7 @@ import contextlib
 import os
 import pty
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -37,7 +37,7 @@ async def running(
     stdin: int = asyncio.subprocess.DEVNULL,
     stdout: IO[bytes] | int = asyncio.subprocess.PIPE,
     stderr: IO[bytes] | int = asyncio.subprocess.PIPE,
-    **variables: str,
+    variables: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     """A command that runs; what is left of it is killed with the block."""
     process = await asyncio.create_subprocess_exec(
@@ -46,7 +46,7 @@ async def running(
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env=environment(**variables),
+        env=environment(**(variables or {})),
     )
     try:
         yield process
@@ -65,7 +65,7 @@ async def ended(process: asyncio.subprocess.Process, stdin: str = "") -> Result:
 
 
 async def run(*args: object, **variables: str) -> Result:
-    async with running(*args, **variables) as process:
+    async with running(*args, variables=variables) as process:
         return await ended(process)
 
 
@@ -74,7 +74,7 @@ def started(
 ) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """A command for this server, which reads its stdin."""
     given: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, **streams}
-    return running(*args, **given, PENSTOCK_ADDRESS=server.address)
+    return running(*args, **given, variables={"PENSTOCK_ADDRESS": server.address})
 
 
 async def penstock(server: ScriptedServer, *args: str, stdin: str = "") -> Result:
