@@ -72,7 +72,9 @@ def test_the_empty_messages_of_a_long_chat_are_not_searched(
         return spans(data, position, end)
 
     monkeypatch.setattr(parsing, "_spans", counted)
-    request = GenerateRequest(chat_prompt={"messages": [{}] * 8000})
+    request = GenerateRequest()
+    for _ in range(8000):
+        request.chat_prompt.messages.add()
     request.chat_prompt.messages.add(role="user").parts.add(text="x" * (64 << 10))
     assert parse_request(GenerateRequest, request.SerializeToString()) == (request, None)
     # The request, its prompt, the one message with content and its part.
