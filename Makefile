@@ -52,7 +52,8 @@ TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/int
 # Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one
 # process, for a debugger.
 WORKERS ?= auto
-SERVED_WORKERS ?= 2
+SERVED_WORKERS ?= 3
+CHAOS_WORKERS ?= 2
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support tests/__pycache__,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc
@@ -116,7 +117,7 @@ test-served: $(READY)
 	$(BIN)/python -m pytest --numprocesses $(SERVED_WORKERS) --dist loadfile $(SERVED) $(PYTEST_ARGS) || [ $$? = 5 ]
 
 test-pure: FOLDERS = $(PURE) --numprocesses $(WORKERS)
-test-chaos: FOLDERS = $(CHAOS)
+test-chaos: FOLDERS = $(CHAOS) --numprocesses $(CHAOS_WORKERS) --dist loadfile
 test-clients: FOLDERS = $(CLIENTS)
 test-pure test-chaos test-clients: $(READY)
 	@log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; code=0; \
@@ -143,7 +144,7 @@ nightly: $(READY)
 		--timeout 3600 -m "not gpu" tests/property tests/unit tests/contract \
 		tests/chaos/test_trtllm_cancels.py tests/integration/test_verify.py \
 		tests/integration/test_demo.py tests/integration/test_case_01_05_cancels.py \
-		tests/integration/test_metrics_prometheus.py $(PYTEST_ARGS)
+		tests/integration/test_metrics_prometheus.py tests/integration/test_trtllm_page_commands.py $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory sanitize
 
 sanitize: $(READY)

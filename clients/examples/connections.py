@@ -1,8 +1,8 @@
-"""Reports who is connected to a gRPC server, by channelz: one line for each connection.
+"""Reports the connections of a gRPC server, by channelz: one line for each connection.
 
-Owns nothing of Penstock; any server that answers channelz will do. Behind one port there may be
-several processes, each separate with connections, as Penstock's fronts are: this reports of the one
-that its own connection came to.
+Independent of Penstock: works with any server that has channelz. One port may belong to several
+processes with separate connections, as Penstock's fronts: this reports the one that accepted its
+own connection.
 
     python connections.py 127.0.0.1:50051
 """

@@ -1,7 +1,7 @@
 """Lists, describes and calls methods of any gRPC server that answers reflection, in JSON.
 
-What grpcurl does, with Python's own packages; no generated code. Owns nothing of Penstock: all that
-it knows it has asked the server.
+Like grpcurl, with Python packages and no generated code. Independent of Penstock: all its
+information comes from the server.
 
     python reflect.py 127.0.0.1:50051 list
     python reflect.py 127.0.0.1:50051 describe penstock.v1.TextPrompt
@@ -36,7 +36,7 @@ from google.rpc import error_details_pb2
 
 
 class Server:
-    """What a server states of itself."""
+    """A server's description of itself, by reflection."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
@@ -80,7 +80,7 @@ class Server:
             yield json_format.MessageToJson(answer, descriptor_pool=self._pool)
 
     def _method(self, name: str) -> MethodDescriptor:
-        """The method `service/method`. Raises grpc.RpcError, and KeyError with what there is."""
+        """The method `service/method`. Raises grpc.RpcError, and KeyError with the known names."""
         service_name, slash, method_name = name.removeprefix("/").partition("/")
         if not (service_name and slash and method_name):
             raise KeyError("not SERVICE/METHOD")
@@ -100,7 +100,7 @@ _PROTOS: dict[str, Any] = {
 
 
 def _details(error: grpc.RpcError) -> Iterator[str]:
-    """What comes with a status, as JSON: the messages of google.rpc, which are installed here."""
+    """The details of a status, as JSON: the messages of google.rpc, which are installed here."""
     status = cast(Any, rpc_status).from_call(error)
     for detail in () if status is None else status.details:
         try:
@@ -114,7 +114,7 @@ def _serialized(message: Message) -> bytes:
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    """JSON values, one behind the other."""
+    """Consecutive JSON values."""
     decoder = json.JSONDecoder()
     rest = text.strip()
     while rest:
@@ -180,7 +180,7 @@ def _header(text: str) -> Header:
 
 
 def _authorities(path: str) -> bytes:
-    """What a PEM file holds."""
+    """The content of a PEM file."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:

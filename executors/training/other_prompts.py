@@ -1,6 +1,6 @@
-"""Prompts that no play holds: digits, code, addresses, capitals, any Unicode; and small sums.
+"""Prompts that occur in no play: digits, code, addresses, capitals, any Unicode; and small sums.
 
-Owns: what such prompts look like. Does not know: the plays, tokens, or the training sequences.
+Owns the form of such prompts. Does not know the plays, tokens, or the training sequences.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def other_prompt(generator: np.random.Generator) -> str:
 
 
 def sums(generator: np.random.Generator) -> list[tuple[str, str]]:
-    """(question, answer) lines: one-digit sums written alike, or numbers counted up."""
+    """(question, answer) lines: one-digit sums in one notation, or counting."""
     space = " " if generator.random() < 0.3 else ""
     if generator.random() < 0.2:
         first = int(generator.integers(1, 90))

@@ -1,6 +1,6 @@
 """Turns the text of plays into token sequences for training the demo model.
 
-Owns: splitting the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
+Owns splitting the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
 documents (long excerpts, short excerpts, chats) that one training sequence is packed from. Does not
 know torch, the model, or how long training runs.
 """
@@ -43,7 +43,7 @@ class Mix:
     """The composition of a training sequence; every field is a probability or a mean count.
 
     A sequence is one long excerpt, or is packed from chats and short excerpts, or from speeches
-    that follow prompts which no play holds.
+    that follow prompts which occur in no play.
     """
 
     other_prompts: float = 0.0
@@ -129,7 +129,7 @@ class SubwordSampler:
         self._ranks = _merge_ranks(tokenizer)
 
     def prompt(self, text: str) -> list[int]:
-        """Token ids to be read and not predicted, each as its complement (below zero)."""
+        """Token ids that are read and not predicted, each as its complement (below zero)."""
         return [~token_id for token_id in self.text(text)]
 
     def text(self, text: str) -> list[int]:
@@ -279,7 +279,7 @@ class SequenceSampler:
         return ids
 
     def _prompted(self) -> list[int]:
-        """A prompt that no play holds before or inside a speech, or as a question; or sums.
+        """A prompt that occurs in no play before or inside a speech, or as a question; or sums.
 
         Only the speech and the answers are predicted. Cut short, it has no end token.
         """

@@ -1,7 +1,7 @@
 """Trains the demo model: a small Llama that writes plays, with its own byte-level BPE tokenizer.
 
-Owns: the training loop, the choice of checkpoint by validation loss, and the files of the Hugging
-Face folder it writes. Does not know: how the service loads or runs the model.
+Owns the training loop, the choice of checkpoint by validation loss, and the files of the Hugging
+Face folder it writes. Does not know how the service loads or runs the model.
 
 Usage: python executors/training/train_demo_model.py --text plays.txt --out DIR --device cuda
 """
@@ -273,7 +273,7 @@ def train(
 
 @torch.no_grad()
 def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: float) -> None:
-    """Move the weights back towards those that training went on from.
+    """Move the weights back towards those that training started from.
 
     Between the two lie models that have learnt the new and lost little of the old (Wortsman et
     al., 2022).
@@ -323,7 +323,7 @@ def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> No
 def sample(
     model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, *, max_new_tokens: int = 300
 ) -> str:
-    """Text written after `prompt` at temperature 0.8, the end token shown if it came."""
+    """A text that continues `prompt` at temperature 0.8; shows the end token if it was sampled."""
     ids = torch.tensor([tokenizer.encode(prompt).ids], device=model.device)
     num_prompt_tokens = ids.shape[1]
     for _ in range(max_new_tokens):

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, serving
+from support.fronts import PATIENCE_S, serving, until_empty
 
 # One stream that is sent tokens, one that is not, on a connection each.
 CLIENT = """
@@ -69,7 +69,7 @@ async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
             while lost != set(keys.values()):
                 cancelled, _ = await served.port.next_cancel()
                 lost.update(cancelled)
-            await served.server.front.table.wait_until_empty()
+            await until_empty(served.server.front.table)
         active.cancel()
         assert served.server.num_active_calls == 0
 

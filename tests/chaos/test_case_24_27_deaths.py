@@ -103,7 +103,7 @@ async def test_case_26_an_engine_that_keeps_dying_ends_the_service_and_every_str
         assert UNAVAILABLE in outcomes
         assert await service.ended() == 1
         assert [line for line in service.stderr if "engine died 5 times in 60 s" in line]
-        assert not [line for line in service.stderr if "did not end in order" in line]
+        assert not [line for line in service.stderr if "did not shut down cleanly" in line]
         await asyncio.gather(*(channel.close() for channel in channels))
 
 

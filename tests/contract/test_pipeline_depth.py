@@ -6,6 +6,8 @@ sampling option is run that reads a position, a length or the tokens so far.
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,59 @@ import pytest
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.create import create_executor
-from penstock.scheduler.executor import Executor
+from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
+from penstock.scheduler.slot_arrays import SlotArrays
 from support.core import BLOCK_SIZE, make_spec
 from support.executor_house import MAX_SEQ_LEN, House, Outcome, Witness
-from support.late_arrays import LateArrays
+
+# An executor that computes at once, behind a pipeline of two steps: what it reads lags by one.
+
+
+class LateArrays:
+    """Passes batches on with the tokens that were drawn and not collected, and nothing else."""
+
+    def __init__(self, inner: Executor) -> None:
+        self.inner = inner
+        self.num_lagging = 0
+        """Rows that ran before their last token was collected."""
+        self._results: deque[StepResult] = deque()
+        self._drawn: dict[int, int] = {}
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return replace(self.inner.info, pipeline_depth=2)
+
+    @property
+    def ready_fd(self) -> int | None:
+        return None
+
+    def launch(self, batch: Batch) -> None:
+        arrays = _copied(batch.arrays)
+        last = batch.starts + batch.num_tokens - 1
+        lagging = np.flatnonzero(last >= arrays.num_tokens[batch.slots])
+        self.num_lagging += len(lagging)
+        for row in lagging.tolist():
+            slot = int(batch.slots[row])
+            arrays.token_ids[slot, last[row]] = self._drawn[slot]
+        self.inner.launch(replace(batch, arrays=arrays))
+        result = self.inner.collect()
+        self._drawn |= dict(zip(result.slots.tolist(), result.tokens.tolist(), strict=True))
+        self._results.append(result)
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _copied(arrays: SlotArrays) -> SlotArrays:
+    copied = copy.copy(arrays)
+    copied.token_ids = arrays.token_ids.copy()
+    return copied
+
 
 torch = pytest.importorskip("torch")
 

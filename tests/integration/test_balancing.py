@@ -8,17 +8,146 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
+import struct
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from typing import cast
 
 import pytest
 
-from penstock.client import Accepted, ChannelConfig, Client, Tokens, Unavailable
+from penstock.client import (
+    Accepted,
+    ChannelConfig,
+    Client,
+    PenstockError,
+    TokenPrompt,
+    Tokens,
+    Unavailable,
+)
 from support.cut_relay import cut_relay
-from support.name_server import name_server
 from support.service import Service, simulated, started
-from support.steady_load import PATIENCE_S, PROMPT, steady_load
+
+# Callers that never pause, and who answered them.
+
+PATIENCE_S = 60.0
+PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
+
+
+class SteadyLoad:
+    """`answered`: requests by the name of the model that answered; `failures`: all there were."""
+
+    def __init__(self) -> None:
+        self.answered: Counter[str] = Counter()
+        self.failures: list[PenstockError] = []
+        self._news = asyncio.Condition()
+
+    async def call(self, client: Client) -> None:
+        """One caller, one request after the other."""
+        while True:
+            try:
+                result = await client.generate_once(PROMPT, max_tokens=4, deadline_s=PATIENCE_S)
+            except PenstockError as error:
+                self.failures.append(error)
+                assert len(self.failures) < 100, self.failures[0]
+            else:
+                self.answered[result.accepted.model] += 1
+            async with self._news:
+                self._news.notify_all()
+
+    async def more(self, *names: str, count: int = 10) -> Counter[str]:
+        """Wait until each of these has answered so many more; all answers meanwhile."""
+        before = self.answered.copy()
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            await self._news.wait_for(
+                lambda: all(self.answered[name] >= before[name] + count for name in names)
+            )
+        return self.answered - before
+
+    async def without(self, name: str, count: int = 30) -> None:
+        """Wait for so many answers in a row that are not this one's."""
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            while True:
+                before = self.answered.copy()
+                await self._news.wait_for(
+                    lambda: (self.answered - before).total() >= count  # noqa: B023 (awaited here)
+                )
+                if self.answered[name] == before[name]:
+                    return
+
+
+@contextlib.asynccontextmanager
+async def steady_load(client: Client, num_callers: int = 6) -> AsyncGenerator[SteadyLoad]:
+    """So many callers at a time, until the block ends."""
+    load = SteadyLoad()
+    callers = [asyncio.create_task(load.call(client)) for _ in range(num_callers)]
+    try:
+        yield load
+    finally:
+        for caller in callers:
+            caller.cancel()
+        ended = await asyncio.gather(*callers, return_exceptions=True)
+    for outcome in ended:
+        assert isinstance(outcome, asyncio.CancelledError), outcome
+
+
+# A name server that states what the test states: the addresses behind a name, which may change.
+
+_HEADER = struct.Struct("!6H")
+_A, _INTERNET = 1, 1
+_ANSWER = 0x8580
+"""An answer, with authority, recursion asked for and there, no error."""
+_NAME_ABOVE = 0xC00C
+"""A pointer to the question's name, right after the header."""
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """`addresses`: what is answered from now on. `num_questions`: for A records, so far."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+        self.num_questions = 0
+        self.address = ""
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an instance of that class in every release of Python.
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        question_id, _, num_questions, *_ = _HEADER.unpack_from(data)
+        end = data.index(b"\0", _HEADER.size) + 1
+        (kind,) = struct.unpack_from("!H", data, end)
+        records = b""
+        found: list[str] = []
+        if num_questions == 1 and kind == _A:
+            self.num_questions += 1
+            found = self.addresses
+            records = b"".join(
+                struct.pack("!3HIH", _NAME_ABOVE, _A, _INTERNET, 0, 4)
+                + ipaddress.IPv4Address(address).packed
+                for address in found
+            )
+        header = _HEADER.pack(question_id, _ANSWER, 1, len(found), 0, 0)
+        assert self._transport is not None
+        self._transport.sendto(header + data[_HEADER.size : end + 4] + records, addr)
+
+
+@contextlib.asynccontextmanager
+async def name_server(*addresses: str) -> AsyncGenerator[NameServer]:
+    """One on a separate port, at `address`."""
+    loop = asyncio.get_running_loop()
+    transport, server = await loop.create_datagram_endpoint(
+        lambda: NameServer(*addresses), local_addr=("127.0.0.1", 0)
+    )
+    server.address = "{}:{}".format(*transport.get_extra_info("sockname"))
+    try:
+        yield server
+    finally:
+        transport.close()
+
 
 AGE_S = "1"
 

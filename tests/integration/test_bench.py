@@ -5,10 +5,8 @@ import json
 import os
 import signal
 import socket
-import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from support.cli_process import Terminal
+from support.cli_process import LIMIT_S, Result, Terminal, ended, run, running
 from support.scripted_server import ScriptedServer, ServedCall, error_info, scripted_server
 from support.service import Service, simulated
 from support.service import started as service_started
 
-LIMIT_S = 100.0
 SHORT = ("--warm-up-s", "0", "--prompt-tokens", "8", "--output-tokens", "3")
 _TWINS = {"prompt_tokens": 40, "output_tokens": 2, "prefix_ids": [5], "prefix_block_tokens": 64}
 TRACE = "\n".join(
@@ -35,45 +32,8 @@ TRACE = "\n".join(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-@asynccontextmanager
-async def benching(
-    *arguments: object,
-    stderr: int = asyncio.subprocess.PIPE,
-    environment: Mapping[str, str] | None = None,
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A bench that runs; what is left of it is ended with the block."""
-    inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.tools", "bench", *map(str, arguments)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=stderr,
-        env={**inherited, **(environment or {})},
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-
-
-async def ended(process: asyncio.subprocess.Process) -> Result:
-    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    assert process.returncode is not None
-    return Result(process.returncode, out.decode(), (err or b"").decode())
-
-
-async def bench(*arguments: object, **environment: str) -> Result:
-    async with benching(*arguments, environment=environment) as process:
-        return await ended(process)
+async def bench(*arguments: object, **variables: str) -> Result:
+    return await run("bench", *arguments, **variables)
 
 
 def points_of(path: Path) -> list[dict[str, Any]]:
@@ -153,8 +113,8 @@ async def test_all_requests_of_a_connection_on_one_stream(service: Service, tmp_
 async def test_a_terminal_shows_where_the_load_is(service: Service) -> None:
     terminal = Terminal()
     try:
-        async with benching(
-            *(service.address, "--rates", "5", "--duration-s", 600), stderr=terminal.slave
+        async with running(
+            "bench", *(service.address, "--rates", "5", "--duration-s", 600), stderr=terminal.slave
         ) as process:
             await terminal.wait_for(b"/605 s warm-up: ")
             await terminal.wait_for(b" failed")
@@ -243,7 +203,7 @@ async def test_bad_usage_is_one_line_and_code_2(service: Service, tmp_path: Path
     (tmp_path / "hdrh" / "__init__.py").touch()
     without = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     cases: list[tuple[tuple[object, ...], dict[str, str], str]] = [
-        ((service.address, "--rates", 1, "--processes", 0), {}, "--processes: must be in 1..256"),
+        ((service.address, "--rates", 1, "--processes", 0), {}, "--processes must be in 1..256"),
         ((service.address, "--rates", 1), without, "needs HdrHistogram: install penstock[bench]"),
         ((service.address, "--rates", 1, "--prompt-tokens", 2**20), {}, "a prompt may have"),
     ]
@@ -279,8 +239,8 @@ async def under_load() -> AsyncGenerator[tuple[ScriptedServer, asyncio.subproces
 
     async with scripted_server() as server:
         server.scripts.extend([never] * 1000)
-        async with benching(
-            *(server.address, "--concurrency", 4, "--processes", 2, "--deadline-s", 1000)
+        async with running(
+            "bench", *(server.address, "--concurrency", 4, "--processes", 2, "--deadline-s", 1000)
         ) as process:
             async with asyncio.timeout(LIMIT_S):
                 for _ in range(4):

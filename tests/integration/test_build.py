@@ -277,33 +277,29 @@ def break_manifest(engine: Path) -> None:
     (engine / "penstock-build.json").write_text("{}")
 
 
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        (lose, "rank1.engine is missing"),
-        (cut, "rank1.engine has 7 bytes instead of 14"),
-        (break_config, "config.json is not valid JSON"),
-        (change_config, "config.json was changed"),
-        (break_manifest, "penstock-build.json cannot be used"),
-    ],
-)
-async def test_a_damaged_engine_is_built_again(
-    house: House, damage: Callable[[Path], None], told: str
-) -> None:
+DAMAGES: dict[Callable[[Path], None], str] = {
+    lose: "rank1.engine is missing",
+    cut: "rank1.engine has 7 bytes instead of 14",
+    break_config: "config.json is not valid JSON",
+    change_config: "config.json was changed",
+    break_manifest: "penstock-build.json cannot be used",
+}
+
+
+async def test_a_damaged_engine_is_built_again(house: House) -> None:
     engine = Path((await house.build()).out.strip())
-    damage(engine)
+    for damage, told in DAMAGES.items():
+        damage(engine)
 
-    again = await house.build()
-    then = await house.build()
+        again = await house.build()
 
-    assert (again.code, then.code) == (0, 0), again.err
-    assert told in again.err
-    assert "building it again" in again.err
-    assert again.out == then.out == f"{engine}\n"
-    assert "cached: built before" in then.err
-    assert (engine / "rank1.engine").read_bytes() == b"a whole engine"
-    assert len(house.builds) == 2
-    assert house.visible == [engine.name]
+        assert again.code == 0, again.err
+        assert told in again.err
+        assert "building it again" in again.err
+        assert again.out == f"{engine}\n"
+        assert (engine / "rank1.engine").read_bytes() == b"a whole engine"
+        assert house.visible == [engine.name]
+    assert len(house.builds) == 1 + len(DAMAGES)
 
 
 async def test_two_builds_at_once_are_one(house: House) -> None:
@@ -358,7 +354,7 @@ async def test_an_unknown_folder_and_bad_settings_are_refused(house: House) -> N
 
     results = (bad_size, bad_option, own_option, unknown)
     assert [result.code for result in results] == [2, 2, 2, 2]
-    assert "max_batch_size: must be at least 1" in bad_size.err
+    assert "--max-batch-size must be at least 1" in bad_size.err
     assert "--option: must be NAME=VALUE" in bad_option.err
     assert "output_dir: has its own setting" in own_option.err
     assert "model_type" in unknown.err

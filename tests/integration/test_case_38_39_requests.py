@@ -16,7 +16,7 @@ from hypothesis import given
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.engine_service import Service, service
-from support.fronts import rich_error
+from support.fronts import rich_error, until_empty
 from support.request_draws import requests
 
 C = grpc.StatusCode
@@ -185,11 +185,11 @@ def test_case_39_any_request_is_served_or_refused(text: ModelText) -> None:
             assert error is None or error.code() is not C.UNKNOWN
             # One end for each, and nothing of it is left.
             async with asyncio.timeout(PATIENCE_S):
-                await served.fronts[0].front.table.wait_until_empty()
+                await until_empty(served.fronts[0].front.table)
 
         play()
         front = served.fronts[0].front
         assert front.counters.num_internal_errors == 0
         assert served.engine.is_alive
-        assert served.engine.num_live == 0
+        assert served.engine.dispatcher.num_live == 0
         runner.run(stack.aclose())

@@ -281,7 +281,7 @@ async def test_a_closed_pipe_cancels_the_request(server: ScriptedServer) -> None
         *("generate", "Hi"),
         stdout=write_end,
         stderr=asyncio.subprocess.PIPE,
-        env=environment(server.address),
+        env=environment(PENSTOCK_ADDRESS=server.address),
     )
     os.close(write_end)
     await asyncio.to_thread(os.read, read_end, 5)

@@ -87,7 +87,7 @@ async def chat(
         stdin=terminal.slave,
         stdout=terminal.slave,
         stderr=terminal.slave,
-        env={**environment(server.address), "TERM": "dumb"},
+        env=environment(PENSTOCK_ADDRESS=server.address, TERM="dumb"),
     )
     processes.append(process)
     return process
@@ -147,6 +147,23 @@ async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
     assert code == 0
 
 
+async def test_chat_at_a_terminal_reports_an_absent_service_before_the_first_turn(
+    terminal: Terminal, processes: list[asyncio.subprocess.Process]
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        "chat",
+        stdin=terminal.slave,
+        stdout=terminal.slave,
+        stderr=terminal.slave,
+        env=environment(PENSTOCK_ADDRESS="127.0.0.1:9", TERM="dumb"),
+    )
+    processes.append(process)
+
+    await terminal.wait_for(b"penstock chat: no service at 127.0.0.1:9: is `penstock serve`")
+    assert await asyncio.wait_for(process.wait(), LIMIT_S) == 3
+
+
 async def test_chat_help_lists_its_commands(server: ScriptedServer) -> None:
     result = await penstock(server, "chat", "--help")
 
@@ -168,7 +185,7 @@ async def test_a_terminal_is_kept_from_control_characters(
         *("generate", "Hi"),
         stdout=terminal.slave,
         stderr=asyncio.subprocess.DEVNULL,
-        env=environment(server.address),
+        env=environment(PENSTOCK_ADDRESS=server.address),
     )
     processes.append(process)
     await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())

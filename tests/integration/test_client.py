@@ -1,6 +1,9 @@
 """Streams of both clients against a real gRPC server: events, errors, retries, broken streams."""
 
 import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
@@ -32,7 +35,6 @@ from support.client_faces import (
     accept_and_speak,
     failing,
 )
-from support.refused_streams import refusing_streams
 from support.scripted_server import (
     Script,
     ScriptedServer,
@@ -40,6 +42,60 @@ from support.scripted_server import (
     retry_info,
     speak_and_wait,
 )
+
+# An HTTP/2 server that refuses every stream, as a server does above its limit of streams.
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEADERS, _RST_STREAM, _SETTINGS, _PING = 0x1, 0x3, 0x4, 0x6
+_ACK = 0x1
+_REFUSED_STREAM = 0x7
+
+
+def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    head = struct.pack(">BBI", kind, flags, stream_id)
+    return len(payload).to_bytes(3, "big") + head + payload
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(len(_PREFACE))
+    writer.write(_frame(_SETTINGS, 0, 0))
+    while True:
+        head = await reader.readexactly(9)
+        kind, flags, stream_id = struct.unpack(">BBI", head[3:])
+        payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        if kind in (_SETTINGS, _PING) and not flags & _ACK:
+            writer.write(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
+        elif kind == _HEADERS:
+            refusal = _REFUSED_STREAM.to_bytes(4, "big")
+            writer.write(_frame(_RST_STREAM, 0, stream_id, refusal))
+
+
+@contextlib.asynccontextmanager
+async def refusing_streams() -> AsyncGenerator[str, None]:
+    """Serve on 127.0.0.1 for the length of the block; its address."""
+
+    connections: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            try:
+                await _refuse(reader, writer)
+            finally:
+                writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.create_task(serve(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        await server.wait_closed()
 
 
 async def test_a_stream_from_accepted_to_finished(face: Face, server: ScriptedServer) -> None:

@@ -117,7 +117,10 @@ async def test_chat(face: Face, server: ScriptedServer) -> None:
     assert turns == [("system", "Be brief."), ("user", "Hi")]
 
 
-async def test_a_whole_answer_of_a_conversation(face: Face, server: ScriptedServer) -> None:
+@pytest.mark.parametrize("messages", ["Hi", [{"role": "user", "content": "Hi"}]])
+async def test_a_whole_answer_of_a_conversation(
+    face: Face, server: ScriptedServer, messages: str | list[ChatMessageLike]
+) -> None:
     server.once.append(
         pb.GenerateOnceResponse(
             accepted=pb.RequestAccepted(request_id="r"),
@@ -126,10 +129,11 @@ async def test_a_whole_answer_of_a_conversation(face: Face, server: ScriptedServ
         )
     )
 
-    answer = await face.call("chat_once", [{"role": "user", "content": "Hi"}], max_tokens=4)
+    answer = await face.call("chat_once", messages, max_tokens=4)
 
     assert answer.text == "Aye."
     request = server.seen[-1].request
+    assert request.chat_prompt.messages[0].role == "user"
     assert request.chat_prompt.messages[0].parts[0].text == "Hi"
     assert request.stopping.max_tokens == 4
 

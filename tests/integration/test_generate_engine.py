@@ -13,7 +13,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.engine_service import request, service
-from support.fronts import PATIENCE_S, collect, rich_error, text_of
+from support.fronts import PATIENCE_S, collect, rich_error, text_of, until_empty
 
 
 async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
@@ -56,7 +56,7 @@ async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
                 )
             )
             assert parts_ms <= timings.total_duration.ToMilliseconds() + 1
-        assert served.engine.num_live == 0
+        assert served.engine.dispatcher.num_live == 0
         assert served.fronts[0].num_live_requests == 0
 
 
@@ -111,8 +111,9 @@ async def test_clients_that_leave_free_the_engine(text: ModelText) -> None:
         for call in calls:
             call.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            await served.fronts[0].front.table.wait_until_empty()
-            while served.engine.num_live:  # the engine takes the cancels with its next step
+            await until_empty(served.fronts[0].front.table)
+            # The engine takes the cancels with its next step.
+            while served.engine.dispatcher.num_live:
                 await served.stubs[0].GenerateOnce(
                     pb.GenerateOnceRequest(generation=request(max_tokens=1))
                 )
@@ -122,7 +123,7 @@ async def test_death_of_the_engine_ends_all_streams_without_replay(text: ModelTe
     async with service(text, pace=SimulatedPace.REAL_TIME, max_replays=0) as served:
         calls = [served.stubs[0].Generate(request(max_tokens=1000)) for _ in range(8)]
         await asyncio.gather(*(anext(aiter(call)) for call in calls))
-        served.engine.kill()
+        served.engine.close()
         for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await collect(call)

@@ -137,7 +137,7 @@ def test_it_is_only_to_be_read(house: House) -> None:
     [
         ("/metrics?compat=vllm", b"compat must be one of trtllm, gen_ai"),
         ("/metrics?compat=", b"compat must not be empty"),
-        ("/metrics?compat=trtllm&compat=gen_ai", b"compat is there twice"),
+        ("/metrics?compat=trtllm&compat=gen_ai", b"duplicate parameter compat"),
         ("/metrics?name[]=up", b"unknown parameter"),
         ("/?x=%3Cscript%3E", b"unknown parameter"),
     ],

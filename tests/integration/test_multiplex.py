@@ -22,6 +22,7 @@ from support.fronts import (
     rich_error,
     serving,
     text_of,
+    until_empty,
 )
 from support.multiplex import cancel, credit, kind, submit, told_error
 
@@ -129,7 +130,7 @@ async def test_a_dropped_call_frees_everything(
     told, reason = await served.port.next_cancel()
     assert (sorted(told), reason) == (keys, FinishReason.CANCELLED)
     async with asyncio.timeout(PATIENCE_S):
-        await served.server.front.table.wait_until_empty()
+        await until_empty(served.server.front.table)
     assert "Traceback" not in caplog.text
 
 
@@ -145,7 +146,7 @@ async def test_a_lost_connection_frees_everything_while_a_write_is_blocked(
         await channel.close()
         assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
         async with asyncio.timeout(PATIENCE_S):
-            await served.server.front.table.wait_until_empty()
+            await until_empty(served.server.front.table)
         assert "Traceback" not in caplog.text
 
 

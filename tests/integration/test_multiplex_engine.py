@@ -10,7 +10,7 @@ from penstock.executor.config import SimulatedPace
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.engine_service import Service, request, service
-from support.fronts import PATIENCE_S, collect, text_of
+from support.fronts import PATIENCE_S, collect, text_of, until_empty
 from support.multiplex import kind
 
 
@@ -51,7 +51,7 @@ async def test_the_same_as_generate(text: ModelText) -> None:
                 assert text_of(responses, index) == text_of(alone, index)
                 assert records_of(responses, index) == records_of(alone, index)
             assert list(responses[-1].finished.outputs) == list(alone[-1].finished.outputs)
-        assert served.engine.num_live == 0
+        assert served.engine.dispatcher.num_live == 0
         assert served.fronts[0].num_live_requests == 0
 
 
@@ -80,7 +80,7 @@ async def test_a_killed_engine_ends_every_request_and_not_the_call(text: ModelTe
                 for event in response.events:
                     if kind(event) == "tokens" and not is_killed:
                         is_killed = True
-                        served.engine.kill()
+                        served.engine.close()
                     elif event.HasField("error"):
                         ends[event.key] = kind(event)
             assert set(ends.values()) == {"ENGINE_DOWN"}
@@ -103,7 +103,7 @@ async def test_a_dropped_call_frees_the_engine(text: ModelText) -> None:
         assert isinstance(await call.read(), pb.MultiplexResponse)
         call.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            await served.fronts[0].front.table.wait_until_empty()
+            await until_empty(served.fronts[0].front.table)
         # The engine serves others at once: all eight places are free again.
         responses = await collect(served.stubs[0].Generate(request(max_tokens=5)))
         assert responses[-1].finished.usage.num_completion_tokens == 5

@@ -50,7 +50,7 @@ async def test_resume_waits_for_an_engine_to_ask(text: ModelText) -> None:
     async with mortal_fronts(text) as site:
         first, second = site.fronts
         told = await lose(first, first.stub.Generate(resumable(30)), 5)
-        first.memory.kill()
+        first.memory.close()
         call = second.stub.Resume(rest_after(told))
         await second.until(lambda: second.server.num_active_calls == 1)
         await site.replace_engine()
@@ -64,7 +64,7 @@ async def test_it_waits_no_longer_than_requests_do(
     monkeypatch.setattr(attachments, "_POLL_INTERVAL_S", 0.001)
     clock = Clock()
     async with stepped(text, clock=clock) as service:
-        service.memory.kill()
+        service.memory.close()
         call = service.stub.Resume(resumed("r"))
         await service.until(lambda: service.server.num_active_calls == 1)
         clock.now_s += service.front.config.max_replay_wait_s

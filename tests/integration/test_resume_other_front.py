@@ -75,7 +75,7 @@ async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list
 
 
 @edits
-@pytest.mark.parametrize("num_read", [1, 3, 5])
+@pytest.mark.parametrize("num_read", [1, 5])
 async def test_it_comes_to_another_front_and_goes_on(
     fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int
 ) -> None:
@@ -123,8 +123,7 @@ async def told_before_the_end(service: SteppedService, call: Any, num_messages: 
 
 
 @edits
-@pytest.mark.parametrize("num_read", [1, 9])
-@pytest.mark.parametrize("num_more", [0, 3, 100])
+@pytest.mark.parametrize(("num_read", "num_more"), [(1, 0), (9, 3), (9, 100)])
 async def test_what_a_lost_front_had_goes_on(
     fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int, num_more: int
 ) -> None:

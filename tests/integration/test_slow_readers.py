@@ -15,7 +15,15 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import model_service_pb2_grpc
 from penstock.v1.model_service_pb2 import GetModelRequest
-from support.fronts import PATIENCE_S, ServedFront, collect, rich_error, serving, text_of
+from support.fronts import (
+    PATIENCE_S,
+    ServedFront,
+    collect,
+    rich_error,
+    serving,
+    text_of,
+    until_empty,
+)
 
 # A stream window as small as the protocol's default, and no growing of it.
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
@@ -132,7 +140,7 @@ async def test_end_that_nobody_takes_is_cut_as_well(text: ModelText) -> None:
         served.server.front.cut_stalled()
         assert served.server.front.counters.num_cut_readers == 1
         async with asyncio.timeout(PATIENCE_S):
-            await served.server.front.table.wait_until_empty()
+            await until_empty(served.server.front.table)
         call.cancel()
 
 
@@ -162,5 +170,5 @@ async def test_vanished_peer_frees_the_request_while_a_write_is_blocked(
         keys, reason = await served.port.next_cancel()
         assert (keys, reason) == ((key,), FinishReason.CANCELLED)
         async with asyncio.timeout(PATIENCE_S):
-            await served.server.front.table.wait_until_empty()
+            await until_empty(served.server.front.table)
         assert "Traceback" not in caplog.text

@@ -21,29 +21,15 @@ import grpc
 import pytest
 
 from penstock.client import ModelState
-from support.cli_process import LIMIT_S, PROGRAM
+from support.cli_process import LIMIT_S, PROGRAM, environment, run
 from support.observation import model_of, observed, until_stats
 from support.operations_house import FakeDesk, ServedDesk, request_view, serving_desk, waiting_view
 from support.service import simulated, stream
 
 
-def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1", **extra}
-
-
 async def top(*args: str, **extra: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM,
-        "top",
-        *args,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(**extra),
-    )
-    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    done = await run("top", *args, **extra)
+    return done.code, done.out, done.err
 
 
 @pytest.fixture
@@ -86,7 +72,7 @@ async def test_one_look_as_json(served: ServedDesk) -> None:
     ("args", "code", "complaint"),
     [
         (("--json",), 2, "--json requires --once"),
-        ((), 2, "stdout is no terminal"),
+        ((), 2, "stdout is not a terminal"),
         (("--once", "--address", "http://here"), 2, "address: must be"),
         (("--once", "--interval", "0"), 2, "must be a positive number of seconds"),
         (("--once", "--address", "127.0.0.1:1"), 3, "UNAVAILABLE"),

@@ -21,6 +21,7 @@ def test_there_are_commands() -> None:
     assert any(command.startswith("penstock verify --serve") for command in COMMANDS)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_succeeds(command: str, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ async def test_the_tenant_with_the_most_waiting_gives_way_across_fronts(
     flood, quiet = Calls(), Calls()
     async with another_front(service, tenant_metadata_key=KEY) as other:
         for each in (service, other):
-            each.front.gate = QueueGate(shown, 2, waiting=each.front.table)
+            each.front.gate = QueueGate(shown.view, 2, waiting=each.front.table)
         await fill_slots(service, Calls(), 8, 400)
         for _ in range(2):
             shown.turned()  # what was sent is seen by now

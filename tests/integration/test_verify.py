@@ -1,18 +1,19 @@
 """`penstock verify` against real services, honest and not, against nothing, and with its own."""
 
 import asyncio
+import functools
 import itertools
 import json
-import os
 import signal
 import socket
-import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import psutil
 import pytest
 
@@ -22,61 +23,105 @@ from penstock.tools.verify.all_checks import ALL_CHECKS
 from penstock.tools.verify.runner import run_checks
 from penstock.tools.verify.subject import Subject
 from penstock.tools.verify.verdict import CheckResult
-from support.lying_proxy import Lie, lying_proxy
+from support.cli_process import LIMIT_S, Result, run, running
 from support.service import simulated
 from support.service import started as service_started
 
-LIMIT_S = 100.0
+# A gRPC server that passes everything on to a real service, but for what a test makes it change.
+
+GENERATE = "/penstock.v1.GenerationService/Generate"
+
+
+def _as_it_is(_: Any) -> None:
+    """Change nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lie:
+    """What becomes of a request on the way in, and of each response on the way out."""
+
+    request: Callable[[pb.GenerateRequest], None] = _as_it_is
+    response: Callable[[pb.GenerateResponse], None] = _as_it_is
+
+
+class LyingProxy(grpc.GenericRpcHandler):
+    """`lie` may be exchanged between calls."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self.lie = Lie()
+        self.address = ""
+
+    def service(self, handler_call_details: Any) -> Any:
+        method = handler_call_details.method
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._forward, method))
+
+    async def _forward(
+        self, method: str, requests: AsyncIterator[bytes], context: Any
+    ) -> AsyncIterator[bytes]:
+        lie = self.lie
+
+        async def changed() -> AsyncIterator[bytes]:
+            async for request in requests:
+                yield _change(pb.GenerateRequest, lie.request, request, method)
+
+        left_s = context.time_remaining()
+        # A call without a deadline is stated to have the longest one there is.
+        timeout_s = left_s if left_s is not None and left_s < 1e6 else None
+        stub: Any = self._channel.stream_stream(method)
+        call = stub(changed(), timeout=timeout_s)
+        try:
+            async for response in call:
+                yield _change(pb.GenerateResponse, lie.response, response, method)
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details(), tuple(error.trailing_metadata()))
+        finally:
+            call.cancel()
+
+
+def _change(message_type: Any, change: Callable[[Any], None], data: bytes, method: str) -> bytes:
+    if method != GENERATE:
+        return data
+    message = message_type.FromString(data)
+    change(message)
+    changed: bytes = message.SerializeToString()
+    return changed
+
+
+@asynccontextmanager
+async def lying_proxy(address: str) -> AsyncGenerator[LyingProxy, None]:
+    """Serve on 127.0.0.1 for the length of the block, for the service at the address."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        proxy = LyingProxy(channel)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((proxy,))
+        proxy.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            yield proxy
+        finally:
+            await server.stop(None)
+
+
 NAMES = tuple(check.name for check in ALL_CHECKS)
 # Seats are few, so that some have to wait.
 FEW_SEATS = ("--max-num-seqs", "4")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    def row(self, name: str) -> list[str]:
-        """Outcome, name and the rest of one check's row."""
-        [row] = [line for line in self.out.splitlines() if line.split()[1:2] == [name]]
-        return row.split()
-
-    def outcomes(self) -> dict[str, str]:
-        """Outcome by check."""
-        rows = [line.split() for line in self.out.splitlines()]
-        return {row[1]: row[0] for row in rows if row and row[0] in ("PASS", "FAIL", "SKIP")}
+def row_of(result: Result, name: str) -> list[str]:
+    """Outcome, name and the rest of one check's row."""
+    [row] = [line for line in result.out.splitlines() if line.split()[1:2] == [name]]
+    return row.split()
 
 
-@asynccontextmanager
-async def verifying(
-    *args: str, **environment: str
-) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A verification that runs; what is left of it is ended with the block."""
-    inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.tools", "verify", *args),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**inherited, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-            process.kill()
-            await process.communicate()
+def outcomes_of(result: Result) -> dict[str, str]:
+    """Outcome by check."""
+    rows = [line.split() for line in result.out.splitlines()]
+    return {row[1]: row[0] for row in rows if row and row[0] in ("PASS", "FAIL", "SKIP")}
 
 
 async def verify(*args: str, **environment: str) -> Result:
-    async with verifying(*args, **environment) as process:
-        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    assert process.returncode is not None
-    return Result(process.returncode, out.decode(), err.decode())
+    return await run("verify", *args, **environment)
 
 
 def all_but(*names: str) -> list[str]:
@@ -96,7 +141,7 @@ async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
     )
 
     assert result.code == 0, result.out + result.err
-    outcomes = result.outcomes()
+    outcomes = outcomes_of(result)
     assert list(outcomes) == ["start", *NAMES, "stop"]
     skipped = {name for name, outcome in outcomes.items() if outcome == "SKIP"}
     # What this executor or its model has no means for.
@@ -128,9 +173,9 @@ async def test_a_service_that_runs_is_left_running() -> None:
         again = await verify("--address", service.address, *all_but("greedy"))
 
     assert (result.code, again.code) == (0, 0), result.out + again.out
-    assert result.row("priority")[0] == "PASS"
-    assert result.row("streaming")[0] == "SKIP"
-    assert "start" not in result.outcomes()
+    assert row_of(result, "priority")[0] == "PASS"
+    assert row_of(result, "streaming")[0] == "SKIP"
+    assert "start" not in outcomes_of(result)
 
 
 async def test_a_service_that_lies_fails() -> None:
@@ -146,9 +191,9 @@ async def test_a_service_that_lies_fails() -> None:
         result = await verify("--address", proxy.address, *all_but("greedy", "accounts"))
 
     assert result.code == 1
-    assert result.outcomes()["greedy"] == "PASS"
-    assert result.row("accounts")[0] == "FAIL"
-    assert "usage 25, outputs 24, messages 24, ids 24" in " ".join(result.row("accounts"))
+    assert outcomes_of(result)["greedy"] == "PASS"
+    assert row_of(result, "accounts")[0] == "FAIL"
+    assert "usage 25, outputs 24, messages 24, ids 24" in " ".join(row_of(result, "accounts"))
     assert result.out.splitlines()[-1].startswith("FAILED: 3 passed, 1 failed")
 
 
@@ -269,7 +314,7 @@ async def test_a_service_that_cannot_start_could_not_be_verified() -> None:
 
     assert result.code == 2
     assert "the service ended before it was ready" in result.err
-    assert "/nowhere/at/all is no folder" in result.err
+    assert "/nowhere/at/all is not a folder" in result.err
     assert "starting: penstock serve --model <path>" in result.out
     assert "Unknown child process" not in result.err
 
@@ -282,7 +327,7 @@ async def test_a_service_that_cannot_start_could_not_be_verified() -> None:
         (("--", "--model", "demo"), "options of serve require --serve"),
         (("--serve", "--", "--no-such-option"), "not valid for `penstock serve`"),
         (("--address", "a b"), "address: must be"),
-        (("--concurrency", "0"), "must be a positive number"),
+        (("--concurrency", "0"), "--concurrency must be at least 1"),
     ],
 )
 async def test_bad_usage_is_told(args: tuple[str, ...], told: str) -> None:
@@ -299,11 +344,11 @@ async def test_a_reuse_that_is_switched_off_is_no_failure() -> None:
     )
 
     assert result.code == 0, result.out + result.err
-    assert " ".join(result.row("prefix-reuse")).endswith("prefix caching is off")
+    assert " ".join(row_of(result, "prefix-reuse")).endswith("prefix caching is off")
 
 
 async def test_ctrl_c_stops_its_service() -> None:
-    async with verifying("--serve", "--", *simulated()) as process:
+    async with running("verify", "--serve", "--", *simulated()) as process:
         assert process.stdout is not None
         line = b""
         while not line.startswith(b"PASS  health"):
@@ -323,7 +368,7 @@ async def test_ctrl_c_stops_its_service() -> None:
 
 async def test_a_service_that_dies_fails_and_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    async with verifying("--json", str(file), "--serve", "--", *simulated()) as process:
+    async with running("verify", "--json", str(file), "--serve", "--", *simulated()) as process:
         assert process.stdout is not None
         line = b""
         while not line.startswith(b"PASS  greedy"):

@@ -39,11 +39,13 @@ class House:
         )
         return ModelText.load(folder, name="tiny")
 
-    def highest_id(self, *, is_chat: bool) -> int:
+    async def highest_id(self, *, is_chat: bool) -> int:
         """Of those that TEXT becomes."""
         with contextlib.closing(self.text()) as text:
             if is_chat:
-                chat = text.tokenizer.encode_chat([ChatMessage(role="user", content=TEXT)])
+                chat = await text.tokenizer.encode_chat_async(
+                    [ChatMessage(role="user", content=TEXT)]
+                )
                 return int(chat.ids.max())
             return int(text.tokenizer.encode(TEXT).max())
 
@@ -81,7 +83,7 @@ async def collected(served: ServedFront, message: pb.GenerateRequest) -> list[pb
 async def test_a_prompt_that_the_model_cannot_take_is_refused_by_its_field(
     house: House, is_chat: bool, path: str, share: float
 ) -> None:
-    vocab_size = int(house.highest_id(is_chat=is_chat) * share)
+    vocab_size = int(await house.highest_id(is_chat=is_chat) * share)
     async with house.serving(vocab_size) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collected(served, asked(is_chat=is_chat))
@@ -103,7 +105,7 @@ async def test_a_prompt_that_the_model_cannot_take_is_refused_by_its_field(
 
 
 async def test_a_prompt_of_tokens_that_the_model_has_is_served(house: House) -> None:
-    async with house.serving(house.highest_id(is_chat=False) + 1) as served:
+    async with house.serving(await house.highest_id(is_chat=False) + 1) as served:
         call = asyncio.ensure_future(collected(served, asked()))
         (spec,) = await served.port.next_submission()
         served.port.admit(spec.key)
@@ -113,7 +115,7 @@ async def test_a_prompt_of_tokens_that_the_model_has_is_served(house: House) -> 
 
 async def test_an_engine_with_more_tokens_than_the_tokenizer_ends_no_stream(house: House) -> None:
     """What it draws beyond the tokenizer's has no text."""
-    async with house.serving(house.highest_id(is_chat=False) + 1) as served:
+    async with house.serving(await house.highest_id(is_chat=False) + 1) as served:
         call = asyncio.ensure_future(collected(served, asked()))
         (spec,) = await served.port.next_submission()
         served.port.admit(spec.key)
@@ -125,7 +127,7 @@ async def test_an_engine_with_more_tokens_than_the_tokenizer_ends_no_stream(hous
 async def test_the_disagreement_is_logged_in_one_line(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vocab_size = house.highest_id(is_chat=False) // 2
+    vocab_size = await house.highest_id(is_chat=False) // 2
     with caplog.at_level(logging.WARNING, "penstock"):
         async with house.serving(vocab_size):
             pass

@@ -1,10 +1,9 @@
 """Games of a hundred turns over the whole engine, each drawn from its seed.
 
 Arrivals, cancels, faults, deadlines, tenants, priorities, both pipeline depths and tiny pools, over
-a strict simulated device. What is checked after every turn is in the modules of laws
-(`account_laws`, `order_laws`, `order_witness`, `end_laws`, `foresight_laws`, and the engine's own
-`check_integrity`); that each of them can fail is shown by test_engine_sabotage.py. A failure names
-its seed, which plays it again.
+a strict simulated device. What is checked after every turn is in `game_laws` and `order_witness`,
+and in the engine's own `check_integrity`; that each can fail is shown by test_engine_sabotage.py. A
+failure names its seed, which plays it again.
 
 The seeds are the same in every run. PENSTOCK_FIRST_SEED moves them and PENSTOCK_NUM_GAMES plays
 more of them, to look further.

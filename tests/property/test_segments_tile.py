@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.scheduler.events import Stay, Wait
-from penstock.server.front.phases import PhaseClock, segments_of
+from penstock.server.front.phases import PhaseClock
 from penstock.server.observe.request_record import SegmentKind
 
 STEPS = st.lists(
@@ -49,8 +49,8 @@ def test_segments_tile_the_life_of_a_request(steps: list[tuple[str, float]], res
         now_s += delta_s
         num_tokens += step == "token"
         play(clock, step, now_s, num_tokens)
-    end_s = max(now_s, clock.marks[-1].since_s) + rest_s
-    segments = segments_of(clock.marks, end_s=end_s, num_tokens=num_tokens)
+    end_s = max(now_s, clock.segments[-1].start_s) + rest_s
+    segments = clock.segments_until(end_s, num_tokens=num_tokens)
     assert segments[0].start_s == 10.0
     assert segments[-1].end_s == end_s
     assert all(one.end_s == next_.start_s for one, next_ in itertools.pairwise(segments))

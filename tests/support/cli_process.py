@@ -5,14 +5,16 @@ import contextlib
 import os
 import pty
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
+
+import psutil
 
 from support.scripted_server import ScriptedServer
 
 PROGRAM = (sys.executable, "-m", "penstock.tools")
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,44 +24,62 @@ class Result:
     err: str
 
 
-def environment(address: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PENSTOCK_ADDRESS": address,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "PYTHONUTF8": "1",
-    }
+def environment(**variables: str) -> dict[str, str]:
+    """Ours, with no `PENSTOCK_*` but these."""
+    inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
+    path = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1"}
+    return {**inherited, **path, **variables}
 
 
 @contextlib.asynccontextmanager
-async def started(
-    server: ScriptedServer,
-    *args: str,
+async def running(
+    *args: object,
+    stdin: int = asyncio.subprocess.DEVNULL,
     stdout: IO[bytes] | int = asyncio.subprocess.PIPE,
     stderr: IO[bytes] | int = asyncio.subprocess.PIPE,
+    variables: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A command that runs; it is ended with the block."""
+    """A command that runs; what is left of it is killed with the block."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
-        *args,
-        stdin=asyncio.subprocess.PIPE,
+        *map(str, args),
+        stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env=environment(server.address),
+        env=environment(**(variables or {})),
     )
     try:
         yield process
     finally:
         if process.returncode is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
             process.kill()
             await process.communicate()
 
 
+async def ended(process: asyncio.subprocess.Process, stdin: str = "") -> Result:
+    out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), LIMIT_S)
+    assert process.returncode is not None
+    return Result(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+async def run(*args: object, **variables: str) -> Result:
+    async with running(*args, variables=variables) as process:
+        return await ended(process)
+
+
+def started(
+    server: ScriptedServer, *args: str, **streams: IO[bytes] | int
+) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """A command for this server, which reads its stdin."""
+    given: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, **streams}
+    return running(*args, **given, variables={"PENSTOCK_ADDRESS": server.address})
+
+
 async def penstock(server: ScriptedServer, *args: str, stdin: str = "") -> Result:
     async with started(server, *args) as process:
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), LIMIT_S)
-    assert process.returncode is not None
-    return Result(process.returncode, out.decode(), err.decode())
+        return await ended(process, stdin)
 
 
 class Terminal:

@@ -38,14 +38,20 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from penstock.scheduler.tenants import Tenants
-from support.account_laws import check_accounts
-from support.end_laws import check_failure, check_finish, check_history, check_queued
-from support.foresight_laws import check_never, check_refused_alone
+from support.game_laws import (
+    check_accounts,
+    check_failure,
+    check_finish,
+    check_history,
+    check_never,
+    check_order,
+    check_queued,
+    check_refused_alone,
+    check_waits,
+)
 from support.game_records import BudgetedExecutor, Game, Told
-from support.order_laws import check_order
 from support.order_witness import OrderWitness
 from support.simulated_output import simulated_output
-from support.wait_laws import check_waits
 
 VOCAB = 50
 MAX_SEQ_LEN = 32

@@ -1,4 +1,5 @@
-"""A service in one process: fronts on real sockets, a real engine, the simulated executor."""
+"""A service in one process: fronts on real sockets, a real engine on a thread behind a real link,
+the simulated executor."""
 
 from __future__ import annotations
 
@@ -15,19 +16,20 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.frames import EngineHello
+from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from support.memory_link import MemoryEngine
+from support.link import EngineThread, listening, socket_path
 
 
 @dataclass
 class Service:
     """Fronts over one engine."""
 
-    engine: MemoryEngine
+    engine: EngineThread
     fronts: list[FrontServer]
     stubs: list[pb_grpc.GenerationServiceAsyncStub]
     channels: list[grpc.aio.Channel]
@@ -63,13 +65,13 @@ async def service(
         max_num_waiting=scheduler_config.max_num_waiting,
         max_num_waiting_tokens=scheduler_config.max_num_waiting_tokens,
     )
-    memory = MemoryEngine(engine, hello)
-    memory.start_thread()
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(memory.close)
-        result = Service(memory, [], [], [])
+        path = stack.enter_context(socket_path())
+        thread = EngineThread(stack.enter_context(listening(path)), engine, greeting=hello)
+        stack.callback(thread.close)
+        result = Service(thread, [], [], [])
         for front_id in range(1, num_fronts + 1):
-            port = memory.port(front_id)
+            port = UnixEnginePort(path, front_id)
             server = FrontServer(
                 text,
                 FrontConfig(front_id=front_id, max_replays=max_replays),
@@ -80,6 +82,7 @@ async def service(
             bound = await server.start("127.0.0.1:0")
             stack.push_async_callback(server.stop)
             await port.start(server)
+            stack.push_async_callback(port.close)
             await port.wait_up()
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}")
             await stack.enter_async_context(channel)

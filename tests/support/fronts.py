@@ -22,6 +22,7 @@ from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
+from penstock.server.front.request_table import RequestTable
 from penstock.server.front.stream import TokenStream
 from penstock.server.link.frames import Attached, EngineHello, KeptRequest
 from penstock.server.link.ports import (
@@ -236,6 +237,12 @@ def flat_logprobs(num_rows: int) -> TokenLogprobs:
         top_ids=np.tile(np.array([5, 6, 7], dtype=np.int32), (num_rows, 1)),
         top_logprobs=np.tile(np.array([-0.5, -1.0, -2.0], dtype=np.float32), (num_rows, 1)),
     )
+
+
+async def until_empty(table: RequestTable) -> None:
+    """Let others run until no request is live."""
+    while len(table):  # noqa: ASYNC110 - it has no event for that
+        await asyncio.sleep(0)
 
 
 async def until_written(stream: TokenStream, max_held_tokens: int) -> None:

@@ -111,10 +111,12 @@ class EngineThread:
         max_output_bytes: int = 1 << 20,
         max_blocked_s: float = 1000.0,
         clock: Callable[[], float] = time.monotonic,
+        greeting: EngineHello | None = None,
     ) -> None:
+        self.dispatcher = Dispatcher(engine, greeting or hello(epoch))
         self.hub = FrontConnections(
             listener,
-            Dispatcher(engine, hello(epoch)),
+            self.dispatcher,
             max_output_bytes=max_output_bytes,
             max_blocked_s=max_blocked_s,
             clock=clock,
@@ -123,7 +125,13 @@ class EngineThread:
         self._thread = threading.Thread(target=self._loop.run)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self) -> None:
+        if not self.is_alive:
+            return
         self._loop.stop()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()

@@ -117,7 +117,7 @@ class MortalService:
         self._engine = MemoryEngine(self._core, hello)
         port = self._engine.port(self.front.config.front_id)
         self.front.port = port
-        port.attach(self.front)
+        await port.start(self.front)
         await self._settle()
 
     async def open(self, generation: Generation) -> Told:
@@ -145,7 +145,7 @@ class MortalService:
         for _ in range(num_unheard_steps):
             if self._core.has_work:
                 self._core.step()
-        self._engine.kill()
+        self._engine.close()
         self._core.close()
         await self._settle()
         self._read()
@@ -157,7 +157,7 @@ class MortalService:
             self._engine.pump(1)
         assert not self._core.has_work
         self._core.check_integrity()
-        self._engine.kill()
+        self._engine.close()
         self._core.close()
         await self._settle()
 

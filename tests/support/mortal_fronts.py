@@ -52,7 +52,7 @@ class MortalFronts:
     async def replace_engine(self, *, late: int | None = None) -> None:
         """It dies, and another comes; the front `late` finds it last."""
         old = self.fronts[0]
-        old.memory.kill()
+        old.memory.close()
         old.engine.close()
         await asyncio.sleep(0)
         self._epoch += 1

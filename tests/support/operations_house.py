@@ -30,6 +30,7 @@ from penstock.server.observe.flight.memory import (
 )
 from penstock.server.observe.flight.reader import FlightReader
 from penstock.server.observe.frames import FrontView, Heartbeat, OutcomeCount
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
     FrontSnapshot,
@@ -43,6 +44,7 @@ from penstock.server.observe.operations.snapshot import (
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import operations_service_pb2_grpc as pb_grpc
 from support.fronts import PATIENCE_S, RichError, rich_error
+from support.metric_tellings import beat as metric_beat
 
 NOW_UNIX_S = 1_790_000_000.0
 
@@ -142,7 +144,7 @@ def waiting_view(number: int, **changes: Any) -> RequestView:
     return request_view(number, **given)
 
 
-class FakeDesk:
+class FakeDesk(Operations):
     """Answers with what its attributes hold, and remembers what it was reported to do."""
 
     def __init__(self) -> None:
@@ -222,37 +224,9 @@ async def serving_desk(desk: FakeDesk | None = None, port: int = 0) -> AsyncGene
         await server.stop()
 
 
-def outcome(num: int, **changes: Any) -> OutcomeCount:
-    """Requests that ended well."""
-    given: dict[str, Any] = {
-        "method": "penstock.v1.GenerationService/Generate",
-        "code": 0,
-        "reason": "",
-        "finish_reason": "STOP",
-        **changes,
-    }
-    return OutcomeCount(num=num, **given)
-
-
 def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
-    """A front that does well."""
-    given: dict[str, Any] = {
-        "pid": 100 + front_id,
-        "epoch": 1,
-        "is_draining": False,
-        "is_engine_up": True,
-        "num_streams": 2,
-        "num_live": 2,
-        "num_backlog_tokens": 0,
-        "num_submitted": 0,
-        "num_cut_readers": 0,
-        "num_late_events": 0,
-        "num_unknown_fields": 0,
-        "num_internal_errors": 0,
-        "num_records": 0,
-        **changes,
-    }
-    return Heartbeat(front_id=front_id, outcomes=outcomes, **given)
+    """A front that has two requests."""
+    return metric_beat(front_id, *outcomes, **{"num_streams": 2, "num_live": 2, **changes})
 
 
 def step_rows(num_steps: int, at_s: Callable[[int], float], **changes: Any) -> NDArray[Any]:

@@ -1,9 +1,32 @@
-"""What an engine in this process shows of its queue, as others do on their boards."""
+"""A board of an engine in this process, as an engine process publishes on its own."""
 
 from __future__ import annotations
 
+import os
+import weakref
+
 from penstock.scheduler.engine import Engine
-from penstock.server.link.board import QueueState
+from penstock.server.link.board import BoardView, EngineBoard, create_board
+
+
+class ShownBoard:
+    """The board of the engine of `epoch`, and the `view` that fronts have of it."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self._fd = create_board(1)
+        weakref.finalize(self, os.close, self._fd)
+        self.view = BoardView(self._fd)
+        self.restart(epoch)
+        self._board.beat()
+
+    def restart(self, epoch: int) -> None:
+        """Another engine has begun, and taken no turn yet."""
+        self._board = EngineBoard(self._fd, epoch)
+
+    def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
+        """The engine has taken a turn, and has so many waiting."""
+        self._board.beat()
+        self._board.show_queue(num_waiting, num_tokens, queue_s)
 
 
 class ShownQueue:
@@ -12,24 +35,13 @@ class ShownQueue:
     `queue_s`: the estimate that is shown with it.
     """
 
-    def __init__(self, engine: Engine, epoch: int = 1) -> None:
-        self.num_beats = 1
+    def __init__(self, engine: Engine) -> None:
         self.queue_s: float | None = None
-        self._engine = engine
-        self._epoch = epoch
-        self.queue = self._look()
+        self._engine, self._board = engine, ShownBoard()
+        self.view = self._board.view
+        self.turned()
 
     def turned(self) -> None:
         """The engine has taken a turn."""
-        self.num_beats += 1
-        self.queue = self._look()
-
-    def _look(self) -> QueueState:
         queue = self._engine.queue
-        return QueueState(
-            epoch=self._epoch,
-            num_waiting=len(queue),
-            num_waiting_tokens=queue.num_tokens,
-            estimated_queue_s=self.queue_s if len(queue) else None,
-            at_s=0.0,
-        )
+        self._board.show(len(queue), queue.num_tokens, self.queue_s if len(queue) else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
+
+from penstock.server.text.chat_template import ChatMessage
+from penstock.server.text.tokenizer import EncodedChat
+from penstock.server.text.tokenizer import Tokenizer as ModelTokenizer
 
 LINES = [
     "The quality of mercy is not strain'd, it droppeth as the gentle rain from heaven",
@@ -169,3 +175,10 @@ def write_model_folder(
 
 def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def encode_chat(
+    tokenizer: ModelTokenizer, messages: Sequence[ChatMessage], **options: Any
+) -> EncodedChat:
+    """As a front encodes it, without other callers."""
+    return asyncio.run(tokenizer.encode_chat_async(messages, **options))

@@ -1,6 +1,6 @@
 """A batch of generations on the asyncio client: a bounded number at a time.
 
-Owns the tasks that read the streams. A new one is made only when the one before has found a
+Owns the tasks that read the streams. A new task starts only when the one before has taken a
 request, so that a short batch has few and a long one never more than its width.
 """
 
@@ -49,7 +49,7 @@ class _Batch:
         self.tasks.add(asyncio.create_task(self._work()))
 
     async def take(self) -> BatchItem | None:
-        """The next item, None for no more. Raises what ended the batch."""
+        """The next item, None for no more. Raises the error that ended the batch."""
         item = await self._outbox.get()
         if isinstance(item, _Failed):
             raise item.error

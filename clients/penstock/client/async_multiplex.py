@@ -77,7 +77,9 @@ class AsyncMultiplexStream:
 
 
 class AsyncMultiplexer:
-    """The Multiplex calls of one channel: the current one, and older ones that run out."""
+    """The Multiplex calls of one channel: the current one, and older ones that end with their
+    requests.
+    """
 
     def __init__(
         self,
@@ -238,7 +240,7 @@ class _Call:
             return multiplex_broken()
 
     def _on_status(self, _call: object) -> None:
-        """Called for each status that the call is given; keeps the first that is a real one."""
+        """Called for each status of the call; keeps the first real one."""
         call = self._call
         details = _result_of(call.details())
         if details != _CORE_GAVE_UP and not self._status.done():
@@ -253,7 +255,7 @@ class _Call:
 
 
 def _result_of(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine that has nothing to wait for, where there is no time for a task.
+    """Run a coroutine that never suspends, where a task would be too late.
 
     A status may be replaced in the same turn of the loop. RuntimeError if it waits after all.
     """

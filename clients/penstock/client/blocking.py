@@ -1,7 +1,7 @@
 """The asynchronous implementation run without an event loop: what is awaited blocks instead.
 
-Owns the runtime of threads, which looks like grpc.aio and is gRPC's blocking API, and the making of
-a blocking face from an asynchronous class. A coroutine on this runtime never suspends, so that one
+Owns the runtime of threads, which looks like grpc.aio and is gRPC's blocking API, and makes a
+blocking class from an asynchronous one. A coroutine on this runtime never suspends, so that one
 step runs it to its end, in the thread that asked.
 """
 
@@ -109,7 +109,7 @@ def _take_name(call: Any, method: Callable[..., object], signature: inspect.Sign
 
 
 def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
-    """`sleep` as what is awaited."""
+    """`sleep` as an awaitable."""
 
     async def awaited(delay_s: float) -> None:
         sleep(delay_s)
@@ -175,12 +175,12 @@ class _UnaryCall:
         return self._invoke()
 
     def cancel(self) -> bool:
-        """The thread that made it has it; closing the channel ends it."""
+        """A no-op: its thread blocks in it; closing the channel ends it."""
         return False
 
 
 class _StreamCall:
-    """A call that answers with a stream."""
+    """A call with a stream of responses."""
 
     def __init__(self, method: Callable[..., Any], request: Any, **options: Any) -> None:
         self._call = method(request, **options)

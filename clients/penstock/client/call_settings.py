@@ -1,4 +1,4 @@
-"""What both clients decide about a call before it is made: metadata, attempts, bounds.
+"""The decisions of both clients before a call: metadata, attempts, bounds.
 
 Owns the settings common to the async and the blocking client. Does no I/O.
 """
@@ -76,7 +76,9 @@ class CallSettings:
         return (*pairs, *trace.metadata()) if trace is not None else pairs
 
     def shared_metadata(self, metadata: Metadata = ()) -> Pairs:
-        """Metadata of a call that belongs to no one trace. Raises ValueError for a bad token."""
+        """Metadata of a call that does not belong to a single trace. Raises ValueError for a bad
+        token.
+        """
         pairs = (*self.metadata, *metadata)
         if self.token is None or any(key == "authorization" for key, _ in pairs):
             return pairs

@@ -1,8 +1,8 @@
 """How a client makes a call: admission, attempts, channel, end.
 
 Owns the connections and, for a client that multiplexes, the Multiplex calls on them. Does not know
-what is asked for: `client.py` does. Nor whether it runs on an event loop or in threads: that is
-known in `runtime.py` and `blocking.py`.
+the content of calls (`client.py`), nor whether it runs on an event loop or in threads
+(`runtime.py`, `blocking.py`).
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Calls:
         self._open_calls: set[_Cancellable] = set()
 
     def pairs(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
-        """Metadata of a generation. Raises ValueError for some that cannot be sent."""
+        """Metadata of a generation. Raises ValueError for metadata that cannot be sent."""
         if self.is_multiplexed:
             require_no_metadata(metadata)
         return self.settings.call_metadata(metadata, trace)

@@ -1,6 +1,6 @@
-"""How a connection is opened: the target an address means, and channel options.
+"""How a connection is opened: the gRPC target of an address, and channel options.
 
-Owns what both clients share of that. Does not open anything.
+Shared by both clients. Does not open anything.
 """
 
 import ipaddress
@@ -28,10 +28,10 @@ MIN_KEEPALIVE_S = 20.0
 
 
 def grpc_target(address: str, default_port: int = DEFAULT_PORT) -> str:
-    """What gRPC is to connect to: HOST:PORT with `default_port` for a host alone.
+    """The gRPC target of an address: HOST:PORT, with `default_port` for a host alone.
 
-    Left alone, gRPC takes 443 for a missing port. Its own targets, such as `unix:PATH` and
-    `dns:///HOST:PORT`, pass as they are. Raises ValueError for what is neither.
+    gRPC's own default port is 443. gRPC's targets, such as `unix:PATH` and `dns:///HOST:PORT`, are
+    returned unchanged. Raises ValueError for anything else.
     """
     if address.partition(":")[0] in _TARGET_SCHEMES and ":" in address:
         return address
@@ -58,7 +58,7 @@ def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
     """The targets of one address, of several in a sequence, or of several with commas between.
 
     A string that begins as an `ipv4:`, `ipv6:` or `unix:` target is one target with its commas.
-    Raises ValueError when there is none, for one that is named twice, and as `grpc_target`.
+    Raises ValueError for no address, for a repeated one, and as `grpc_target`.
     """
     if isinstance(address, str):
         is_whole = address.startswith(_COMMA_SCHEMES)

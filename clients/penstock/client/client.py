@@ -1,7 +1,7 @@
 """The asyncio client of a Penstock server.
 
-Owns the public class. How a call is made is written in `calls.py`; what it
-may raise is drawn in `errors.py`; when it is tried again is written in `retry.py`.
+Owns the public class. `calls.py` makes the calls, `errors.py` has their exceptions, `retry.py` the
+retries.
 """
 
 import asyncio
@@ -183,8 +183,8 @@ class Client(ModelCalls):
         A request id alone means from the start. An older stream of the request ends with
         `StreamSuperseded`. Connections that are lost again are restored for `resume_grace_s`
         seconds, by default the client's; then leaving the iterator early cancels the request,
-        otherwise the request keeps its grace. Raises `RequestNotFound` after the grace, and
-        `SequenceUnavailable` for messages that are no longer kept.
+        otherwise the request continues for its grace period. Raises `RequestNotFound` after the
+        grace, and `SequenceUnavailable` for messages that are no longer kept.
         """
         if isinstance(point, str):
             point = ResumePoint(request_id=point)

@@ -17,7 +17,7 @@ from penstock.client.runtime import Runtime, Signal
 
 
 class _Ticket:
-    """One call's wait for a place. Written under the lock."""
+    """One call's wait for its turn. Written under the lock."""
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
@@ -28,7 +28,7 @@ class _Ticket:
 class Connections:
     """Channels to the targets, `num_channels` to each.
 
-    Belongs to one event loop, or to any number of threads: whichever the runtime stands for.
+    Belongs to one event loop, or to any number of threads: depending on the runtime.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Connections:
 
     @asynccontextmanager
     async def turn(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
-        """Hold a place among the open calls.
+        """Count as an open call.
 
         Raises BacklogFull at once, DeadlineExceeded after `timeout_s`, CallCancelled when the
         connections close meanwhile, RuntimeError when they have.

@@ -40,7 +40,7 @@ class TlsConfig:
             raise ValueError("cert and key: each requires the other")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC. Raises OSError for a file that cannot be read."""
+        """The credentials for gRPC. Raises OSError for a file that cannot be read."""
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
 
@@ -58,7 +58,7 @@ def token_from(path: Path) -> Callable[[], str]:
         try:
             token = data.decode("ascii").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"token: {path} holds none") from None
+            raise ValueError(f"token: {path} contains no token") from None
         _check_form(token)
         return token
 
@@ -96,7 +96,7 @@ def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bo
 
 
 def authorization(token: Token) -> tuple[str, str]:
-    """The metadata that carries a token. Raises ValueError for one that is none."""
+    """The metadata that carries a token. Raises ValueError for an invalid token."""
     text = token if isinstance(token, str) else token()
     _check_form(text)
     return "authorization", f"Bearer {text}"

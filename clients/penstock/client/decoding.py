@@ -1,6 +1,6 @@
 """Protobuf messages to domain values.
 
-Owns the way in. Enum values and events that are newer than this client are tolerated: values become
+Owns decoding. Enum values and events that are newer than this client are tolerated: values become
 UNKNOWN, events become None.
 """
 

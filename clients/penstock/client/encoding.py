@@ -1,7 +1,7 @@
 """Domain values to protobuf messages.
 
-Owns the way out. Every value that does not fit its field is refused here with the path of the
-field as the contract names it; ranges beyond that are the server's to judge.
+Owns encoding. Every value that does not fit its field is refused here with the path of the field as
+the contract names it; the server checks ranges.
 """
 
 import reprlib
@@ -129,7 +129,7 @@ def _encode_chat(prompt: ChatPrompt, message: pb.ChatPrompt) -> None:
 
 
 def _set_struct(message: Struct, values: Mapping[str, Any], path: str) -> None:
-    """Raises ValueError for what JSON does not have."""
+    """Raises ValueError for a value that JSON does not have."""
     try:
         ParseDict(dict(values), message)
     except ParseError:

@@ -1,4 +1,4 @@
-"""What a call may raise, and the one table from status and reason to exception class.
+"""The exceptions of calls, and the table from status and reason to exception class.
 
 Owns the exception tree. How a status is read from a call: see `status.py`.
 
@@ -69,6 +69,9 @@ _HINTS = {
     "Deadline Exceeded": "the deadline passed before the server answered",
 }
 _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
+_CONNECTING = re.compile(
+    r"^failed to connect to all addresses; last error: [A-Z_]+: \S+ (?:Failed to connect[^:]*: )?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What is known of a failed call.
+    """The known facts about a failed call.
 
     Attributes:
         code: The gRPC status.
@@ -118,7 +121,7 @@ class PenstockError(Exception):
     def __str__(self) -> str:
         """One line: status, reason, message, fields it does not name, retry time, request id."""
         reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
-        parts = [f"{self.code.name}{reason}: {self.message}"]
+        parts = [f"{self.code.name}{reason}: {_CONNECTING.sub('', self.message)}"]
         parts += [
             f"{bad.field}: {bad.description}"
             for bad in self.field_violations
@@ -168,7 +171,9 @@ class PenstockError(Exception):
 
     @property
     def estimate_s(self) -> float | None:
-        """Estimated seconds from arrival to what missed its deadline; None: no estimate."""
+        """Estimated seconds from arrival to the event that missed its deadline; None: no
+        estimate.
+        """
         return _seconds(self.metadata.get("estimate_ms"))
 
     @property
@@ -212,11 +217,11 @@ class MalformedRequest(InvalidArgument):
 
 
 class ExecutorRefused(InvalidArgument):
-    """The executor can never do what was asked, e.g. compile the constraint."""
+    """The executor cannot execute this request, e.g. compile its constraint."""
 
 
 class NotFound(PenstockError):
-    """What the call names does not exist."""
+    """The named object does not exist."""
 
 
 class ModelNotFound(NotFound):
@@ -232,7 +237,7 @@ class RequestNotFound(NotFound):
 
 
 class AlreadyExists(PenstockError):
-    """What the call would create already exists."""
+    """The object to create already exists."""
 
 
 class RequestIdInUse(AlreadyExists):

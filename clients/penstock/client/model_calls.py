@@ -1,6 +1,6 @@
 """The calls of a client that do not generate: models, tokens and health.
 
-Owns what is asked and how the answer is read. Does not know how a call is made: `calls.py` does.
+Owns their requests and responses; `calls.py` makes the calls.
 """
 
 from collections.abc import Sequence

@@ -62,8 +62,8 @@ def multiplex_config(
 class Lane:
     """One request on a call: events received and not taken yet, its credit, its end.
 
-    One side adds, the other takes; between threads that is safe, because `take` looks for the end
-    before it looks for what came before the end.
+    One side adds, the other takes; between threads that is safe, because `take` checks for the end
+    before it checks for earlier messages.
     """
 
     __slots__ = (
@@ -102,7 +102,7 @@ class Lane:
         return is_last
 
     def fail(self, error: PenstockError, *, is_urgent: bool = False) -> None:
-        """End with an error, after what came before it unless it is urgent; the first counts."""
+        """End with an error, after earlier messages unless it is urgent; the first error counts."""
         if self._failure is None:
             self._failure = error
         if is_urgent:

@@ -1,7 +1,6 @@
 """The asyncio client of a server's OperationsService: figures, live requests, controls.
 
-Owns the public class. How a call is made is written in `calls.py`, what the answers
-are in `operations_values.py`.
+Owns the public class. `calls.py` makes the calls, `operations_values.py` has the results.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Messages of OperationsService to values.
 
-Owns the way in. Enum values that are newer than this client become UNKNOWN.
+Owns decoding. Enum values that are newer than this client become UNKNOWN.
 """
 
 from google.protobuf.timestamp_pb2 import Timestamp

@@ -1,6 +1,7 @@
 """Operators' requests as messages.
 
-Owns the bounds of both clients' calls to OperationsService. ValueError for what does not fit.
+Owns the bounds of both clients' calls to OperationsService. Raises ValueError for a value that does
+not fit.
 """
 
 import math
@@ -18,7 +19,7 @@ MAX_PAGE_SIZE = 1000
 
 
 def watch_request(model: str | None, interval_s: float | None) -> pb.WatchStatsRequest:
-    """`interval_s` None: as the server does."""
+    """The request of a watch; `interval_s` None: the server's default."""
     interval = None if interval_s is None else _duration("interval_s", interval_s)
     return pb.WatchStatsRequest(model=model, interval=interval)
 
@@ -26,7 +27,7 @@ def watch_request(model: str | None, interval_s: float | None) -> pb.WatchStatsR
 def list_request(
     model: str | None, tenant: str | None, state: RequestState | None, max_requests: int | None
 ) -> pb.ListLiveRequestsRequest:
-    """The first page."""
+    """The request of the first page."""
     if max_requests is not None and max_requests < 1:
         raise ValueError(f"max_requests: must be at least 1, not {max_requests}")
     return pb.ListLiveRequestsRequest(
@@ -38,7 +39,7 @@ def list_request(
 
 
 def drain_request(timeout_s: float | None) -> pb.DrainRequest:
-    """`timeout_s` None: as the server is set."""
+    """The request of a drain; `timeout_s` None: the server's setting."""
     timeout = None if timeout_s is None else _duration("timeout_s", timeout_s)
     return pb.DrainRequest(drain_timeout=timeout)
 

@@ -1,6 +1,6 @@
 """The blocking client of a server's OperationsService: `operations.py` without asyncio.
 
-Owns the public class. What it does is written once, and `blocking.py` runs it.
+Owns the public class. The implementation is shared, and `blocking.py` runs it.
 """
 
 import time

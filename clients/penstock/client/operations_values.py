@@ -1,4 +1,4 @@
-"""What a server reports to its operators, as frozen values.
+"""Operators' data from a server, as frozen values.
 
 Owns the shapes. Durations are seconds, times seconds since 1970-01-01 UTC; None: not known.
 """
@@ -11,7 +11,7 @@ from penstock.client.model_info import ModelState
 
 
 class RequestPhase(ContractEnum):
-    """What a live request does.
+    """The phase of a live request.
 
     Attributes:
         UNKNOWN: A phase that is newer than this client.

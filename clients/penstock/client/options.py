@@ -1,4 +1,4 @@
-"""How a generation is to be done: the contract's option groups as frozen values.
+"""The options of a generation: the contract's option groups as frozen values.
 
 Owns the groups, `GenerationRequest` and their form as keywords. None always means "not set": the
 server's default applies. The server checks ranges; `get_model` returns its limits.
@@ -65,7 +65,7 @@ class StoppingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """What is delivered, and in what pieces.
+    """The content of the stream, and how it is split.
 
     Attributes:
         logprobs: Log-probabilities of output tokens: 0 for the drawn token alone, k for the k most
@@ -293,8 +293,8 @@ def build_request(
 ) -> GenerationRequest:
     """Sort flat options into their groups.
 
-    Raises TypeError for an option that does not exist, and when a whole GenerationRequest comes
-    with options besides, because it would not be clear which of the two counts.
+    Raises TypeError for an option that does not exist, and for a GenerationRequest together with
+    options.
     """
     if isinstance(prompt, GenerationRequest):
         if options:

@@ -1,4 +1,4 @@
-"""Failures that the client finds by itself, as the same exceptions a status would give.
+"""Failures that the client detects itself, as the exceptions of the corresponding status.
 
 Owns their codes and messages, for both clients.
 """
@@ -102,7 +102,7 @@ def multiplex_broken() -> Unavailable:
 
 
 def multiplex_error(error: PenstockError) -> PenstockError:
-    """What the failure of a whole Multiplex call means for its requests.
+    """The error of each request when its Multiplex call fails.
 
     A closing client fails its requests first: a cancelled call was cancelled by another party.
     """

@@ -1,4 +1,4 @@
-"""One logical stream over all its attempts: its read position, and the next attempt's request.
+"""One logical stream over all its attempts: its position, and the request of the next attempt.
 
 Owns the choice between resuming a broken stream, retrying it and raising the error.
 Does no I/O: the clients make the attempts.

@@ -1,7 +1,7 @@
 """Which connection a call takes, and how many calls there may be: the rules of a pool.
 
-Owns the picking of channels, the bound on calls that generate and their backlog. Opens nothing and
-waits for nothing: `connections.py` does.
+Owns the choice of channels, the bound on generations and their backlog. Opens nothing and waits for
+nothing: `connections.py` does.
 """
 
 import math
@@ -107,7 +107,7 @@ class ChannelPicker:
             self._avoid_until_s[index] = now_s + avoid_s
 
     def answered(self, index: int) -> None:
-        """A server serves calls there."""
+        """Record that a server serves calls on this channel."""
         self._num_failures[index] = 0
         self._avoid_until_s[index] = -math.inf
 
@@ -132,9 +132,9 @@ TicketT = TypeVar("TicketT")
 
 
 class Admission(Generic[TicketT]):
-    """Lets a bounded number of calls in, and a bounded number wait, first come first served.
+    """Admits a bounded number of calls, and lets a bounded number wait, first come first served.
 
-    A ticket is whatever wakes the one who waits. Not safe for threads by itself.
+    A ticket is a value that wakes a waiting call. Not safe for threads by itself.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -163,7 +163,7 @@ class Admission(Generic[TicketT]):
         self._waiting.append(ticket)
 
     def leave(self) -> TicketT | None:
-        """Give a place back; the ticket that has it now, to be woken."""
+        """Release a place; returns the ticket that has it now, to be woken."""
         if self._waiting:
             return self._waiting.popleft()
         self.num_open -= 1

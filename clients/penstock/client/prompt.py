@@ -1,4 +1,4 @@
-"""What a generation starts from: text, token ids or a conversation with images in their places.
+"""Prompts: text, token ids or a conversation with images in their places.
 
 Owns the prompt types and how plain Python values are read as prompts.
 """
@@ -153,8 +153,8 @@ def as_prompt(value: PromptLike) -> Prompt:
 def as_message(value: ChatMessageLike, path: str) -> ChatMessage:
     """Read a message, which may be a dict; see `ChatMessageLike`.
 
-    Raises TypeError or ValueError, which name what is wrong as a path that starts with `path` and
-    repeat no content.
+    Raises TypeError or ValueError, which name the fault by a path that starts with `path` and quote
+    no content.
     """
     if isinstance(value, ChatMessage):
         return value

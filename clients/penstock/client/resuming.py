@@ -1,7 +1,7 @@
-"""Resumption of a stream after a lost connection: from which point, and how long it is tried.
+"""Resumption of a stream after a lost connection: its position, and how long to try.
 
-Owns the point that a stream has come to, as a value that a program may keep, and the account of one
-stream's losses. Does no I/O and does not sleep: the clients do.
+Owns the position of a stream, as a value that a program may store, and the account of one stream's
+losses. Does no I/O and does not sleep.
 """
 
 import math
@@ -19,7 +19,7 @@ _MAX_DELAY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """How far the stream of a request was read: what another process needs to continue it.
+    """The position of a reader in a request's stream, with which another process can continue it.
 
     Raises ValueError for negative numbers.
 
@@ -41,7 +41,7 @@ class ResumePoint:
             raise ValueError("received_token_counts: must not be negative")
 
     def after(self, event: Event) -> "ResumePoint":
-        """The point after an event of the stream. `Finished` is the last: nothing is behind it."""
+        """The position after an event of the stream. `Finished` is the last event."""
         counts = list(self.received_token_counts)
         request_id = self.request_id
         if isinstance(event, Accepted):
@@ -130,5 +130,5 @@ class Recovery:
 
 
 def is_loss(error: PenstockError) -> bool:
-    """Whether the request may live on although its stream broke off."""
+    """Whether the request may still be live although its stream was lost."""
     return isinstance(error, Unavailable | Broken) and not isinstance(error, EngineDown)

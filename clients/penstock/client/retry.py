@@ -1,13 +1,13 @@
-"""When a failed call is tried again, and after how long.
+"""When and after how long a failed call is retried.
 
 Owns the policy and the account of one logical call's attempts. Does no I/O and does not sleep: the
 clock and the random numbers are arguments.
 
-A call is tried again only if all of this holds: no output of it was delivered; the status is
+A call is retried only if all of this holds: no output of it was delivered; the status is
 UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
-refuse retries; attempts are left, and retries in the client's budget (retry_budget.py); and
-the wait ends before the call's deadline. A deadline that cannot be met is raised at once, although
-its status has a retry time: by then it is over.
+refuse retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
+wait ends before the call's deadline. A deadline that cannot be met is raised at once, although its
+status has a retry time: by then it is over.
 """
 
 import math
@@ -112,7 +112,7 @@ class Attempts:
     ) -> None:
         """`deadline_s`: seconds from now for all attempts together; None for no deadline.
 
-        `budget`: what pays for retries, None to make them unpaid.
+        `budget`: the retry budget, None for no budget.
         """
         if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s > 0):
             raise ValueError(f"deadline_s: must be finite and positive, not {deadline_s}")

@@ -1,9 +1,9 @@
-"""How many retries all calls of one client may make together.
+"""Bounds the retries of all calls of one client together.
 
-A bound per call does not bound a crowd: when a service refuses most of what it is offered, four
-attempts each are four times the load it could not carry. So retries are paid from one purse that
-first attempts fill: the retry budget of Finagle (its user's guide, "Clients") and of "Addressing
-Cascading Failures" in *Site Reliability Engineering* (O'Reilly, 2016), here without a clock.
+A bound per call does not bound the total: when a service refuses most calls, four attempts each are
+four times the load it could not carry. So retries are paid from a budget that first attempts fill:
+the retry budget of Finagle (its user's guide, "Clients") and of "Addressing Cascading Failures" in
+*Site Reliability Engineering* (O'Reilly, 2016), here without a clock.
 """
 
 import math
@@ -13,8 +13,8 @@ import threading
 class RetryBudget:
     """Over any stretch, retries are at most `reserve` and `share` of the calls in it.
 
-    Every call pays `share` of a retry in; the purse holds at most `reserve` retries, or one if that
-    is more, and begins with `reserve`. Calls from several threads may share one. Raises ValueError.
+    Every call adds `share` of a retry; the budget holds at most `reserve` retries, at least one,
+    and begins with `reserve`. Calls from several threads may share one. Raises ValueError.
     """
 
     def __init__(self, *, share: float = 0.2, reserve: int = 100) -> None:

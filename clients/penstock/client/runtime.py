@@ -1,7 +1,7 @@
 """Primitives of the client's one implementation: channels, waiting, and shared streams.
 
-Owns the seam between the asyncio face and the blocking one, and its asyncio side. `blocking.py` is
-the other side: there nothing that is awaited ever suspends.
+Owns the interface between the shared implementation and its two runtimes, and the asyncio one.
+`blocking.py` has the other: there an await never suspends.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class StartStream(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What differs between an event loop and threads.
+    """The differences between an event loop and threads.
 
     `channel`: opens one; without credentials in plain text. `read_batch`: the items of all requests
     as they come, a number of requests at a time; leaving early cancels what is open.

@@ -19,8 +19,8 @@ _ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 def default_service_config(target: str) -> str | None:
     """Round robin for targets that may stand for several servers; None: gRPC's own choice.
 
-    gRPC's choice is to stay with the first that answers. A plain HOST:PORT keeps that, because the
-    addresses of one host are ways to the same server. A resolver's configuration takes precedence.
+    gRPC uses the first address that answers. A plain HOST:PORT keeps that, because the addresses of
+    one host are ways to the same server. A resolver's configuration takes precedence.
     """
     scheme, separator, _ = target.partition(":")
     return _ROUND_ROBIN if separator and scheme in _SPREAD_SCHEMES else None
@@ -44,14 +44,14 @@ def check_service_config(text: str, retry: RetryPolicy) -> None:
 
 
 def retry_service_config(policy: RetryPolicy) -> str:
-    """gRPC's service config with what gRPC can do of `policy`, for other clients.
+    """gRPC's service config with the part of `policy` that gRPC supports, for other clients.
 
     gRPC retries only before the first message, and respects grpc-retry-pushback-ms. It retries by
     status and not by reason: RESOURCE_EXHAUSTED is left out, because a message that is too large
     would be sent again. `max_attempts` is cut to gRPC's 5. Raises ValueError for fewer than 2.
     """
     if policy.max_attempts < 2:
-        raise ValueError("max_attempts: one attempt is no retry policy")
+        raise ValueError("max_attempts: a retry policy needs at least two attempts")
     method: Mapping[str, Any] = {
         "name": [{"service": service} for service in _SERVICES],
         "retryPolicy": {

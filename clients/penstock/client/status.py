@@ -68,7 +68,7 @@ def as_error(
 
 
 def error_cause(failed: grpc.RpcError | PenstockError) -> grpc.RpcError | None:
-    """What to show as the cause of `as_error`: nothing is its own cause."""
+    """The cause to show for `as_error`; an error is not its own cause."""
     return None if isinstance(failed, PenstockError) else failed
 
 

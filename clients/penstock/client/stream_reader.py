@@ -1,7 +1,7 @@
 """Checks that a stream keeps the contract: order, sequence numbers, exactly one end.
 
-Owns what was seen of a stream, over several attempts where those resume it. Does no I/O: the
-clients feed it what they read.
+Owns the state of a stream, over several attempts if they resume it. Does no I/O: the clients pass
+it what they read.
 """
 
 from typing import NoReturn

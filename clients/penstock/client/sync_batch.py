@@ -1,6 +1,6 @@
 """A batch of generations on the blocking client: a bounded number at a time.
 
-Owns the threads that read the streams. A new one is started only when the one before has found a
+Owns the threads that read the streams. A new thread starts only when the one before has taken a
 request, so that a short batch has few and a long one never more than its width.
 """
 

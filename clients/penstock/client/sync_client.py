@@ -1,8 +1,8 @@
 """The blocking client of a Penstock server: `client.Client` without asyncio.
 
-Owns the public class. It stands on gRPC's own blocking API and has no event loop;
-only a batch and a Multiplex call have threads, which end with them. What it does is written once,
-for both clients, and `blocking.py` runs it.
+Owns the public class. It stands on gRPC's own blocking API and has no event loop; only a batch and
+a Multiplex call have threads, which end with them. Both clients share the implementation, which
+`blocking.py` runs.
 """
 
 import time

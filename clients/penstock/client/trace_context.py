@@ -1,7 +1,7 @@
-"""Where a request belongs in a distributed trace: W3C trace context for the metadata of a call.
+"""The position of a request in a distributed trace: W3C trace context for the metadata of a call.
 
-Owns the two headers and the optional use of OpenTelemetry. The client works without
-OpenTelemetry: it is looked for once, and never required.
+Owns the two headers and the optional use of OpenTelemetry. The client works without OpenTelemetry:
+it is looked up once, and never required.
 """
 
 import functools

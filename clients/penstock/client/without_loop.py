@@ -1,7 +1,7 @@
-"""Runs coroutines and asynchronous generators that have nothing to wait for, without an event loop.
+"""Runs coroutines and asynchronous generators that never suspend, without an event loop.
 
-Owns the stepping, and nothing of what is stepped: that blocks its thread where others would
-suspend.
+Owns the stepping, and nothing of what is stepped: the code that it steps blocks its thread instead
+of suspending.
 """
 
 import sys

@@ -33,7 +33,7 @@ class ExecutorKind(enum.StrEnum):
 
 
 class SimulatedPace(enum.StrEnum):
-    """How a simulated step spends its time."""
+    """How long a simulated step takes in real time."""
 
     IMMEDIATE = "immediate"
     """No wait (a scripted slow step still waits)."""

@@ -1,6 +1,6 @@
 """The limits of the control groups that this process is in, of either version.
 
-Owns where their files are; what the files of a controller mean is their readers' knowledge.
+Owns the location of their files; readers interpret the content.
 """
 
 from collections.abc import Iterator

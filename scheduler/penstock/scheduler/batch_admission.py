@@ -78,7 +78,7 @@ class BatchAdmission:
     def admit(self, budget: TokenBudget, now: float) -> WaitReason | None:
         """Give slots and tokens of `budget` to waiting requests.
 
-        Returns what the next in line lacked, None when no admissible request is left.
+        Returns what the next request in the queue lacked, None when no admissible one is left.
         """
         order = self._order
         blocked: Request | None = None
@@ -187,7 +187,7 @@ class BatchAdmission:
         return running.has_free_slot and len(running) < self._sizing.max_num_running
 
     def _lack(self, budget: TokenBudget, *, is_too_long: bool) -> WaitReason | None:
-        """What the remaining requests in the order lack, when none lacks blocks."""
+        """What the remaining requests lack, when none lacks blocks."""
         if not len(self._order):
             return None
         if not self._has_place:

@@ -169,7 +169,9 @@ class BlockPool:
             self._has_standing = bool(self._claims or self.sessions)
 
     def register(self, block: int, digest: bytes) -> None:
-        """Name the content of a full, used block. The first block with a digest keeps it."""
+        """Register the content of a full, used block under its digest. The first block with a
+        digest keeps it.
+        """
         self._name(np.array([block], dtype=np.int32), [digest])
 
     def register_chain(
@@ -224,7 +226,7 @@ class BlockPool:
         return max(level, self.sessions.level) if block in self.sessions else level
 
     def _move(self, blocks: Iterable[int]) -> None:
-        """The level of `blocks` may have changed: update those that are cached."""
+        """Update the level of cached `blocks`, which may have changed."""
         for block in blocks:
             if block in self._cached:
                 self._cached.move(block, self._level(block))

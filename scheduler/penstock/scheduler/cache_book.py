@@ -100,9 +100,9 @@ class CacheBook:
     def note_named(
         self, salt: bytes, digests: Sequence[bytes], places: range, tokens: bytes
     ) -> None:
-        """The blocks at `places` of the chain `digests` were named; `tokens`: of these blocks.
+        """Register the blocks at `places` of the chain `digests`, with their `tokens`.
 
-        Earlier blocks of the chain are known already.
+        Earlier blocks of the chain are registered already.
         """
         chain = self._chains.get(salt)
         if chain is None:
@@ -123,7 +123,7 @@ class CacheBook:
         self._drop_if_unused(chain)
 
     def note_lost(self, digests: Iterable[bytes]) -> None:
-        """These blocks lost their names; each of them is known here."""
+        """Remove registered blocks, which have lost their digests."""
         for digest in digests:
             chain = self._chain_of.pop(digest)
             del chain.blocks[digest]

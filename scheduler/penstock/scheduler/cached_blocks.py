@@ -36,19 +36,21 @@ class EvictionOrder(Protocol):
     def __contains__(self, block: int) -> bool: ...
 
     def blocks(self) -> list[int]:
-        """All of them, unordered."""
+        """All cached blocks, unordered."""
         ...
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Blocks that were used until now, the tail of their chain first; assigns their turns."""
+        """Add blocks that were used until now, the tail of their chain first; assigns their
+        turns.
+        """
         ...
 
     def insert(self, block: int, turn: int) -> None:
-        """A block that comes from another level and keeps its turn."""
+        """Add a block from another level; it keeps its turn."""
         ...
 
     def take(self, block: int) -> int:
-        """A block moves to another level; returns its turn."""
+        """Remove a block that moves to another level; returns its turn."""
         ...
 
     def discard(self, blocks: Sequence[int]) -> None:
@@ -76,7 +78,7 @@ class EvictionOrder(Protocol):
         ...
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """The content of blocks that are not here is gone."""
+        """Blocks of other levels lost their content."""
         ...
 
     def faults(self) -> Faults:
@@ -208,12 +210,12 @@ class CachedBlocks:
         return block in self.order or block in self._level_of
 
     def blocks(self) -> list[int]:
-        """All of them, unordered."""
+        """All cached blocks, unordered."""
         return [*self.order.blocks(), *self._level_of]
 
     @property
     def num_special(self) -> int:
-        """Blocks at another level than the default."""
+        """Blocks at a level other than the default."""
         return len(self._level_of)
 
     def level(self, block: int) -> int:
@@ -221,7 +223,7 @@ class CachedBlocks:
         return self._level_of.get(block, DEFAULT_LEVEL)
 
     def extend(self, blocks: Sequence[int], level: int = DEFAULT_LEVEL) -> None:
-        """Blocks of one chain that were used until now and are not cached yet, tail first."""
+        """Add blocks of one chain that were used until now and are not cached yet, tail first."""
         if level == DEFAULT_LEVEL:
             self.order.extend(blocks)
             return

@@ -23,7 +23,9 @@ def pieces(items: Iterable[_T]) -> Iterator[list[_T]]:
 
 
 def is_sorted(numbers: Iterable[float]) -> Iterator[bool]:
-    """Of each piece of `numbers`: whether it ascends, from the last number of the piece before."""
+    """Whether each piece of `numbers` ascends, starting from the last number of the piece
+    before.
+    """
     last: list[float] = []
     for piece in pieces(numbers):
         joined = last + piece

@@ -87,7 +87,7 @@ class TokenTime:
 
     @property
     def alone_s(self) -> float:
-        """For a request that has the machine to itself."""
+        """Time between tokens of a request that has the machine to itself."""
         return self._fit.step_time_s(num_prefill_tokens=0, num_decodes=1, num_context_tokens=0)
 
     def note_step(self, seconds: float, now: float, *, has_paused: bool = False) -> None:
@@ -266,7 +266,7 @@ class CompletionPredictor:
     def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
         """A running request ended after that many tokens; `is_cut`: truncated.
 
-        Without a token that could have ended it, its limit is no evidence of the lengths of others.
+        If no token could have ended it, its limit is no evidence of other lengths.
         """
         spec, predicted = request.spec, request.predicted_time
         if predicted is not None and not request.num_preemptions:
@@ -296,7 +296,7 @@ class CompletionPredictor:
         return self.lengths.of(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
-        """The running outputs, relative to this request."""
+        """The running outputs, as samples for this request."""
         # As in `note_end`: an output that only its limit can end is no evidence of lengths.
         running = [other for other in self._running if _may_end(other.spec)]
         slots = [request.slot for request in running]
@@ -310,7 +310,9 @@ class CompletionPredictor:
         )
 
     def least_tokens(self, request: Request) -> int:
-        """Tokens that the request still generates with all but the smallest chance."""
+        """The number of tokens that the request will still generate, with all but the smallest
+        chance.
+        """
         bounds = bounds_of(request)
         distribution = self.distribution(request)
         if distribution is None:

@@ -26,7 +26,7 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class Contention:
-    """Sums over what runs and waits in one engine."""
+    """Sums over the running and waiting requests of one engine."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class Contention:
         self._preempts_for_tenants = config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
 
     def load(self, *, has_place: bool = False) -> Load:
-        """All that runs. `has_place`: one more fits, whatever the limit on the batch."""
+        """The load of all running requests. `has_place`: one more fits, apart from the limit on the
+        batch.
+        """
         arrays, cache, running = self._arrays, self._cache, self._running
         num_running = len(running)
         columns = slice(0, running.high_water)
@@ -76,7 +78,7 @@ class Contention:
         )
 
     def of_arrival(self, request: Request, demand: Demand) -> tuple[Load, QueuedAhead]:
-        """What runs and waits before a request that is about to join the queue."""
+        """The load that precedes a request that is about to join the queue."""
         queue = self._queue
         ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_light=True)
         shares = self._light_beside(request, demand, ahead)
@@ -145,7 +147,7 @@ class Contention:
         )
 
     def _nums_left(self, prefilling: list[Request]) -> list[int]:
-        """Tokens that each of these has still to compute before it decodes."""
+        """Tokens that each of these must still compute before it decodes."""
         if not prefilling:
             return []
         slots = [request.slot for request in prefilling]

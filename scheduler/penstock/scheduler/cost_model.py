@@ -27,7 +27,7 @@ class StepCost(Protocol):
 
     @property
     def step_s(self) -> float:
-        """Cost of a step, whatever its content."""
+        """Fixed cost of a step."""
         ...
 
     @property
@@ -171,7 +171,7 @@ class RecentErrors:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Errors that neither gain trust nor lose it, until as many steps were seen."""
+        """Start again: errors neither gain nor lose trust until enough steps were seen."""
         size = SEEDED_SHARE * self._max_error
         self._residuals: deque[float] = deque((size,) * NUM_SEEDED)
         self._sorted = [size] * NUM_SEEDED
@@ -196,14 +196,14 @@ class RecentErrors:
 
     @property
     def p90(self) -> float:
-        """Their 90th percentile."""
+        """90th percentile of the absolute errors."""
         return self._sorted[(len(self._sorted) * 9) // 10]
 
     @property
     def bias(self) -> float:
-        """Their mean, of measured ones; none before `NUM_LATEST` of them.
+        """Mean of the measured errors; 0 before `NUM_LATEST` of them.
 
-        A step that took longer than twice as long counts as twice: a pause of a minute is an
+        A step that took more than twice its predicted time counts as twice: a long pause is an
         outlier.
         """
         num_real = min(self.num_seen, len(self._residuals))
@@ -212,7 +212,7 @@ class RecentErrors:
         return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
 
     def agrees(self, factor: float) -> bool:
-        """Whether its latest steps, too, show that the machine is slower or faster."""
+        """Whether the latest steps also show that the machine is slower or faster."""
         latest = sorted(islice(reversed(self._residuals), NUM_LATEST))
         change = latest[len(latest) // 2]
         return change * (factor - 1.0) > 0.0 and abs(change) >= abs(factor - 1.0) / 2.0

@@ -146,8 +146,8 @@ class DeadlinePredictor:
         return self._prefixes.faults(live)
 
     def estimate(self, request: Request, now: float) -> QueueEstimate:
-        """The prediction for a request that is about to join the queue, and whether it
-        should not.
+        """The prediction for a request that is about to join the queue, and whether to reject
+        it.
         """
         if not self._sizing.has_cost:
             return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
@@ -221,10 +221,10 @@ class DeadlinePredictor:
     def check_at_admission(
         self, request: Request, matched: list[int], now: float
     ) -> Rejection | None:
-        """Why a request that could run now is not worth it; None when it is.
+        """Why a request that could run now is rejected; None to admit it.
 
-        With the running requests and the present budget of prefill it takes the time of
-        `forecast` once it is admitted, less the error of the prices.
+        Next to the running requests and with the present prefill budget it takes the time of
+        `forecast`, less the error of the cost model.
         """
         deadlines = deadlines_of(request)
         if not (deadlines.is_any and self._is_able) or request.is_trial:
@@ -246,7 +246,7 @@ class DeadlinePredictor:
         """Running requests that have less than the smallest chance to end before their
         deadlines.
 
-        Only once in a while; empty in between.
+        Checked at intervals; empty in between.
         """
         if not (self._is_able and self._completion.is_check_due(now)):
             return []
@@ -434,7 +434,7 @@ class DeadlinePredictor:
         )
 
     def _expected_tokens(self, request: Request) -> float:
-        """Tokens it is expected to generate still, at least the certain ones."""
+        """Tokens that it is still expected to generate, at least the certain ones."""
         spec, num_tokens = request.spec, len(request.tokens)
         num_certain = spec.num_original_prompt_tokens + spec.min_tokens - num_tokens
         expected = self._completion.lengths.expected(spec.max_total_tokens - num_tokens)

@@ -55,7 +55,7 @@ class Displacement:
         self._leader_of.update((output.spec.key, leader.spec.key) for output in outputs)
 
     def leave(self, request: Request) -> None:
-        """An output waits no longer: those of the same request keep their places now."""
+        """An output stops waiting: those of the same request keep their places now."""
         self._held[:, request.tenant] -= (1.0, len(request.tokens))
         leader_key = self._leader_of.get(request.spec.key)
         if leader_key is None:
@@ -72,7 +72,8 @@ class Displacement:
     def displaced_by(
         self, outputs: Sequence[Request], num_requests: int, num_tokens: int
     ) -> list[tuple[Request, ...]] | None:
-        """The requests whose outputs leave `num_requests` places, and as many tokens, to `outputs`.
+        """The requests to displace, so that `num_requests` places, and as many tokens, are free for
+        `outputs`.
 
         None when `outputs`, an arriving request, has to be rejected.
         """
@@ -150,5 +151,5 @@ def _size(unit: Sequence[Request]) -> NDArray[np.float64]:
 
 
 def _exceeds(size: NDArray[np.float64], fair: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of requests and prompt tokens exceed the fair part, which is one request at least."""
+    """Which of requests and prompt tokens exceed the fair part, at least one request."""
     return size > np.maximum(fair, (1.0, 0.0))

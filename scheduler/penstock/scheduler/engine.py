@@ -44,8 +44,8 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 class Engine:
     """Runs requests on one executor.
 
-    `listener` is called for every request, step and turn, before `step` returns the turn's events.
-    ValueError when the token budget is less than one token for every slot.
+    `listener` is called for every request and step, before `step` returns the events. ValueError
+    when the token budget is less than one token for every slot.
 
     Owners: `queue` has the PENDING requests; `running`, `arrays` and `cache` the slots and blocks
     of the PROCESSING ones; `tenants` and `quotas` the accounts; `sizing` the cost model of a step;
@@ -128,7 +128,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do or report anything; of a self-paced executor: sooner or later."""
+        """Whether `step` would do or report anything; with a self-paced executor, now or later."""
         return bool(
             self.requests
             or len(self.launched)
@@ -139,24 +139,24 @@ class Engine:
 
     @property
     def queue_size(self) -> tuple[int, int]:
-        """How many requests wait, and the tokens that they would prefill."""
+        """The number of waiting requests, and the tokens that they would prefill."""
         return len(self.queue), self.queue.num_tokens
 
     @property
     def occupancy(self) -> tuple[int, int]:
-        """How many requests run, and the blocks that requests use; not cached ones."""
+        """The number of running requests, and the blocks that they use, without cached ones."""
         return len(self.running), self.cache.num_used
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
-        """Requests whose retention was shortened, and blocks that lost theirs, to the budget."""
+        """Requests whose retention the budget shortened, and blocks that lost theirs to it."""
         retention = self._retention
         cuts = self.cache.retention_cuts if retention is None else retention.cuts
         return cuts.num_shortened, cuts.num_dropped_blocks
 
     @property
     def ready_fd(self) -> int | None:
-        """Of a self-paced executor: readable when it has results; None for the others.
+        """For a self-paced executor: readable when it has results; None for others.
 
         With None a step is due while there is work. With a descriptor one is due when that is
         readable, when a request was submitted or cancelled, and at `next_wakeup_s`.
@@ -174,7 +174,7 @@ class Engine:
         self.submit_at(specs, self._clock())
 
     def submit_at(self, specs: tuple[RequestSpec, ...], now: float) -> None:
-        """`submit` at a time."""
+        """`submit` at a given time."""
         if self._retention is not None:
             specs = self._retention.limit(specs, now)
         outputs = [
@@ -257,7 +257,9 @@ class Engine:
         self._results.apply(self.launched.pop_oldest(), result, now)
 
     def note_duration(self, batch: Batch, seconds: float, now: float) -> None:
-        """A step took so long, from its begin or the end of the step before to its result."""
+        """Record the duration of a step, from its start or the end of the step before to its
+        result.
+        """
         has_prefill = batch.num_rows > batch.num_decodes
         self.completion.token_time.note_step(seconds, now, has_paused=batch.num_paused > 0)
         if self.sizing.note_step(seconds, now, has_prefill=has_prefill):

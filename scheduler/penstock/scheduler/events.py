@@ -37,14 +37,14 @@ class WaitReason(enum.IntEnum):
 
 
 class Wait(NamedTuple):
-    """One stay of a request in the queue, explained.
+    """One wait of a request in the queue, by reason.
 
-    `blocks_s` .. `token_budget_s`: how long each `WaitReason` blocked the next in line while it
-    waited; `fairness_s`: the same, and how long later requests of another tenant were preferred
-    (wait_clock.py defines it; that time is not part of the other reasons); `other_s`: nothing was
-    lacking, no step was planned yet, or outputs after the first waited for their prompt. They add
-    up to the stay within nanoseconds. `num_passed_by`: how many later requests were admitted
-    meanwhile.
+    `blocks_s` .. `token_budget_s`: how long each `WaitReason` blocked the next request in the queue
+    while it waited; `fairness_s`: the same, and how long later requests of another tenant were
+    preferred (wait_clock.py defines it; that time is not part of the other reasons); `other_s`:
+    nothing was lacking, no step was planned yet, or outputs after the first waited for their
+    prompt. They add up to the stay within nanoseconds. `num_passed_by`: how many later requests
+    were admitted meanwhile.
     """
 
     blocks_s: float = 0.0

@@ -67,7 +67,7 @@ class ExecutorInfo:
             raise ValueError("a self-paced executor has a pipeline_depth of 1")
 
     def num_kept_tokens(self, num_total_tokens: int) -> int:
-        """Tokens that need room in the cache, of a request of that final length.
+        """Tokens that need room in the cache for a request of that final length.
 
         The last is sampled and never computed; a self-paced engine still reserves room for it
         before it runs a request.
@@ -94,7 +94,7 @@ class Executor(Protocol):
 
     @property
     def ready_fd(self) -> int | None:
-        """Of a self-paced executor: readable when `collect` has results; None for the others."""
+        """For a self-paced executor: readable when `collect` has results; None for others."""
         ...
 
     def launch(self, batch: Batch) -> None:

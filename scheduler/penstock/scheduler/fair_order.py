@@ -169,7 +169,7 @@ class FairOrder:
             heapq.heapify(self._ages)
 
     def note_admission(self, request: Request) -> bool:
-        """Count the admissions between two by age; whether this one was by age."""
+        """Count admissions up to the next one by age; whether this one was by age."""
         is_aged = request is self._aged
         self._num_since_aged = 0 if is_aged else self._num_since_aged + 1
         self._num_before_age = 0 if is_aged else self._num_before_age + self._goes_before_age
@@ -177,7 +177,9 @@ class FairOrder:
         return is_aged
 
     def eldest_beside(self, request: Request) -> Request | None:
-        """The first to arrive in its line, itself included; None if its class has no other line."""
+        """The first to arrive of its tenant and class, itself included; None if its class has no
+        other tenant.
+        """
         if self._num_lines[-request.spec.priority] < 2:
             return None
         return self._lines[request.spec.priority, request.tenant].oldest()
@@ -195,7 +197,7 @@ class FairOrder:
         return found
 
     def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
-        """`service`: of tenants that were charged for this list already; it is updated."""
+        """`service`: of tenants that were already charged for this list; it is updated."""
         found: list[Request] = []
         turns: list[tuple[float, int, list[_ByDeadline]]] = []
         for line in self._lines.values():
@@ -217,7 +219,7 @@ class FairOrder:
         return found
 
     def peek(self, now: float) -> Request | None:
-        """The next request, None when none may go."""
+        """The next request, None when none is admissible."""
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
@@ -240,7 +242,9 @@ class FairOrder:
         return None
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The next by class, tenant and deadline; None when a turn by age is overdue."""
+        """The next request by class, tenant and deadline; None when an admission by age is
+        overdue.
+        """
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
@@ -258,7 +262,7 @@ class FairOrder:
         self._touched.append(line)
 
     def end_round(self) -> None:
-        """Skipped requests return to their places."""
+        """Return skipped requests to their places."""
         if not self._passed:
             return
         for line, entry in self._stash:
@@ -272,7 +276,7 @@ class FairOrder:
             one.clear()
 
     def release(self, tenant: int) -> None:
-        """A tenant at its running limit runs one less."""
+        """A request of a tenant at its running limit has ended."""
         for line in self._held_back.pop(tenant, ()):
             line.is_held_back = False
             if line.num_requests:
@@ -301,7 +305,7 @@ class FairOrder:
         return request.spec.arrival_s - line.priority * self._aging_s
 
     def _front(self, line: _Line) -> Request | None:
-        """First of a line that was not skipped."""
+        """The first request of a line that was not skipped."""
         heap = line.by_deadline
         while heap:
             entry = heap[0]
@@ -334,7 +338,9 @@ class FairOrder:
         return None
 
     def _first_by_age(self, now: float) -> _Line | None:
-        """The line with the least arrival - priority * aging_s, if its first waited long enough."""
+        """The line with the smallest arrival - priority * aging_s, if its first request waited long
+        enough.
+        """
         heap = self._ages
         while heap:
             key, ticket, line = heap[0]
@@ -353,7 +359,7 @@ class FairOrder:
         return None
 
     def _hold_back(self, line: _Line) -> bool:
-        """Set a line aside until its tenant runs less; whether that was necessary."""
+        """Set a line aside until its tenant is below its limit; whether that was necessary."""
         if not self._tenants.is_at_limit(line.tenant):
             return False
         line.turn_ticket = line.age_ticket = -1
@@ -363,7 +369,7 @@ class FairOrder:
         return True
 
     def _rebuild(self) -> None:
-        """Counters were rebased: the keys in the heaps are void."""
+        """Rebuild the heaps, whose keys are invalid after counters were rebased."""
         self._epoch = self._tenants.epoch
         for rank, heap in self._turns.items():
             self._turns[rank] = [

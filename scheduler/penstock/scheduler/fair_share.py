@@ -1,4 +1,5 @@
-"""The share of slots and blocks that each tenant holds, and which tenants are far below others.
+"""The share of slots and blocks that each tenant holds, and which tenants hold far less than
+others.
 
 Owns the measure: dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the
 two resources of a running request, a slot and blocks. A snapshot of one moment: past service is in
@@ -65,7 +66,7 @@ class FairShare:
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """`is_light` of each entry of `tenants` [m], at present."""
+        """`is_light` for each entry of `tenants` [m]."""
         light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
         return light
 

@@ -53,11 +53,11 @@ class Load:
     """The running requests, in aggregates; all zero without any.
 
     `num_running`: requests with a slot, `num_decodes` of them past their prefill.
-    `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: what the others have
-    still to prefill. `num_output_tokens`: what all of them are expected to generate still (see
-    `output_lengths.py`). `num_used_blocks`, `num_free_blocks`: the latter as far as admission may
-    take them; `num_free_slots` likewise. `prefill_budget_tokens`: the present prefill budget of a
-    step, 0 for the whole of the machine's budget.
+    `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: tokens that the
+    others must still prefill. `num_output_tokens`: tokens that all of them are expected to generate
+    (see `output_lengths.py`). `num_used_blocks`, `num_free_blocks`: the latter as far as admission
+    may take them; `num_free_slots` likewise. `prefill_budget_tokens`: the present prefill budget of
+    a step, 0 for the whole of the machine's budget.
     """
 
     num_running: int = 0
@@ -117,7 +117,8 @@ class Demand:
 class Forecast:
     """Seconds from now, one phase after the other.
 
-    `queue_left`, `prefill_left`: the share of each that remains less the error of the cost model.
+    `queue_left`, `prefill_left`: the share of each that remains after subtracting the cost model's
+    error.
     """
 
     queue_s: float
@@ -133,7 +134,7 @@ class Forecast:
 
     @property
     def total_s(self) -> float:
-        """Until the last token."""
+        """Seconds until the last token."""
         return self.queue_s + self.prefill_s + self.decode_s
 
 
@@ -161,7 +162,7 @@ def forecast(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -
 def forecast_alone(machine: Machine, demand: Demand) -> Forecast:
     """The forecast with the whole machine from now on, and with its minimum output.
 
-    The error of the cost model is taken off.
+    The error of the cost model is subtracted.
     """
     return Forecast(
         queue_s=0.0,

@@ -47,7 +47,7 @@ def bin_of(age: int) -> int:
 
 
 def _widths() -> NDArray[np.int64]:
-    """Turns that each bin spans; the last is open and counted as half an octave too."""
+    """Turns that each bin spans; the last bin is open and counts as half an octave too."""
     edges = [0] + [(2 + half) * _FIRST_EDGE << octave for octave in range(24) for half in (0, 1)]
     return np.diff(np.array(edges[: NUM_BINS + 1], dtype=np.int64) // 2)
 
@@ -133,11 +133,6 @@ class HitDensityOrder:
         self._num_left_of_choice = 0
         self._refit_every = refit_every
         self._num_until_refit = refit_every
-
-    @property
-    def num_remembered(self) -> int:
-        """Evicted chains and parts of chains with a history."""
-        return self._history.num_remembered
 
     def __len__(self) -> int:
         return self._num_in_segments + len(self._moved)

@@ -65,7 +65,7 @@ class IntegrityCheck:
             raise IntegrityError("; ".join(found))
 
     def restart(self) -> None:
-        """The engine is about to change."""
+        """Restart the check, because the engine is about to change."""
         self._rest = None
 
     def advance(self) -> bool:

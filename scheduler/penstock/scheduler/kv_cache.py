@@ -45,13 +45,13 @@ class KVCache:
         self._arrays = arrays
 
     def keep_book(self) -> CacheBook:
-        """Start to index the blocks with a hash; call it before the first block has one."""
+        """Start to index hashed blocks; call it before the first block is hashed."""
         book = self.pool.book = CacheBook(self.block_size)
         return book
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool."""
+        """Number of blocks in the pool."""
         return self.pool.num_blocks
 
     @property
@@ -88,7 +88,9 @@ class KVCache:
         return self.pool.match(request.block_hashes[:most])
 
     def num_taken(self, matched: Sequence[int], num_tokens: int) -> int:
-        """Blocks that a table for `num_tokens` takes from the pool, `matched` being its head."""
+        """Blocks that a table for `num_tokens` takes from the pool when it begins with
+        `matched`.
+        """
         return self.blocks_for(num_tokens) - len(matched) + self.pool.num_unused(matched)
 
     def admit(self, slot: int, matched: Sequence[int], num_tokens: int) -> None:
@@ -164,13 +166,13 @@ class KVCache:
         self.pool.forget(table[self.pool.ref_counts[table] == 1])
 
     def renew(self, request: Request, now: float) -> None:
-        """A turn of a session was submitted: it will use the session's blocks soon."""
+        """Extend a session whose next turn was submitted and will use its blocks soon."""
         key = session_key(request.spec)
         if key is not None:
             self.pool.sessions.renew(key, now)
 
     def hold(self, request: Request, now: float) -> None:
-        """A request ends whose content is registered: its session holds its blocks."""
+        """Let the session of an ending request hold its registered blocks."""
         key = session_key(request.spec)
         if key is not None:
             turn = request.spec.leader_key or request.spec.key

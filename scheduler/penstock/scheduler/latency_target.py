@@ -174,7 +174,7 @@ class PrefillLimit:
         return risen
 
     def _whole(self, ideal: float) -> int:
-        """Quanta, within the limits."""
+        """Round to whole quanta, within the limits."""
         if ideal >= self._max:
             return self._max
         num_tokens = int(ideal)
@@ -209,7 +209,7 @@ class _Probes:
         self._wait_until = 0
 
     def begin_step(self, num_decodes: int, num_context_tokens: int) -> None:
-        """Another step, and its content besides the prefill."""
+        """Begin a step with this content besides its prefill."""
         self._num_steps += 1
         self._load = (num_decodes, num_context_tokens)
         if 0 <= self._rose_at < self._num_steps - _PATIENCE_STEPS:
@@ -225,13 +225,13 @@ class _Probes:
         )
 
     def note_rise(self, level: int) -> None:
-        """The limit rises to `level` in this step."""
+        """Record that the limit rises to `level` in this step."""
         self._rose_at = self._num_steps
         self._level = level
         self._probe_load = self._load
 
     def note_fall(self) -> None:
-        """The limit falls in this step."""
+        """Record that the limit falls in this step."""
         if self._rose_at < 0:
             return
         # It did not last, whatever made it fall.
@@ -309,7 +309,7 @@ class BatchLimit:
 
     @property
     def num_seqs(self) -> int:
-        """Admit while fewer than this many run."""
+        """Requests that may run at once."""
         return self._limit
 
     def observe(
@@ -321,7 +321,7 @@ class BatchLimit:
         num_context_tokens: int,
         margin: float = 0.0,
     ) -> int:
-        """Move with a step of these decodes, with this sum of contexts; returns the new limit.
+        """Adjust to a step of these decodes, with this sum of contexts; returns the new limit.
 
         `margin`: as in `PrefillLimit`.
         """

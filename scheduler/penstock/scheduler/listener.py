@@ -41,7 +41,7 @@ class StepNote(NamedTuple):
 
 
 class EngineListener(Protocol):
-    """Called on the engine's thread, in every turn: it must be quick, and must not raise."""
+    """Called on the engine's thread in every iteration: it must be quick, and must not raise."""
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """The outputs of one request, leader first, are about to be queued."""
@@ -52,8 +52,8 @@ class EngineListener(Protocol):
         ...
 
     def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """A turn has ended with these events; `note`: of the step whose result is in them.
+        """An iteration has ended with these events; `note`: of the step whose result is in them.
 
-        A step without rows has none, and for a self-paced executor a turn is one step.
+        A step without rows has no note; for a self-paced executor each iteration is one step.
         """
         ...

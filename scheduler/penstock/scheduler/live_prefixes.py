@@ -55,7 +55,7 @@ class LivePrefixes:
         )
 
     def _goes_on(self, begun: dict[int, Request], request: Request, index: int) -> bool:
-        """Whether one of `begun` has the same block `index`."""
+        """Whether one of `begun` continues with the same block `index`."""
         key, digest = request.spec.key, request.spec.block_hashes[index]
         for other in islice(reversed(begun.values()), MAX_LOOKED_AT):
             hashes = other.spec.block_hashes

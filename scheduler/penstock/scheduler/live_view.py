@@ -50,9 +50,9 @@ MAX_POSITIONS = 1000
 def live_views(
     arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
 ) -> tuple[LiveView, ...]:
-    """Running requests, most senior first; then waiting ones, in order; then the rest of those.
+    """Running requests, most senior first; then waiting ones, in order; then other waiting ones.
 
-    The rest have no position: those behind the first thousand, outputs that wait for their prompt,
+    The last have no position: those behind the first thousand, outputs that wait for their prompt,
     and requests of tenants at their running limit.
     """
     first = queue.order.first(MAX_POSITIONS)

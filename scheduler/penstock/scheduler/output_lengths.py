@@ -87,7 +87,7 @@ class LengthDistribution:
         return -math.expm1(min(self._log_reach(num_tokens + 1) - reached, 0.0))
 
     def tokens_with(self, chance: float, bounds: OutputBounds) -> int:
-        """The fewest tokens with which the output has ended with this probability."""
+        """The smallest length within which the output ends with this probability."""
         if chance <= 0.0:
             return bounds.least
         if chance >= 1.0:
@@ -128,7 +128,7 @@ class RunningOutputs:
     has_limit: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     def of(self, group: "_Group") -> NDArray[np.int32]:
-        """Those that belong to a group."""
+        """The outputs that belong to a group."""
         chosen = np.ones(len(self.num_tokens), dtype=np.bool_)
         if group[0] is not None:
             chosen &= self.is_of_tenant
@@ -281,10 +281,10 @@ class OutputLengths:
         return -math.expm1(-max_tokens / mean) * mean
 
     def expected_remaining(self, num_requests: int, num_tokens_to_limit: int) -> float:
-        """Tokens that running requests together are expected to generate still.
+        """Tokens that all running requests together are still expected to generate.
 
-        Each what a new one would, whatever it has generated; `num_tokens_to_limit`: what is left to
-        their limits, in sum.
+        Each as many as a new one, independent of what it has generated; `num_tokens_to_limit`: what
+        is left to their limits, in sum.
         """
         if not num_requests:
             return 0.0

@@ -160,11 +160,12 @@ class Planner:
                 self._preempt(self._victim(set()), now)
 
     def _serve_light(self, budget: TokenBudget, now: float) -> bool:
-        """Prompts of light tenants (fair_share.py) first, under way or new, with all they can use.
+        """Serve prompts of light tenants (fair_share.py) first, begun or new, with all they can
+        use.
 
-        Whether others may have what is left. A step that ends such a prompt gives others' prompts
-        nothing, so that its first token does not wait for theirs; but the next one does. None goes
-        before a prompt of a higher class that is under way.
+        Returns whether others may use what is left. A step that ends such a prompt gives others'
+        prompts nothing, so that its first token does not wait for theirs; but the next one does.
+        None goes before a prompt of a higher class that is under way.
 
         **Bound.** While prompts of others are under way, they are served as if no tenant were light
         in one step of `aging_stride`, whatever light tenants ask for.
@@ -241,7 +242,8 @@ class Planner:
                 budget.add(request, start, count, remaining)
 
     def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
-        """Slots of prompts that go first in their class and share with no other; when they are due.
+        """Slots of prompts that go first in their class with the whole budget, and when they are
+        due.
 
         See forecast.py. None while a request of a higher class waits, which needs budget to get
         in.
@@ -260,7 +262,7 @@ class Planner:
     def _make_room(
         self, request: Request, num_tokens: int, budget: TokenBudget, now: float
     ) -> bool:
-        """Blocks for a running request, by preemption if necessary; False if it was preempted
+        """Get blocks for a running request, by preemption if necessary; False if it was preempted
         itself.
 
         Requests that got tokens in this step keep them.

@@ -27,29 +27,31 @@ class QueueOrder(Protocol):
         ...
 
     def note_admission(self, request: Request) -> bool:
-        """A request is about to be admitted, and still has a ticket; whether for its age alone."""
+        """A request is about to be admitted, and still has a ticket; returns whether only its age
+        decided.
+        """
         ...
 
     def eldest_beside(self, request: Request) -> Request | None:
-        """Of the requests that wait in its class for its tenant, itself included, the eldest.
+        """The eldest of the requests that wait in its class for its tenant, itself included.
 
-        None when no other tenant waits there, or tenants have no turns.
+        None when no other tenant waits there, or tenants do not alternate.
         """
         ...
 
     def first(self, max_num: int) -> list[Request]:
-        """At most that many next requests if nothing changed; slow, for operators.
+        """The next requests if nothing changed, at most so many; slow, for operators.
 
         Without those of tenants at their running limit. Changes nothing.
         """
         ...
 
     def peek(self, now: float) -> Request | None:
-        """The next request, None when none may go."""
+        """The next request, None when none is admissible."""
         ...
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The next request without preference for age; None when a turn by age is overdue."""
+        """The next request without preference for age; None when an admission by age is overdue."""
         ...
 
     def pass_over(self, request: Request) -> None:
@@ -57,11 +59,11 @@ class QueueOrder(Protocol):
         ...
 
     def end_round(self) -> None:
-        """Skipped requests return to their places."""
+        """Return skipped requests to their places."""
         ...
 
     def release(self, tenant: int) -> None:
-        """A tenant at its running limit runs one less."""
+        """A request of a tenant at its running limit has ended."""
         ...
 
 
@@ -95,7 +97,7 @@ class ArrivalOrder:
         return False
 
     def eldest_beside(self, request: Request) -> Request | None:  # noqa: ARG002 (the port's name)
-        """None: tenants have no turns."""
+        """None: tenants do not alternate."""
         return None
 
     def first(self, max_num: int) -> list[Request]:
@@ -111,7 +113,7 @@ class ArrivalOrder:
         return heap[0][2] if heap else None
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The most senior: there are no turns."""
+        """The most senior request."""
         return self.peek(now)
 
     def pass_over(self, request: Request) -> None:
@@ -121,7 +123,7 @@ class ArrivalOrder:
         self._stash.append(heapq.heappop(self._heap))
 
     def end_round(self) -> None:
-        """Skipped requests return to their places."""
+        """Return skipped requests to their places."""
         for entry in self._stash:
             heapq.heappush(self._heap, entry)
         self._stash.clear()

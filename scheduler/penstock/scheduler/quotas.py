@@ -111,6 +111,32 @@ _MAX_SWEPT = 2
 """Accounts checked for each new one: more are dropped than are made."""
 
 
+def minute_breach(
+    quota: TenantQuota, num_requests: int, num_tokens: int, full_s: tuple[float, float], now: float
+) -> QuotaBreach | None:
+    """Of the limits per minute that so much more exceeds, the one with the longest wait.
+
+    `full_s`: the tenant's accounts of requests and of tokens. None: it fits now.
+    """
+    worst: QuotaBreach | None = None
+    for kind, limit, count, account_s in (
+        (QuotaKind.REQUESTS_PER_MINUTE, quota.max_requests_per_minute, num_requests, full_s[0]),
+        (QuotaKind.TOKENS_PER_MINUTE, quota.max_tokens_per_minute, num_tokens, full_s[1]),
+    ):
+        if limit is None:
+            continue
+        # More than a minute's worth waits for a full account.
+        wait_s = charged(account_s, min(count, limit), limit, now) - _MINUTE_S - now
+        if wait_s > _ROUNDING_S and (worst is None or wait_s > (worst.retry_after_s or 0.0)):
+            worst = QuotaBreach(kind=kind, limit=limit, retry_after_s=wait_s)
+    return worst
+
+
+def charged(full_s: float, count: int, limit: int, now: float) -> float:
+    """An account of `limit` per minute after a use of `count`."""
+    return max(full_s, now) + count * (_MINUTE_S / limit)
+
+
 class QuotaAccounts:
     """Accounts by tenant, kept while a tenant has live requests or a debt.
 
@@ -168,34 +194,15 @@ class QuotaAccounts:
             over_live = QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=most)
         if row is None:
             return over_live
-        worst: QuotaBreach | None = None
-        for kind, limit, count, full_s in (
-            (
-                QuotaKind.REQUESTS_PER_MINUTE,
-                quota.max_requests_per_minute,
-                num_outputs,
-                self._requests_full_s[row],
-            ),
-            (
-                QuotaKind.TOKENS_PER_MINUTE,
-                quota.max_tokens_per_minute,
-                num_tokens,
-                float(self._tokens_full_s[row]),
-            ),
-        ):
-            if limit is None:
-                continue
-            wait_s = _wait_s(full_s, limit, count, now)
-            if wait_s > _ROUNDING_S and (worst is None or wait_s > (worst.retry_after_s or 0.0)):
-                worst = QuotaBreach(kind=kind, limit=limit, retry_after_s=wait_s)
-        return over_live if worst is None else worst
+        full_s = self._requests_full_s[row], float(self._tokens_full_s[row])
+        return minute_breach(quota, num_outputs, num_tokens, full_s, now) or over_live
 
     def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
         """Charge an admitted request, `spec` being its leader.
 
-        `index`: its tenant's in the table of tenants. Its prompt is computed once and charged once;
-        every output counts as live and as a request of the minute. A replay was charged when it was
-        first admitted: only its outputs count, as live.
+        `index`: that of its tenant in the table of tenants. Its prompt is computed once and charged
+        once; every output counts as live and as a request of the minute. A replay was charged when
+        it was first admitted: only its outputs count, as live.
         """
         tenant = spec.tenant
         row = self._row_of.get(tenant)
@@ -212,8 +219,7 @@ class QuotaAccounts:
             return
         most = self.quota_of(tenant).max_requests_per_minute
         if most is not None:
-            full_s = max(self._requests_full_s[row], now)
-            self._requests_full_s[row] = full_s + num_outputs * _MINUTE_S / most
+            self._requests_full_s[row] = charged(self._requests_full_s[row], num_outputs, most, now)
         if self._token_s[row]:
             full_s = max(float(self._tokens_full_s[row]), now)
             self._tokens_full_s[row] = full_s + spec.num_prompt_tokens * float(self._token_s[row])
@@ -248,7 +254,7 @@ class QuotaAccounts:
         if any(name not in self._row_of for name in num_live):
             found.append("a tenant with live requests has no quota account")
         if not np.isfinite(self._tokens_full_s).all():
-            found.append("a quota account is no number")
+            found.append("a quota account is not a number")
         return found
 
     def _token_price_s(self, tenant: str) -> float:
@@ -283,9 +289,3 @@ class QuotaAccounts:
             del self._row_of[name]
             self._token_s[row] = 0.0
             self._free.append(row)
-
-
-def _wait_s(full_s: float, limit: int, count: int, now: float) -> float:
-    """How long until an account has room for `count` more; 0 or less when it has now."""
-    wanted_s = min(count, limit) * (_MINUTE_S / limit)
-    return max(full_s, now) + wanted_s - _MINUTE_S - now

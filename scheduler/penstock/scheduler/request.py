@@ -291,5 +291,5 @@ class Request:
         return min(spec.deadline_s, spec.time_limit_s, ttft)
 
     def apply(self, event: RequestEvent) -> None:
-        """Move along the table, or raise IllegalTransition and change nothing."""
+        """Change the state as the table allows, or raise IllegalTransition and change nothing."""
         self._state = transition(self._state, event)

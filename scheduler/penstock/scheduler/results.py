@@ -99,7 +99,7 @@ class Results:
                 )
 
     def _note_first_token(self, request: Request, now: float) -> None:
-        """The TTFT deadline is met."""
+        """Record that the TTFT deadline is met."""
         if request.first_token_s == NO_TIME:
             request.first_token_s = now
             self._arrays.deadline[request.slot] = request.spec.deadline_s
@@ -113,7 +113,7 @@ class Results:
         return [chunk for chunk in chunks if chunk.slot in answered]
 
     def _append_all(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """The usual case: one token for every row, except released slots."""
+        """Append one token for every row except released slots: the usual case."""
         rows, positions, tokens, logprobs = (
             flight.rows,
             flight.positions,
@@ -177,7 +177,9 @@ class Results:
                 self._transitions.finish(request, FinishReason.LENGTH, now)
 
     def _append_some(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """The general case: rows released meanwhile, rows missing, or several tokens a row."""
+        """Append in the general case: rows released meanwhile, rows missing, or several tokens per
+        row.
+        """
         row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
         slots = result.slots.tolist()
         counts = [1] * len(slots) if result.counts is None else result.counts.tolist()
@@ -230,7 +232,7 @@ class Results:
             self._running.prefill_again(silent)
 
     def _wait_on(self, flight: LaunchedStep, silent: set[int]) -> None:
-        """Prompts without a result are planned again, whole; decodes stay as they are."""
+        """Plan prompts without a result again, as a whole; decodes stay as they are."""
         unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
         for chunk in unanswered:
             self._arrays.num_computed[chunk.slot] -= chunk.count - 1

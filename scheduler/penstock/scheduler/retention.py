@@ -39,7 +39,7 @@ class RetentionBudget:
     max_duration_s: float
 
     def limit(self, retention: CacheRetention) -> CacheRetention:
-        """The same retention for no longer than the budget allows."""
+        """The retention, shortened to what the budget allows."""
         if retention.level <= DEFAULT_LEVEL or retention.duration_s <= self.max_duration_s:
             return retention
         return CacheRetention(level=retention.level, duration_s=self.max_duration_s)
@@ -158,7 +158,7 @@ class BlockClaims:
         return block
 
     def drop_low(self, blocks: Iterable[int]) -> None:
-        """A request with a retention of at least the default left these blocks."""
+        """Drop lower claims of blocks that a request with at least the default retention left."""
         for block in blocks:
             if self.level(block) < DEFAULT_LEVEL:
                 self.drop(block)

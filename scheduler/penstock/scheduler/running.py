@@ -22,7 +22,7 @@ _MAX_SIZE = np.iinfo(np.int32).max
 
 
 class _Account:
-    """One slot's: rows of prefill, those of them that repeat a sample, and steps that decoded.
+    """The account of one slot: prefill rows, those of them that repeat a sample, and decode steps.
 
     `is_again`: the next one repeats.
     """
@@ -80,7 +80,7 @@ class Residencies:
         self._has_new = True
 
     def start_decoding(self, slot: int) -> None:
-        """From the next step on it has one token in each."""
+        """The slot has one token in each step from the next one on."""
         self._accounts[slot].decoding_since = self.num_steps
 
     def prefill_again(self, slot: int) -> None:
@@ -90,11 +90,11 @@ class Residencies:
         self._stop_decoding(account)
 
     def pause_decoding(self, slot: int) -> None:
-        """It has no token in the next step, and decodes again later."""
+        """The slot has no token in the next step, and decodes again later."""
         self._stop_decoding(self._accounts[slot])
 
     def stop_decoding(self, slot: int) -> None:
-        """Its last step is launched."""
+        """The slot's last step is launched."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         account.sizes = self._sizes(slot)
@@ -220,7 +220,7 @@ class RunningSet:
         self._roster = None
 
     def prefill_again(self, slots: list[int]) -> None:
-        """Compute the last known token of these again, like a last chunk: they sampled nothing."""
+        """Compute the last known token of these slots again, because they sampled nothing."""
         for slot in slots:
             request = self._request_of[slot]
             if request is not None:
@@ -230,7 +230,7 @@ class RunningSet:
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
-        """These need no more steps: a launched step ends them."""
+        """These slots need no more steps: a launched step ends them."""
         for slot in slots.tolist():
             self._residencies.stop_decoding(slot)
         self._is_decoding[slots] = False
@@ -250,7 +250,7 @@ class RunningSet:
         self._roster = None
 
     def resume_decoding(self) -> None:
-        """The paused decodes that still run take part in the next step."""
+        """Include the paused decodes that still run in the next step."""
         for slot in self._paused:
             self._residencies.start_decoding(slot)
             self._is_decoding[slot] = True
@@ -264,7 +264,7 @@ class RunningSet:
         return sorted(self._prefilling.values(), key=lambda request: request.seniority)
 
     def prefilling_by_level(self) -> list[Request]:
-        """By class as it was at admission, then in order of admission."""
+        """Prefilling requests by their class at admission, then in order of admission."""
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
         levels = self._arrays.level
@@ -272,7 +272,7 @@ class RunningSet:
 
     @property
     def num_prefilling(self) -> int:
-        """How many have tokens left to compute before they decode."""
+        """The number of requests with tokens to compute before they decode."""
         return len(self._prefilling)
 
     def most_junior(self) -> Request:
@@ -301,5 +301,5 @@ class RunningSet:
         return gather_rows(self._arrays, slots, self._num_stop_columns)
 
     def rewind(self) -> None:
-        """Progress was changed outside a step: gather again."""
+        """Gather rows again, because progress was changed outside a step."""
         self._roster = None

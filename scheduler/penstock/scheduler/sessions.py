@@ -81,7 +81,7 @@ class Sessions:
         return block in self._holders
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
-        """The blocks of a turn that ended replace those of the turn before.
+        """Hold the blocks of an ended turn in place of those of the turn before.
 
         Several outputs of one turn (the same `turn`) are held together, up to the bound of one
         session. Returns the blocks that became held or are not held any more.
@@ -109,7 +109,7 @@ class Sessions:
         return changed
 
     def renew(self, key: SessionKey, now: float) -> None:
-        """A turn of the session was submitted."""
+        """Extend a session: its next turn was submitted."""
         session = self._sessions.get(key)
         if session is not None:
             session.until_s = now + self._ttl_s
@@ -124,7 +124,7 @@ class Sessions:
         return freed
 
     def lose(self, block: int) -> None:
-        """A block lost its content."""
+        """Release a block that lost its content."""
         for session in self._holders.pop(block, ()):
             del session.blocks[block]
             self._num_of[session.key[0]] -= 1

@@ -40,11 +40,11 @@ class Setting:
     """Declares a field; made by `setting`, `made_by` and `required`.
 
     `group`: the heading of its flag and its table in a file; empty: users cannot set it, only its
-    bounds apply. `name`: where users' name is not the field's. `shown`: a description of the
-    default, where None or the class's value is unclear. `scale`: of users' unit in the field's,
-    such as MiB in bytes. `may_be_off`: `off` means None. `is_everyday`: shown first. `kind`: the
-    type of users' values where it is not the field's. `base`: keys of a table where users leave
-    them out. `needs_all`: a table must have every key. Numbers must be finite unless
+    bounds apply. `name`: the users' name, where it differs from the field's. `shown`: a description
+    of the default, where None or the class's value is unclear. `scale`: of users' unit in the
+    field's, such as MiB in bytes. `may_be_off`: `off` means None. `is_everyday`: shown first.
+    `kind`: the type of users' values where it is not the field's. `base`: keys of a table where
+    users leave them out. `needs_all`: a table must have every key. Numbers must be finite unless
     `may_be_infinite`.
     """
 
@@ -102,7 +102,7 @@ class Setting:
 
 
 def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
-    """A field: `block_size: int = setting(16, "cache", "tokens per block", at_least=1)`.
+    """Declare a field: `block_size: int = setting(16, "cache", "tokens per block", at_least=1)`.
 
     `text`: its help. `more`: the rest of `Setting`.
     """
@@ -132,7 +132,7 @@ def check(config: object) -> None:
 
 @functools.cache
 def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
-    """Of each field of a dataclass its type, without None, and its declaration if it has one."""
+    """The type of each field of a dataclass, without None, and its declaration if it has one."""
     hints = get_type_hints(kind)
     return {
         item.name: (without_none(hints[item.name]), item.metadata.get(_KEY))
@@ -141,7 +141,7 @@ def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
 
 
 def without_none(hint: Any) -> Any:
-    """`int` of `int | None`; a union of several stays."""
+    """`int` for `int | None`; a union of several types is returned unchanged."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
     inner = [arg for arg in get_args(hint) if arg is not type(None)]

@@ -130,7 +130,7 @@ class SlotArrays:
         self.seed[slot] = sampling.seed
 
     def clear(self, slot: int) -> None:
-        """Make a row neutral again, so that operations over whole columns need no mask."""
+        """Reset a row to neutral values, so that operations over whole columns need no mask."""
         self.num_tokens[slot] = 0
         self.num_in_flight[slot] = 0
         self.num_computed[slot] = 0

@@ -140,7 +140,7 @@ class StepFit:
 
     @property
     def step_s(self) -> float:
-        """Cost of a step, whatever its content, seconds."""
+        """Fixed cost of a step, seconds."""
         return self._prices[0]
 
     @property
@@ -208,7 +208,9 @@ class StepFit:
 
     @property
     def has_seen_enough(self) -> bool:
-        """Whether the coefficients are of this machine, good or bad, and not the prior's."""
+        """Whether the coefficients were learned on this machine, good or bad, and are not the
+        prior's.
+        """
         return self.num_steps >= self._min_steps
 
     def step_time_s(
@@ -272,7 +274,7 @@ class StepFit:
         return [kind for kind in self._kinds if kind.num_seen]
 
     def _is_of_all(self, factor: float) -> bool:
-        """Whether no recent kind of step is predicted as well as before: otherwise a coefficient is
+        """Whether all recent kinds of steps are predicted worse; otherwise a single coefficient is
         wrong.
         """
         return all(
@@ -282,7 +284,7 @@ class StepFit:
         )
 
     def _begin_recent(self) -> None:
-        """Half high and half low values, so that half of the window must agree on a jump."""
+        """Fill the window with high and low values, so that half of it must agree on a jump."""
         size = SEEDED_SHARE * self._max_error
         self._recent: deque[float] = deque((size, -size) * (_JUMP_WINDOW // 2))
         self._sorted_recent = sorted(self._recent)

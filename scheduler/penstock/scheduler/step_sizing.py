@@ -74,7 +74,7 @@ class StepSizing:
         return self._max_tokens if self._prefill is None else self._prefill.held_tokens
 
     def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
-        """A step was timed; whether it is worth learning from.
+        """Record a timed step; returns whether to learn from it.
 
         Once the machine is known well, not every step adds information.
         """
@@ -87,7 +87,7 @@ class StepSizing:
         return True
 
     def learn(self, measure: StepMeasure) -> None:
-        """The content of a step, and its duration."""
+        """Learn from the content and the duration of a step."""
         self.fit.observe(
             measure.seconds,
             num_prefill_tokens=measure.num_prefill_tokens,

@@ -127,7 +127,7 @@ class Tenants:
         self._idle.pop(index, None)
 
     def stop(self, index: int) -> bool:
-        """One less runs; whether the tenant is no longer at its limit because of that."""
+        """Count one running request less; whether the tenant is now below its limit."""
         was_at_limit = self.is_at_limit(index)
         self.num_running[index] -= 1
         self._rest(index)
@@ -144,13 +144,13 @@ class Tenants:
         return self._prompt_weight / float(self.weight[index])
 
     def charge_prompt(self, index: int, num_tokens: int) -> None:
-        """`num_tokens` of a prompt are about to be computed for the first time."""
+        """Charge `num_tokens` of a prompt that are about to be computed for the first time."""
         self.service[index] += num_tokens * self.prompt_price(index)
         if self.service[index] > REBASE_AT:
             self._rebase()
 
     def charge_outputs(self, indices: NDArray[np.int32]) -> None:
-        """One token was served to each entry of `indices` int32 [m]."""
+        """Charge one output token to each entry of `indices` int32 [m]."""
         count = len(self._name_of)
         served = np.bincount(indices, minlength=count)
         self.service[:count] += served * self._output_price[:count]
@@ -160,7 +160,7 @@ class Tenants:
         found: list[str] = []
         count = len(self._name_of)
         if not (np.isfinite(self.service).all() and (self.service >= 0.0).all()):
-            found.append("a tenant's service is no number")
+            found.append("a tenant's service is not a number")
         if len(self._idle) > MAX_IDLE_TENANTS or len(self._backlog) > 2 * count + 64:
             found.append("the table of tenants outgrows its bound")
         for name, index in self._index_of.items():
@@ -205,7 +205,9 @@ class Tenants:
             self._free.append(forgotten)
 
     def _floor(self) -> float:
-        """The least counter among tenants that wait; of the last that did when none does."""
+        """The smallest counter among waiting tenants; if none waits, that of the last ones that
+        did.
+        """
         backlog = self._backlog
         while backlog:
             stored, ticket, index = backlog[0]

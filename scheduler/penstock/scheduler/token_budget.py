@@ -33,8 +33,8 @@ class _Grant:
 class TokenBudget:
     """The remaining budget, and the grants.
 
-    `max_share`: of what is left, what one prompt may take at first. `is_whole`: prompts are taken
-    whole, beyond the budget if need be.
+    `max_share`: the part of the remaining budget that one prompt may take at first. `is_whole`:
+    prompts are taken whole, beyond the budget if need be.
     """
 
     def __init__(self, budget_tokens: int, *, max_share: float, is_whole: bool) -> None:
@@ -72,7 +72,9 @@ class TokenBudget:
         return min(most, self.num_left)
 
     def add(self, request: Request, start: int, count: int, num_remaining: int) -> None:
-        """`count` of `num_remaining` tokens from position `start` on; blocks are there."""
+        """Grant `count` of `num_remaining` tokens from position `start` on; blocks are
+        allocated.
+        """
         self._grants.append(_Grant(request, start, count, num_remaining))
         self.num_left -= count
 

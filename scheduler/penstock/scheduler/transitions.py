@@ -255,14 +255,14 @@ class Transitions:
         )
 
     def next_expiry_s(self) -> float:
-        """When time may end a request, waiting or running; NO_TIME when it never does."""
+        """The next time at which a request may expire; NO_TIME without one."""
         running_s = self._next_deadline_s if len(self._running) else NO_TIME
         return min(self._queue.next_recheck_s(), running_s)
 
     def _note_length(
         self, request: Request, reason: FinishReason | FailureReason, now: float
     ) -> None:
-        """An end by itself, at the limit or by time is a sample of output lengths."""
+        """Record the output length of a request that ended by itself, at its limit or by time."""
         slot, arrays = request.slot, self._arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
         is_stop = reason is FinishReason.STOP
@@ -270,9 +270,9 @@ class Transitions:
             self._completion.note_end(request, num_generated, now, is_cut=not is_stop)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
-        """The class of a request, risen by its age if it was admitted for that.
+        """The class of a request, raised by its age only if it was admitted for that.
 
-        Not otherwise: under a flood every request in the long queue is old.
+        Under a flood every request in the long queue is old.
         """
         spec = request.spec
         if not is_aged:

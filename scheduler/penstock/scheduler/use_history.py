@@ -57,13 +57,8 @@ class UseHistory:
         self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._max_num_remembered = max_num_remembered
 
-    @property
-    def num_remembered(self) -> int:
-        """Number of evicted blocks whose use counts are kept."""
-        return len(self._remembered)
-
     def share(self, blocks: Sequence[int]) -> None:
-        """Known blocks are used once more."""
+        """Count one more use of known blocks."""
         uses = self.uses
         for block in blocks:
             if uses[block] < MAX_USES:
@@ -78,7 +73,7 @@ class UseHistory:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> list[Return]:
-        """Blocks of a chain got their digests; returns what was known before."""
+        """Register the digests of a chain's blocks; returns what was known before."""
         returns: list[Return] = []
         place = places.start
         while place < places.stop:
@@ -95,7 +90,7 @@ class UseHistory:
     def _mark(
         self, block: int, digest: bytes, block_of: Mapping[bytes, int]
     ) -> tuple[int, int] | None:
-        """A mark got its digest; its uses and turn if it was here before."""
+        """Register a mark's digest; returns its uses and turn if it was known before."""
         if block_of[digest] != block:
             # Another chain computed it at the same time and named it first.
             return None
@@ -113,7 +108,7 @@ class UseHistory:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> None:
-        """Blocks that came with a mark get its uses, if the mark was known before."""
+        """Give blocks that follow a mark its uses, if the mark was known before."""
         mark = int(table[mark_of(places.start)])
         if mark in self._returned:
             blocks = table[places.start : places.stop].tolist()

@@ -45,7 +45,7 @@ _MAX_TRIES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """What a waiting request lacks, and what its tenant would hold more.
+    """What a waiting request lacks, and what its admission adds to its tenant.
 
     `is_slot`: it needs an occupied slot. `num_blocks_short`: used blocks that it needs;
     `num_blocks`: what its admission takes in all. `matched`: cached blocks that it will share, left

@@ -68,7 +68,7 @@ class WaitClock:
         request.queue_mark = (now, tuple(self._spent_ns))
 
     def admit(self, request: Request, eldest: Request | None, now: float) -> Wait:
-        """A request is admitted; returns its stay in the queue, explained.
+        """A request is admitted; returns its wait by reason.
 
         `eldest`: of the requests waiting in its class for its tenant, itself included, the first to
         arrive; None when no other tenant waits there, or it was not admitted by tenant.
@@ -82,7 +82,7 @@ class WaitClock:
         return wait
 
     def leave(self, request: Request, now: float) -> Wait:
-        """A request leaves the queue; returns its stay, explained."""
+        """A request leaves the queue; returns its wait by reason."""
         mark, request.queue_mark = request.queue_mark, None
         if mark is None:
             raise ValueError(f"request {request.spec.key} does not wait")
@@ -115,7 +115,7 @@ class WaitClock:
         return WaitReason.FAIRNESS if is_outrun and self.reason is not None else self.reason
 
     def _note_passed(self, request: Request) -> None:
-        """Earlier requests wait on: this one passed them."""
+        """Record that this request passed earlier ones."""
         places = self._num_places
         self._counts[4, :places] += self._sequence[:places] < request.sequence
 

@@ -79,7 +79,7 @@ class WaitingQueue:
         self._displacement.note_submitted(outputs)
 
     def admit(self, request: Request, now: float, *, is_past_blocked: bool) -> tuple[Wait, bool]:
-        """A request is admitted; returns its stay in the queue, and whether its age decided.
+        """A request is admitted; returns its wait, and whether its age decided.
 
         `is_past_blocked`: it overtakes one that lacks blocks.
         """
@@ -92,7 +92,7 @@ class WaitingQueue:
         return wait, is_aged
 
     def leave(self, request: Request, now: float) -> Wait:
-        """A request ends while it waits; returns its stay in the queue."""
+        """A request ends while it waits; returns its wait."""
         self._remove(request)
         return self._waits.leave(request, now)
 
@@ -132,7 +132,7 @@ class WaitingQueue:
     def ahead_of(
         self, request: Request, num_prefill: int, *, is_light: bool = False
     ) -> QueuedAhead:
-        """The requests likely to go before one that does not wait yet; see `WaitingSums`."""
+        """The requests that are likely to precede one that does not wait yet; see `WaitingSums`."""
         return self._sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
 
     def has_line(self, request: Request) -> bool:

@@ -52,9 +52,7 @@ class _Line:
     by_due: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
 
     def due_by(self, bucket: int) -> _Sum:
-        """The sum of those due no later; costs nothing for the last one, or one without a
-        deadline.
-        """
+        """The sum of requests due no later; free for the last one, or one without a deadline."""
         if bucket >= self.last_due:
             return self.all
         total = _Sum()

@@ -1,4 +1,4 @@
-"""The service's settings, and their way to the processes that make it up.
+"""The service's settings, and how they reach its processes.
 
 Owns `ServerConfig`, the groups that settings are shown in, and what each child process is launched
 with. Reads no environment and no arguments: the command line does, once.
@@ -56,7 +56,7 @@ class ServerConfig:
     """One service: a model, an engine and fronts on one port. Raises SettingError naming the field.
 
     `tokenizer_path`: the folder that fronts read tokenizer and chat template from, None for the
-    model's. The service is gone two seconds after `drain_grace_s`. `front.front_id` is a
+    model's. The service has ended two seconds after `drain_grace_s`. `front.front_id` is a
     placeholder: each front gets its own. `record_path`: the folder in which the engine writes down
     its steps and requests; `record_max_bytes` bounds each of the two files.
     """
@@ -182,7 +182,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLaunch:
-    """What an engine process starts from.
+    """The launch parameters of an engine process.
 
     `listener_fd`: the listening Unix socket, inherited; it outlives every engine, so fronts that
     connect while none runs wait in its backlog. `epoch` grows with every start. `flight_fd`: the
@@ -201,7 +201,7 @@ class EngineLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontLaunch:
-    """What a front process starts from. `port` is the real one, reserved by the supervisor.
+    """The launch parameters of a front process. `port` is the real one, reserved by the supervisor.
 
     `observer_path`: the socket that the observer listens on, None when there is no observer.
     `board_fd`: the engine's board; `beats_fd`: the heartbeats of fronts, of which `beat_row` is
@@ -220,7 +220,7 @@ class FrontLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverLaunch:
-    """What an observer process starts from.
+    """The launch parameters of an observer process.
 
     `socket_path`: the engine's link. `listener_fd`: the listening Unix socket that fronts connect
     to, inherited; `flight_fd` and `board_fd` as in `EngineLaunch`. The ports are the real ones,
@@ -243,7 +243,7 @@ SETTINGS = declared(ServerConfig)
 
 
 def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
-    """For the frame to the child process."""
+    """Encode launch parameters for the frame to the child process."""
     # Here, because `penstock serve --help` works where the client alone is installed.
     import msgspec
 

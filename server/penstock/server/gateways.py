@@ -1,4 +1,4 @@
-"""Contracts of gateways that can be served in addition to ours: entry points `penstock.gateways`.
+"""Gateway protocols that can be served next to ours: entry points `penstock.gateways`.
 
 Owns how they are found. An entry point names a module, which is loaded when it is asked for and not
 before.

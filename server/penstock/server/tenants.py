@@ -1,6 +1,6 @@
 """Tenants: their names, their bytes, and the ids of requests.
 
-Does not know where a name comes from; its source vouches for it.
+Does not know where a name comes from; its source is trusted.
 """
 
 import os

@@ -11,9 +11,7 @@ from penstock.executor.control_groups import GROUPS, MOUNT, ControlGroup, contro
 
 
 def num_usable_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
-    """At least one; a fraction of a core counts as none. `groups` and `mount`: see
-    `control_groups`.
-    """
+    """At least one; fractions of a core are cut. `groups` and `mount`: see `control_groups`."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quotas = [quota for group in control_groups("cpu", groups, mount) for quota in _quota(group)]
@@ -21,7 +19,7 @@ def num_usable_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
 
 
 def _quota(group: ControlGroup) -> list[float]:
-    """In cores."""
+    """The CPU quota in cores."""
     if group.is_first_version:
         numbers = [group.read(f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     else:

@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
@@ -14,52 +13,10 @@ from penstock.tools.simulation.settings import Policy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
-from penstock.tools.simulation.transform import TransformConfig
 from penstock.tools.targets import Targets
-from policy_sweep import SweepProgress, Trial, sweep
-from support.sim_traffic import every_second, failing
 
 TRACE = list(synthetic_trace(SyntheticConfig(rate_per_s=20.0, duration_s=3.0, seed=3)))
 BASE = SimulationConfig(max_num_seqs=8, num_blocks=4096, sample_every_steps=1)
-
-
-def trials() -> list[Trial]:
-    return [
-        Trial(
-            name=f"{policy} at {load}",
-            config=dataclasses.replace(BASE, policy=policy),
-            traffic=every_second,
-            transform=TransformConfig(load=load),
-        )
-        for policy in (Policy.FCFS, Policy.FAIR)
-        for load in (1.0, 3.0)
-    ]
-
-
-def test_how_many_processes_there_are_changes_nothing() -> None:
-    told: list[SweepProgress] = []
-    with sweep(TRACE, 1, told.append) as here:
-        alone = here.run(trials())
-    with sweep(TRACE, 2) as there:
-        beside = there.run(trials())
-
-    assert [result.trial.name for result in beside] == [trial.name for trial in trials()]
-    assert [result.summary for result in beside] == [result.summary for result in alone]
-    assert [progress.num_done for progress in told] == [1, 2, 3, 4]
-    assert {result.summary.num_requests for result in alone} == {len(TRACE[::2])}
-
-
-@pytest.mark.parametrize("num_jobs", [1, 2])
-def test_what_a_run_raises_comes_through(num_jobs: int) -> None:
-    broken = Trial(name="broken", config=BASE, traffic=failing)
-
-    with sweep(TRACE, num_jobs) as runs, pytest.raises(LookupError, match="no such traffic"):
-        runs.run([broken])
-
-
-def test_jobs_are_counted_from_one() -> None:
-    with pytest.raises(ValueError, match="num_jobs must be at least 1, not 0"), sweep(TRACE, 0):
-        pass
 
 
 @pytest.mark.parametrize("policy", [Policy.FCFS, Policy.FAIR])
@@ -169,25 +126,6 @@ def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
     summary = summarise(simulate([*late_pair("a"), third], config))
 
     assert (summary.num_expired, summary.num_refused) == (1, 1)
-
-
-def test_the_least_recent_rule_by_hand() -> None:
-    def prompt(at: int, prefix_id: int) -> TraceRequest:
-        return TraceRequest(
-            arrival_s=float(at),
-            num_prompt_tokens=10,
-            num_output_tokens=1,
-            prefix_ids=(prefix_id,),
-            prefix_block_tokens=10,
-        )
-
-    trace = [prompt(at, prefix_id) for at, prefix_id in enumerate((1, 2, 1, 3, 2, 1))]
-
-    # Room for two: only the third prompt finds its block, of which one token is computed. Belady
-    # finds 2 again as well, or 1: one more.
-    assert least_recent_hit_rate(trace, num_cache_tokens=20, block_size=1) == pytest.approx(9 / 60)
-    assert optimal_hit_rate(trace, num_cache_tokens=20, block_size=1) == pytest.approx(27 / 60)
-    assert least_recent_hit_rate(trace, num_cache_tokens=9, block_size=1) == 0.0
 
 
 def test_a_table_is_escaped_and_marks_what_does_not_hold() -> None:

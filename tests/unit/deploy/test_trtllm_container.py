@@ -45,35 +45,9 @@ def test_stopping_leaves_time_for_the_drain_and_for_the_engines_end() -> None:
     assert seconds(SERVICE["stop_grace_period"]) >= needed_s
 
 
-def test_image_and_compose_ask_for_health_alike() -> None:
-    check = SERVICE["healthcheck"]
-    words = instruction("HEALTHCHECK")
-
-    assert check["test"] == ["CMD", "penstock", "health", "--deadline", "4"]
-    assert words.endswith('CMD ["penstock", "health", "--deadline", "4"]')
-    for flag, key in (
-        ("interval", "interval"),
-        ("timeout", "timeout"),
-        ("start-period", "start_period"),
-        ("retries", "retries"),
-    ):
-        assert f"--{flag}={check[key]} " in words
-    assert seconds(check["start_period"]) >= 600
-    assert seconds(check["timeout"]) > 4
-
-
 def test_the_image_runs_as_a_number_that_is_not_root() -> None:
     user = instruction("USER")
 
     assert user.isdecimal()
     assert int(user) > 0
     assert f"useradd --uid {user} " in DOCKERFILE.replace("\\\n", "")
-
-
-def test_the_vendors_script_stays_in_front_and_signals_arrive() -> None:
-    assert (
-        instruction("ENTRYPOINT")
-        == '["/opt/nvidia/nvidia_entrypoint.sh", "/opt/penstock/bin/penstock"]'
-    )
-    assert instruction("CMD").startswith('["serve", "--executor", "trtllm", ')
-    assert instruction("STOPSIGNAL") == "SIGTERM"

@@ -67,14 +67,6 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    page = REPOSITORY / "docs" / "index.md"
-    copy = tmp_path / "index.md"
-    copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
-
-    assert len(broken_links(copy)) == len(list(links(page.read_text(encoding="utf-8"))))
-
-
 def test_every_decision_is_listed() -> None:
     listed = re.findall(r"^- \[(\d+)\. (.+)\]\((.+)\)$", (DECISIONS / "index.md").read_text(), re.M)
     there = {

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the torch extra is not installed")
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu.fused_path import fused_path
+from penstock.executor.torch.cpu.fused_path import WeightsTaken, fused_path
 from penstock.executor.torch.cpu_kernels import kernels as kernels_module
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
@@ -125,6 +125,18 @@ def test_a_packed_product_that_is_wrong_is_found_and_the_model_loaded_again(
     (told,) = [record.message for record in caplog.records if "eager path" in record.message]
     assert "differ" in told
     assert executor.info.resources == TorchExecutor(config).info.resources
+
+
+def test_a_width_that_cannot_be_packed_is_found_while_the_modules_have_their_weights(
+    tmp_path: Path,
+) -> None:
+    folder = save_tiny_model("llama", tmp_path, intermediate_size=95)
+    config = ExecutorConfig(model_path=folder, dtype="bfloat16", num_blocks=8)
+
+    with pytest.raises(NotFused, match="a product of 95 inputs") as raised:
+        fused_path(config, load_configured(config), _Faulty())
+
+    assert not isinstance(raised.value, WeightsTaken)
 
 
 def test_kernels_in_plain_torch_say_what_a_full_forward_says(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.executor.torch.device_move import move_module, select_device
 from penstock.executor.torch.errors import ModelLoadError
+from penstock.executor.torch.loading import move_module, select_device
 
 GIB = 1 << 30
 META = torch.device("meta")

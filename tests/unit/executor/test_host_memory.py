@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.host_memory import available_bytes
+from penstock.executor.torch.num_blocks import available_bytes
 
 MACHINE = "MemTotal:        4000 kB\nMemFree:    100 kB\nMemAvailable:    3000 kB\n"
 STAT = "anon 7\ninactive_file 1000\nactive_file 500\n"

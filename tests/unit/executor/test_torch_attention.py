@@ -16,12 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
+from penstock.executor.torch.executor import keep_freed_memory
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
-from penstock.executor.torch.length_groups import split_by_length
 from penstock.executor.torch.paged_attention import PagedAttention, Scoring, Scratch
 from penstock.executor.torch.prepacked_linear import can_prepack, prepack_linears
-from penstock.executor.torch.process_memory import keep_freed_memory
-from penstock.executor.torch.step_inputs import StepInputs
+from penstock.executor.torch.step_inputs import StepInputs, split_by_length
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.request import Request
 from penstock.scheduler.slot_arrays import SlotArrays

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch import attention_interface
 from penstock.executor.torch.executor import TorchExecutor
-from penstock.executor.torch.paged_attention import Scoring
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
 from support.core import outputs
 from support.torch_differential import (
@@ -22,7 +17,6 @@ from support.torch_differential import (
     NUM_SLOTS,
     Way,
     check_way,
-    is_naive,
     mixed_specs,
     run_mixed,
 )
@@ -90,63 +84,6 @@ def test_architecture_by_the_fused_path_says_what_a_full_forward_says(
     way = ALL_WAYS[-1]
 
     check_way(way, lambda blocks: make_executor(folder(name), blocks, "fused"), naive(name))
-
-
-class MislaidBlock:
-    """An executor that reads one row's first block from another row's table."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self.info = executor.info
-        self.ready_fd = executor.ready_fd
-        self.collect = executor.collect
-        self.close = executor.close
-        self.victims: set[int] = set()
-
-    def launch(self, batch: Batch) -> None:
-        table = batch.arrays.block_table
-        if batch.num_rows > 1 and batch.starts[0] >= 32:
-            victim, other = int(batch.slots[0]), int(batch.slots[-1])
-            own = table[victim, 0]
-            table[victim, 0] = table[other, 0]
-            self._executor.launch(batch)
-            table[victim, 0] = own
-            self.victims.add(int(batch.arrays.key[victim]))
-        else:
-            self._executor.launch(batch)
-
-
-@pytest.mark.parametrize("by", PATHS)
-def test_a_wrong_block_shows(
-    by: PathName, folder: Folder, naive: Callable[[str], NaiveModel]
-) -> None:
-    specs = mixed_specs(hashed=False)
-    executor = MislaidBlock(make_executor(folder("llama"), by=by))
-
-    told = outputs(run_mixed(executor, specs, budget=2048))
-
-    wrong = {s.key for s in specs if not is_naive(naive("llama"), s, told[s.key])}
-    assert executor.victims
-    assert wrong <= executor.victims
-    assert len(wrong) > len(executor.victims) / 2
-
-
-@pytest.mark.parametrize("name", ["mistral_window", "gemma3"])
-def test_a_window_one_too_wide_shows(
-    name: str,
-    folder: Folder,
-    naive: Callable[[str], NaiveModel],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def too_wide(*, window: int, **rest: Any) -> Scoring:
-        return Scoring(window=window + 1 if window else 0, **rest)
-
-    monkeypatch.setattr(attention_interface, "Scoring", too_wide)
-    specs = mixed_specs(hashed=False)
-
-    told = outputs(run_mixed(make_executor(folder(name)), specs, budget=2048))
-
-    assert any(not is_naive(naive(name), spec, told[spec.key]) for spec in specs)
 
 
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=11)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.executor.trtllm.choice_regex import choice_regex
+from penstock.executor.trtllm.constraint_check import choice_regex
 
 METACHARACTERS = "\\^$.|?*+()[]{}"
 NASTY = st.text(alphabet=METACHARACTERS + "ab\"'/-#& \n\r\té😀,0\u2028", min_size=1, max_size=8)

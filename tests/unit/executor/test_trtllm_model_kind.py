@@ -173,7 +173,7 @@ def test_what_is_not_known_is_explained(tmp_path: Path) -> None:
 
     assert {folder.kind for folder in folders} == {ModelKind.UNKNOWN}
     said = [folder.explanation for folder in folders]
-    assert f"{missing} is no folder" in said[0]
+    assert f"{missing} is not a folder" in said[0]
     assert "contains no config.json" in said[1]
     assert "config.json is not valid JSON" in said[2]
     assert "is neither a Hugging Face model nor" in said[3]

@@ -40,7 +40,7 @@ def test_a_plain_model_passes_without_a_word(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_refused_with_its_explanation(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run `penstock build`"):
         notices(checkpoint_folder(tmp_path))
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         notices(tmp_path / "none")
 
 

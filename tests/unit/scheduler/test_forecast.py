@@ -112,74 +112,77 @@ def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
     assert (places.prefill_left, prompts.prefill_left) == pytest.approx((0.8, 0.8))
 
 
-def test_expected_queue_waits_for_the_prefill_ahead() -> None:
-    load = Load(
-        num_running=4,
-        num_decodes=4,
-        num_context_tokens=500,
-        num_free_slots=100,
-        num_free_blocks=1000,
-        num_used_blocks=100,
-        num_output_tokens=400.0,
-    )
-    ahead = QueuedAhead(num_requests=3, num_prefill_tokens=300, num_blocks=20)
-
-    # Three budgets and half a step, next to four decodes, and the tokens.
-    assert _expected_queue(
-        MACHINE, Demand(num_prefill_tokens=50), load, ahead
-    ).seconds == pytest.approx(3.5 * (1.0 + 0.4 + 0.5) + 3.0)
+TEN = Load(
+    num_running=10,
+    num_decodes=10,
+    num_output_tokens=500.0,
+    num_free_blocks=1000,
+    num_used_blocks=100,
+)
+"""With 50 tokens each to go, and ten blocks: one leaves every five steps."""
 
 
-def test_expected_queue_knows_a_paced_budget() -> None:
-    load = Load(
-        num_running=1,
-        num_decodes=1,
-        num_free_slots=100,
-        num_free_blocks=10,
-        num_used_blocks=1,
-        num_output_tokens=10.0,
-        prefill_budget_tokens=20,
-    )
-    ahead = QueuedAhead(num_requests=1, num_prefill_tokens=100)
+@pytest.mark.parametrize(
+    ("load", "ahead", "num_blocks", "queue_s"),
+    [
+        pytest.param(
+            Load(
+                num_running=4,
+                num_decodes=4,
+                num_context_tokens=500,
+                num_free_slots=100,
+                num_free_blocks=1000,
+                num_used_blocks=100,
+                num_output_tokens=400.0,
+            ),
+            QueuedAhead(num_requests=3, num_prefill_tokens=300, num_blocks=20),
+            0,
+            # Three budgets and half a step, next to four decodes, and the tokens.
+            3.5 * (1.0 + 0.4 + 0.5) + 3.0,
+            id="the prefill ahead",
+        ),
+        pytest.param(
+            Load(
+                num_running=1,
+                num_decodes=1,
+                num_free_slots=100,
+                num_free_blocks=10,
+                num_used_blocks=1,
+                num_output_tokens=10.0,
+                prefill_budget_tokens=20,
+            ),
+            QueuedAhead(num_requests=1, num_prefill_tokens=100),
+            0,
+            5.5 * 1.1 + 1.0,
+            id="a paced budget",
+        ),
+        pytest.param(
+            TEN,
+            QueuedAhead(num_requests=2, num_prefill_tokens=20),
+            0,
+            15.5 * 2.0 + 0.2,  # three must leave
+            id="slots",
+        ),
+        pytest.param(
+            replace(TEN, num_free_slots=50, num_free_blocks=20),
+            QueuedAhead(num_requests=1, num_blocks=50),
+            10,
+            20.5 * 2.0,  # 40 blocks are short, so four must leave
+            id="blocks",
+        ),
+        pytest.param(
+            TEN,
+            QueuedAhead(num_requests=12, num_output_tokens=240.0),
+            0,
+            (50 + 6 + 0.5) * 2.0,  # then three of 20 tokens leave, one every two steps
+            id="those ahead leave in their turn",
+        ),
+    ],
+)
+def test_expected_queue(load: Load, ahead: QueuedAhead, num_blocks: int, queue_s: float) -> None:
+    want = Demand(num_prefill_tokens=50, num_blocks=num_blocks)
 
-    assert _expected_queue(
-        MACHINE, Demand(num_prefill_tokens=50), load, ahead
-    ).seconds == pytest.approx(5.5 * 1.1 + 1.0)
-
-
-def test_expected_queue_waits_for_slots() -> None:
-    # Ten run with 50 tokens each to go: one leaves every five steps. Three must leave.
-    load = Load(
-        num_running=10,
-        num_decodes=10,
-        num_output_tokens=500.0,
-        num_free_blocks=1000,
-        num_used_blocks=100,
-    )
-    ahead = QueuedAhead(num_requests=2, num_prefill_tokens=20)
-
-    assert _expected_queue(
-        MACHINE, Demand(num_prefill_tokens=50), load, ahead
-    ).seconds == pytest.approx(15.5 * 2.0 + 0.2)
-
-
-def test_expected_queue_waits_for_blocks() -> None:
-    # Ten blocks are held by each; 40 are short, so four must leave.
-    load = Load(
-        num_running=10,
-        num_decodes=10,
-        num_output_tokens=500.0,
-        num_free_slots=50,
-        num_free_blocks=20,
-        num_used_blocks=100,
-    )
-    want = Demand(num_prefill_tokens=50, num_blocks=10)
-
-    queue_s = _expected_queue(
-        MACHINE, want, load, QueuedAhead(num_requests=1, num_blocks=50)
-    ).seconds
-
-    assert queue_s == pytest.approx(20.5 * 2.0)
+    assert _expected_queue(MACHINE, want, load, ahead).seconds == pytest.approx(queue_s)
 
 
 def test_expected_prefill_and_decode_share_the_machine() -> None:
@@ -244,22 +247,6 @@ def test_retry_when_the_backlog_has_shrunk_enough() -> None:
 def test_retry_stays_within_its_limits() -> None:
     assert retry_after_s(Forecast(queue_s=0.0, prefill_s=9.0, decode_s=0.0), 0.0) == 0.1
     assert retry_after_s(Forecast(queue_s=1e6, prefill_s=9.0, decode_s=0.0), 0.0) == 60.0
-
-
-def test_expected_queue_waits_for_those_ahead_to_leave_in_their_turn() -> None:
-    # Ten leave one every five steps, then three of 20 tokens one every two.
-    load = Load(
-        num_running=10,
-        num_decodes=10,
-        num_output_tokens=500.0,
-        num_free_blocks=1000,
-        num_used_blocks=100,
-    )
-    ahead = QueuedAhead(num_requests=12, num_output_tokens=240.0)
-
-    queue_s = _expected_queue(MACHINE, Demand(num_prefill_tokens=50), load, ahead).seconds
-
-    assert queue_s == pytest.approx((50 + 6 + 0.5) * 2.0)
 
 
 def test_names_the_field_that_is_off() -> None:

@@ -37,6 +37,12 @@ def test_what_is_not_known_is_not_said() -> None:
             "no service at 127.0.0.1:9: is `penstock serve` running? (UNAVAILABLE: ",
         ),
         (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to"
+            " connect to remote host: Connection refused",
+            "no service at 127.0.0.1:9: is `penstock serve` running?"
+            " (UNAVAILABLE: Connection refused)",
+        ),
+        (
             "ipv6:%5B::1%5D:9: Failed to connect to remote host: Connection refused",
             "no service at [::1]:9: is ",
         ),

@@ -151,7 +151,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         ),
         (
             '{"watch": {"abort_grace_s": 1, "abort_grace_s": 2}}',
-            "trtllm-config is not valid JSON: the key 'abort_grace_s' is there twice",
+            "trtllm-config is not valid JSON: duplicate key 'abort_grace_s'",
         ),
         ("nowhere.json", "trtllm-config: nowhere.json cannot be read: No such file"),
         ('{"max_batch": 3}', "--trtllm-config.max_batch is unknown; did you mean max_batch_size?"),
@@ -187,7 +187,7 @@ def test_a_broken_file_is_named(model: Path, tmp_path: Path, suffix: str, kind: 
     ("name", "content", "message"),
     [
         ("a.json", "[" * 99_999, "a.json is not valid JSON: it is nested too deep"),
-        ("a.json", '{"dtype": "auto", "dtype": "auto"}', "the key 'dtype' is there twice"),
+        ("a.json", '{"dtype": "auto", "dtype": "auto"}', "duplicate key 'dtype'"),
         ("a.toml", "a = " + "[" * 99_999, "a.toml is nested too deep"),
         ("a.toml", "dtype = 'auto'\ndtype = 'auto'", "a.toml is not valid TOML: "),
     ],
@@ -342,7 +342,7 @@ def test_a_tokenizer_folder_without_its_files_is_refused_for_every_executor(
 ) -> None:
     (model / missing).unlink()
     words = ["serve", "--executor", "simulated", "--tokenizer", str(model)]
-    with pytest.raises(BadSetting, match=f"^--tokenizer: .* holds no {re.escape(missing)}"):
+    with pytest.raises(BadSetting, match=f"^--tokenizer: .* contains no {re.escape(missing)}"):
         build_config(merge_settings(vars(build_parser().parse_args(words)), {}))
 
 

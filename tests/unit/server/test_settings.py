@@ -73,8 +73,8 @@ def test_a_variable_names_the_file(file: Path) -> None:
     [
         ("[network]\nprt = 1", "network.prt is unknown; did you mean network.port?"),
         ("[cache]\nport = 1", "cache.port is unknown; did you mean network.port?"),
-        ("port = 1", "port is no table; did you mean network.port?"),
-        ("[netwrk]\nport = 1", "netwrk is no table; did you mean network?"),
+        ("port = 1", "port is not a table; did you mean network.port?"),
+        ("[netwrk]\nport = 1", "netwrk is not a table; did you mean network?"),
         ("[network]\nport = 'x'", "network.port must be an integer, not 'x'"),
         ("[network]\nport = 65536", "network.port must be in 0..65535, not 65536"),
         ("[cache]\nprefix_caching = 'on'", "cache.prefix_caching must be true or false, not 'on'"),

@@ -21,6 +21,7 @@ from penstock.tools.command_line import main
         ("bench 127.0.0.1:1", "penstock bench: --rates, --concurrency or --trace must be given"),
         ("bench 192.0.2.1:1 --rates 1", "192.0.2.1:1 is not this machine; add --allow-remote"),
         ("bench 127.0.0.1:1 --rates 1 --channels 0", "--channels must be in 1.."),
+        ("bench --own-service --rates 0", "--rates must be above 0"),
         ("serve --bogus", "penstock serve: error: unrecognized arguments: --bogus (see penstock"),
         ("serve --max-num-seq=4", "--max-num-seq=4; did you mean --max-num-seqs? (see penstock"),
         ("serve --order lifo", "penstock serve: --order must be one of fair, fcfs, not 'lifo'"),

@@ -133,6 +133,10 @@ def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
         (("--rates", 1, "--duration-s", 1e9), "--warm-up-s + --duration-s + --drain-s must be"),
         (("--rates", 1, "--requests", 0), "--requests must be in"),
         (("--rates", 1e9), "--rates must be above 0 and at most 1000000"),
+        (("--rates", "1,0"), "--rates must be above 0"),
+        (("--rates", "1,inf"), "--rates must be above 0"),
+        (("--rates", "1,x"), "--rates must be a number, not 'x'"),
+        (("--rates", ",".join("1" * 65)), "--rates must be at most 64 numbers"),
         (("--concurrency", 0), "--concurrency must be in"),
         (("--rates", 1, "--tenant", "a"), "--tenant-metadata-key must be given"),
         (

@@ -106,7 +106,7 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     FlightWriter(fd, make_facts(is_self_paced=True))
     path = dump(fd, tmp_path, "test")
 
-    with pytest.raises(FlightError, match="holds no requests"):
+    with pytest.raises(FlightError, match="contains no requests"):
         flight_trace(path)
     with pytest.raises(FlightError, match="paced itself"):
         flight_steps(path)

@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+import selectors
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -13,7 +14,43 @@ from penstock.tools.bench.driver import Driver, Share
 from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.schedule import PlannedRequest, planned_requests
 from support.load_events import finished, plan, tokens
-from support.virtual_time import run_virtually
+
+# An event loop whose time passes at once: which sleeps is woken once all others sleep.
+
+T = TypeVar("T")
+
+
+class _Jumping(selectors.SelectSelector):
+    """Waits for nothing, and counts the time that it was asked to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "everybody waits for somebody else"
+            self.now_s += max(timeout, 0.0)
+        return ready
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Begins at 0 s."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now_s
+
+
+def run_virtually(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end in no time."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(work)
+
 
 SERVICE_S = 0.01
 
@@ -78,7 +115,7 @@ def drive(
         part = Share.of(made, 0, 1)
         if share:
             part = Share(concurrency=0, max_requests=None, **share)
-        driver = Driver(made, part, planned_requests(made), server, clock or loop.time)
+        driver = Driver(made, part, planned_requests(made), server.generate, clock or loop.time)
         await driver.run()
         return driver
 
@@ -184,7 +221,9 @@ def test_a_server_that_never_answers_does_not_hold_the_run() -> None:
     async def run() -> tuple[Driver, float]:
         loop = asyncio.get_running_loop()
         made = plan(rate_per_s=10.0, drain_s=7.0)
-        driver = Driver(made, Share.of(made, 0, 1), planned_requests(made), server, loop.time)
+        driver = Driver(
+            made, Share.of(made, 0, 1), planned_requests(made), server.generate, loop.time
+        )
         await driver.run()
         return driver, loop.time()
 

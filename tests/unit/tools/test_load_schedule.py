@@ -154,11 +154,8 @@ def test_bad_lengths_are_told(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        ({"rate_per_s": 0.0}, "rate_per_s"),
-        ({"rate_per_s": float("inf")}, "rate_per_s"),
         ({"arrivals": Arrivals.POISSON}, "rate_per_s"),
         ({"arrivals": Arrivals.CLOSED}, "concurrency"),
-        ({"arrivals": Arrivals.CLOSED, "concurrency": 0}, "concurrency"),
         ({"arrivals": Arrivals.REPLAY}, "rows"),
         ({"duration_s": 0.0}, "duration_s"),
         ({"duration_s": 1e9}, "warm_up_s"),

@@ -8,12 +8,11 @@ import pytest
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
-from penstock.tools.plan.plan import Plan, guessed_replicas, make_plan
+from penstock.tools.plan.plan import Plan, PlanSearch, guessed_replicas, make_plan
 from penstock.tools.plan.report import plan_json, plan_lines, write_plan_report
-from penstock.tools.plan.target import PlanTarget, Verdict
+from penstock.tools.plan.target import PlanTarget
 from penstock.tools.plan.window import busiest_window
 from penstock.tools.simulation.settings import SimulationConfig
-from penstock.tools.simulation.simulate import Progress
 
 TARGET = PlanTarget(ttft_p99_s=1.5, itl_p99_s=1.5)
 # One request a second, each of three tokens.
@@ -30,13 +29,8 @@ def candidate(name: str, step_s: float = 1.0, price: float | None = None) -> Can
 
 
 def planned(*candidates: Candidate, max_replicas: int = 8, num_curve_requests: int = 30) -> Plan:
-    return make_plan(
-        WINDOW,
-        candidates,
-        TARGET,
-        max_replicas=max_replicas,
-        num_curve_requests=num_curve_requests,
-    )
+    search = PlanSearch(max_replicas=max_replicas, num_curve_requests=num_curve_requests)
+    return make_plan(WINDOW, candidates, TARGET, search)
 
 
 def test_three_seconds_of_work_a_second_take_three_replicas() -> None:
@@ -87,25 +81,19 @@ def test_nobody_serves() -> None:
 
 
 def test_who_watches_is_told_of_every_simulation() -> None:
-    class Watcher:
-        def __init__(self) -> None:
-            self.told: list[tuple[str, bool]] = []
-            self.running: list[str] = []
-
-        def progress(self, what: str, progress: Progress) -> None:
-            self.running.append(what)
-
-        def tried(self, what: str, verdict: Verdict) -> None:
-            self.told.append((what, verdict.meets))
-
-    watcher = Watcher()
+    tried: list[tuple[str, bool]] = []
+    running: set[str] = set()
     make_plan(
-        WINDOW, [candidate("s")], TARGET, max_replicas=2, num_curve_requests=0, watcher=watcher
+        WINDOW,
+        [candidate("s")],
+        TARGET,
+        PlanSearch(max_replicas=2, num_curve_requests=0),
+        lambda what, _: running.add(what),
+        lambda what, verdict: tried.append((what, verdict.meets)),
     )
 
-    assert watcher.told == [("s, 2 replicas", False)]
-    # At once, and again whenever some time has passed.
-    assert set(watcher.running) == {"s, 2 replicas"}
+    assert tried == [("s, 2 replicas", False)]
+    assert running == {"s, 2 replicas"}
 
 
 def test_the_guess_counts_work_and_nothing_is_concluded_from_it() -> None:

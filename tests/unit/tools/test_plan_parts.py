@@ -102,8 +102,6 @@ def test_a_short_trace_is_taken_whole() -> None:
     assert [request.arrival_s for request in window.requests] == [0.0, 4.0]
     assert window.requests_per_s == 0.5
     assert busiest_window([asks(5.0)], math.inf).requests_per_s == 1.0
-    with pytest.raises(ValueError, match="window_s"):
-        busiest_window([asks(5.0)], 0.0)
 
 
 def run_of(trace: list[TraceRequest], target: PlanTarget, **fields: Any) -> Any:
@@ -227,7 +225,7 @@ def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
         ([{"name": "a"}, {"name": "a"}], "same name"),
         ([{"name": "a", "price": None}, {"name": "b"}], "for all candidates or for none"),
         ([{"name": "a", "price": "3"}], r"\[0\].price must be a number"),
-        ([{"name": "a", "price": -1}], "price must be positive"),
+        ([{"name": "a", "price": -1}], "price must be above 0"),
         ([{"name": "a", "blocks": 1}], r"\[0\].blocks is unknown"),
         ([{"name": "a", "num_blocks": "1"}], r"\[0\].num_blocks must be an integer"),
         ([{"name": "a", "num_blocks": 0}], "num_blocks must be at least 1"),

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import ExitCode, Subparsers
+from penstock.server.cli.command import ExitCode, Parser, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting, seconds
+from penstock.tools.flags import add_settings, read_settings
 
 if TYPE_CHECKING:
     from penstock.executor.trtllm.engine_build import BuildSettings
@@ -28,16 +29,6 @@ exit codes:
   130  interrupted by Ctrl-C; the builder was ended, nothing is left of it
   143  ended by SIGTERM; the same
 """
-_NUMBERS = {
-    "max-batch-size": "requests that run at once",
-    "max-num-tokens": "tokens of one step",
-    "max-seq-len": "prompt and output, in tokens",
-    "max-input-len": "prompt, in tokens",
-    "max-beam-width": "beams",
-    "workers": "ranks that are built in parallel",
-    "tensor-parallel-size": "compared with the checkpoint, which determines it",
-    "pipeline-parallel-size": "compared with the checkpoint, which determines it",
-}
 
 
 class _Terminated(BaseException):
@@ -54,8 +45,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "settings, the GPUs and the version. Hugging Face folders, quantised ones too, need no\n"
         "build. `penstock serve` never builds.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.fill = _add_options
+
+
+def _add_options(parser: Parser) -> None:
+    from penstock.executor.trtllm.engine_build import BuildSettings
+
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="what to build")
     parser.add_argument(
         "--output",
@@ -63,11 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FOLDER",
         help="where engines are kept (default: penstock/engines in $XDG_CACHE_HOME or ~/.cache)",
     )
-    for flag, help_text in _NUMBERS.items():
-        parser.add_argument(f"--{flag}", type=int, metavar="N", help=help_text)
-    parser.add_argument(
-        "--kv-cache-type", metavar="TYPE", help="kind of KV cache, as the builder names it"
-    )
+    add_settings(parser, BuildSettings)
     parser.add_argument(
         "--option",
         action="append",
@@ -81,7 +73,6 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help="how long to wait for another build of the same engine (default: until it ends)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -144,8 +135,7 @@ def _settings_of(args: argparse.Namespace) -> "BuildSettings":
         if not (name and is_pair):
             raise UsageError(f"--option: must be NAME=VALUE, not {option!r}")
         options[name.removeprefix("--")] = value
-    numbers = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in _NUMBERS}
-    return BuildSettings(kv_cache_type=args.kv_cache_type, options=options, **numbers)
+    return read_settings(args, BuildSettings, {"options": options})
 
 
 def _log_line(line: str) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from penstock.server.cli import chat, generate, health, models, serve, top, version
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Parser
+from penstock.server.cli.command import ExitCode, Parser
 from penstock.server.cli.installation import version_of
 from penstock.tools import build
 from penstock.tools.bench import command as bench
@@ -79,8 +79,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="penstock",
         description="A gRPC streaming service for LLM inference.",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--version", action="version", version=f"penstock {version_of('penstock') or 'unknown'}"
@@ -88,6 +86,6 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:
         command.add_parser(subparsers)
-    for command_parser in subparsers.choices.values():
-        command_parser.set_defaults(parser=command_parser)
+    for command, command_parser in zip(_COMMANDS, subparsers.choices.values(), strict=True):
+        command_parser.set_defaults(parser=command_parser, run=command.run)
     return parser

@@ -1,4 +1,4 @@
-"""What the reports of all tools have in common: one page, tables, and figures as people read them.
+"""The common parts of all reports: one page, tables, and figures as people read them.
 
 Owns the look of the page. Does not know what is reported.
 """

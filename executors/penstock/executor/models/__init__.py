@@ -29,7 +29,7 @@ def resolve_model(name_or_path: str) -> Path:
         detail = (
             f"the packaged folder {folder} is missing from this installation"
             if is_packaged
-            else f"{folder} is no folder; give {_DEMO!r} or the path of a Hugging Face folder"
+            else f"{folder} is not a folder; give {_DEMO!r} or the path of a Hugging Face folder"
         )
         raise ModelNotFound(name_or_path, detail)
     if not (folder / _CONFIG_FILE).is_file():

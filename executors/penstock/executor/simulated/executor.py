@@ -162,7 +162,7 @@ class SimulatedExecutor:
                 self._special_slots.add(slot)
 
     def _book(self, batch: Batch, faults: list[Fault]) -> float:
-        """Put the step on the device's time line; return when it is done."""
+        """Add the step to the device's time line; returns the time at which it is done."""
         slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
         # A step without rows only has releases.
         is_free = self._is_free_of_cost or not batch.num_rows
@@ -297,7 +297,7 @@ class SimulatedExecutor:
 
 
 class _ScriptedError(Exception):
-    """The error that a step raises because of a request in it."""
+    """The error that a step raises because of one of its requests."""
 
 
 def _only_scripted(error: Exception) -> None:

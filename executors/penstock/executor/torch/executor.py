@@ -10,6 +10,8 @@ produced them, and what it wrote is cleared at once. A request that must not run
 (`penstock.executor.isolation`), as long as the device still computes the health probe.
 """
 
+import ctypes
+import platform
 from collections import deque
 from dataclasses import replace
 
@@ -25,7 +27,6 @@ from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
 from penstock.executor.torch.loading import LoadedModel, load_configured
 from penstock.executor.torch.module_forward import eager_path
 from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
-from penstock.executor.torch.process_memory import keep_freed_memory
 from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_logprobs, prompt_rows
 from penstock.executor.torch.resources import describe_resources
 from penstock.executor.torch.sampler import sample
@@ -35,6 +36,11 @@ from penstock.executor.torch.step_forward import Forwarded, ForwardPath
 from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch, SlotFailure, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD_BYTES = 1 << 30
+_TRIM_THRESHOLD_BYTES = 2**31 - 1
 
 
 class TorchExecutor:
@@ -245,3 +251,19 @@ def _num_blocks(config: ExecutorConfig, model: LoadedModel, bytes_each: int) -> 
         # Its attention gathers the pages of a layer that a step reads, and copies of products.
         step_bytes=free_bytes // 3,
     )
+
+
+def keep_freed_memory() -> bool:
+    """Configure glibc to keep freed blocks for the next step; False where that does not apply.
+
+    A step allocates and frees temporaries of several megabytes, which glibc would return to the
+    kernel and fault in again in the next step. For the whole process.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
+    mallopt.restype = ctypes.c_int
+    is_kept: bool = mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) == 1
+    is_kept &= mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES) == 1
+    return is_kept

@@ -31,7 +31,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
-    """One layer. `window` 0: none."""
+    """The weights of one layer. `window` 0: no sliding window."""
 
     qkv: Projection
     out: Projection

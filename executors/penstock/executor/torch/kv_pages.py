@@ -32,7 +32,7 @@ class HeadShape:
 
 
 class KVPages:
-    """Pages for every layer, zeroed."""
+    """Pages of every layer, zeroed."""
 
     def __init__(
         self,

@@ -166,7 +166,7 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
 
 
 def _tokens(module: Any) -> tuple[Tensor, Tensor]:
-    """Two sequences without a token that models give a special meaning."""
+    """Two sequences without special tokens."""
     config = module.config.get_text_config()
     special = {
         value

@@ -35,7 +35,7 @@ class LoadProgress:
             _log.info("%s: %.1f of %.1f GiB", self._action, done, total)
 
     def finish(self) -> None:
-        """All are done: log how long it took."""
+        """Log how long the load took."""
         taken_s = self._clock() - self._begun_s
         _log.info("%s: %s in %.1f s", self._action, size(self._total), taken_s)
 

@@ -1,12 +1,14 @@
 """Loads a Hugging Face folder as a model that runs packed steps.
 
 Owns the only call of transformers' loader, and the wording of its failures. Reads the folder, never
-the network.
+the network. transformers maps the files into memory; the copy to the device reads them, one tensor
+after another, so that the host never holds a second copy.
 """
 
 import json
 import logging
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +29,10 @@ from transformers.utils import logging as transformers_logging
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.architecture import Architecture, read_architecture
 from penstock.executor.torch.attention_interface import ATTENTION_NAME, register_attention
-from penstock.executor.torch.device_move import move_module, select_device
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
-from penstock.executor.torch.load_progress import size
+from penstock.executor.torch.load_progress import LoadProgress, size
 from penstock.executor.torch.paged_attention import Scoring
 from penstock.executor.torch.quantised_checkpoint import StoredWeight, is_quantised, read_quantised
 
@@ -179,7 +180,7 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
 
 
 def _check_model_type(path: Path) -> None:
-    """Refuse an architecture that transformers has no code for, instead of printing its advice."""
+    """Refuse an architecture for which transformers has no code, without printing its advice."""
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:
@@ -189,3 +190,49 @@ def _check_model_type(path: Path) -> None:
         raise ValueError(
             f"transformers {transformers.__version__} does not know the architecture {model_type!r}"
         )
+
+
+def select_device(device: str) -> torch.device:
+    """The device with its number. A CUDA device becomes the current one: pinned host memory and
+    libraries belong to that.
+
+    Raises ModelLoadError when it does not exist.
+    """
+    found = torch.device(device)
+    if found.type != "cuda":
+        return found
+    if not torch.cuda.is_available():
+        raise ModelLoadError(
+            f"device {device} requires CUDA, which PyTorch does not find here: use device cpu"
+        )
+    count = torch.cuda.device_count()
+    index = found.index if ":" in device else torch.cuda.current_device()
+    if index >= count:
+        raise ModelLoadError(
+            f"device {device} does not exist: PyTorch finds {count} CUDA device(s) here"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def move_module(
+    module: nn.Module, device: torch.device, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Move every parameter and buffer, shared ones once, with progress in the log."""
+    total = _bytes_away(module, device)
+    if not total:
+        return
+    progress = LoadProgress(f"loading onto {device}", total, clock)
+    for part in module.modules():
+        if next(part.children(), None) is not None:
+            continue
+        num_bytes = _bytes_away(part, device)
+        part.to(device)
+        progress.add(num_bytes)
+    module.to(device)  # what modules with children hold themselves
+    progress.finish()
+
+
+def _bytes_away(module: nn.Module, device: torch.device) -> int:
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(tensor.nbytes for tensor in tensors if tensor.device != device)

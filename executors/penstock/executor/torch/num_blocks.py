@@ -1,10 +1,23 @@
-"""The number of KV cache blocks: from the settings, or from the device's free memory."""
+"""The number of KV cache blocks: from the settings, or from the free memory of device or host.
+
+Of a host that is what the machine has available, or less where a control group limits it; the page
+cache counts as available, since the kernel drops it for processes that need memory.
+"""
 
 import logging
+import re
+from pathlib import Path
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.host_memory import available_bytes
+from penstock.executor.control_groups import (
+    GROUPS,
+    MOUNT,
+    ControlGroup,
+    control_groups,
+    read_text,
+)
 
+_MACHINE = Path("/proc/meminfo")
 _GIB = 1 << 30
 _MIB = 1 << 20
 _log = logging.getLogger(__name__)
@@ -93,3 +106,29 @@ def _usable_blocks(
             max_seq_len,
         )
     return most
+
+
+def available_bytes(
+    machine: Path = _MACHINE, groups: Path = GROUPS, mount: Path = MOUNT
+) -> int | None:
+    """Bytes that may still be allocated; None where the system does not report it. `machine`:
+    /proc/meminfo; `groups` and `mount`: see `control_groups`.
+    """
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(machine), re.MULTILINE)
+    rooms = [] if found is None else [int(found[1]) * 1024]
+    for group in control_groups("memory", groups, mount):
+        rooms += _room(group)
+    return min(rooms, default=None)
+
+
+def _room(group: ControlGroup) -> list[int]:
+    """Memory left below the group's limit; empty without one."""
+    names = ("limit_in_bytes", "usage_in_bytes") if group.is_first_version else ("max", "current")
+    limit, used = (group.read(f"memory.{name}").strip() for name in names)
+    if not (limit.isdecimal() and used.isdecimal()):
+        return []
+    total = "total_" if group.is_first_version else ""
+    cached = re.findall(
+        rf"^{total}(?:in)?active_file (\d+)$", group.read("memory.stat"), re.MULTILINE
+    )
+    return [max(int(limit) - int(used) + sum(map(int, cached)), 0)]

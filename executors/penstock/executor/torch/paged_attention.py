@@ -136,7 +136,9 @@ class PagedAttention:
         return found[2]
 
     def _gather(self, layer: int, page_rows: Tensor) -> Tensor:
-        """Pages into a buffer that layers and groups share: it stays in the processor's cache."""
+        """Gather pages into a buffer that layers and groups share, so that it stays in the
+        processor's cache.
+        """
         pages = self._pages.block_rows(layer)
         num_elements = page_rows.numel() * pages.shape[1]
         if self._gathered.numel() < num_elements:
@@ -291,7 +293,9 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _is_same(one: Scoring, other: Scoring) -> bool:
-    """Equal, with the very same sinks (tensors that may change are not compared)."""
+    """Whether two are equal, with the identical sinks (tensors that may change are not
+    compared).
+    """
     plain = (one.scaling, one.window, one.softcap) == (other.scaling, other.window, other.softcap)
     return plain and one.sinks is other.sinks
 
@@ -319,12 +323,12 @@ def _attend_plain(
 
 
 def _cap(scores: Tensor, softcap: float) -> Tensor:
-    """Soft-capped in place."""
+    """Soft-cap scores in place."""
     return scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def _exponentiate(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Float32 scores become exponentials in place; their sums with the sinks' [..., 1]."""
+    """Replace float32 scores by their exponentials; returns their sums with the sinks' [..., 1]."""
     greatest = scores.amax(-1, keepdim=True)
     if sinks is not None:
         greatest = torch.maximum(greatest, sinks)

@@ -73,8 +73,8 @@ def _packing() -> Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] 
 
 
 def freed(weight: Tensor) -> Tensor:
-    """A stand-in of the same shape and dtype for a weight whose memory is to be freed. Products
-    with it are NaN, which fails a request instead of giving a wrong result.
+    """A replacement of the same shape and dtype for a weight whose memory is freed. Products with
+    it are NaN, which fails a request instead of giving a wrong result.
     """
     return weight.new_full((1,), torch.nan).expand(weight.shape)
 

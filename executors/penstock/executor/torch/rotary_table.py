@@ -27,6 +27,6 @@ def rotary_of(positions: Tensor, inverse_frequencies: Tensor, scaling: float) ->
 def make_rotary_table(
     inverse_frequencies: Tensor, scaling: float, *, num_positions: int, device: torch.device
 ) -> RotaryTable:
-    """All positions below `num_positions`."""
+    """The table of all positions below `num_positions`."""
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     return rotary_of(positions, inverse_frequencies, scaling)

@@ -99,7 +99,7 @@ def _sample_as_they_are(
     is_drawn: NDArray[np.bool_],
     is_copied: NDArray[np.bool_],
 ) -> Sampled:
-    """Tokens of the rows that need no copy of their logits; undefined for the others."""
+    """Sample rows that need no copy of their logits; undefined for the others."""
     drawn = np.flatnonzero(is_drawn & ~is_copied)
     if not can_sample(logits):
         best, tokens = logits.max(-1)
@@ -131,7 +131,7 @@ def _wishes(arrays: SlotArrays, slots: Ints, lengths: Ints) -> NDArray[np.void]:
 def _draw(
     logits: Tensor, best: Tensor, at: Tensor, arrays: SlotArrays, slots: Ints, lengths: Ints
 ) -> Tensor:
-    """Tokens for the rows `at` of `logits`, which are those of `slots`."""
+    """Sample tokens for the rows `at` of `logits`, which are those of `slots`."""
     device = logits.device
 
     def column(values: NDArray[np.float32] | NDArray[np.int32]) -> Tensor:

@@ -1,4 +1,5 @@
-"""Whether a recognised module tree is all that a model computes, in float32 and layer by layer.
+"""Checks in float32, layer by layer, that a model computes what its recognised module tree stands
+for.
 
 In half precision rounding hides a factor near one, or a layer without rotation. So the modules run
 once with their weights in float32, one layer's at a time, over positions up to the last one that
@@ -75,7 +76,7 @@ class _Check(WholeSequence):
 
     @contextmanager
     def attached(self) -> Generator[None]:
-        """Inside, the modules compute in float32 and are compared."""
+        """Context in which the modules compute in float32 and are compared."""
         module = self._model.module
         decoder: Any = module.get_submodule("model")
         head = module.get_submodule("lm_head")
@@ -179,7 +180,7 @@ class _Check(WholeSequence):
     def _judge(
         self, what: str, found: Tensor, expected: Tensor, base: Tensor | None = None
     ) -> None:
-        """Compare token by token; `base`: of which both are a change."""
+        """Compare token by token; `base`: the value that both change."""
         size = expected if base is None else expected - base
         greatest = size.norm(dim=-1) + _ROUNDING / _TOLERANCE * expected.norm(dim=-1)
         errors = (found - expected).norm(dim=-1) / greatest.clamp_min(_LEAST)

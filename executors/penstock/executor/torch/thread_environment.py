@@ -18,7 +18,7 @@ KERNELS_VARIABLE = "PENSTOCK_CPU_KERNELS"
 """An instruction set of the compiled kernels, or `none`."""
 _SPINS_ALONE = 5000
 _SPINS_IN_COMPANY = 1000
-_NUM_THREADS = "OMP_NUM_THREADS"
+NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 _POLICY = "OMP_WAIT_POLICY"
 _SPINS = "GOMP_SPINCOUNT"
 """Of GNU's runtime, which torch brings on Linux; others ignore it. It overrides the policy."""
@@ -36,7 +36,7 @@ class ThreadPlan:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for the process that runs the executor."""
-        found = {_NUM_THREADS: str(self.num_threads)}
+        found = {NUM_THREADS_VARIABLE: str(self.num_threads)}
         if self.num_spins is not None:
             found |= {_POLICY: "passive", _SPINS: str(self.num_spins)}
         return found
@@ -45,17 +45,22 @@ class ThreadPlan:
 def plan_threads(
     *, num_cores: int, num_fronts: int, num_threads: int | None, environ: Mapping[str, str]
 ) -> ThreadPlan:
-    """For an engine next to `num_fronts`; `num_threads`: the operator's option, which takes
-    precedence over the variables in `environ`.
+    """The plan for an engine next to `num_fronts`; `num_threads`: the operator's option, which
+    takes precedence over the variables in `environ`.
     """
     num_free = max(num_cores - num_fronts, 1)
-    # A list has an entry for each level of nested parallelism.
-    outer = environ.get(_NUM_THREADS, "").partition(",")[0].strip()
-    chosen = num_threads or (int(outer) if outer.isdecimal() else 0) or num_free
+    chosen = num_threads or num_threads_of(environ) or num_free
     if _POLICY in environ or _SPINS in environ:
         return ThreadPlan(num_threads=chosen, num_spins=None)
     is_alone = chosen <= num_free and num_cores > num_fronts
     return ThreadPlan(num_threads=chosen, num_spins=_SPINS_ALONE if is_alone else _SPINS_IN_COMPANY)
+
+
+def num_threads_of(environ: Mapping[str, str]) -> int | None:
+    """Of the operator's variable; None where it is not set to a number above 0."""
+    # A list has an entry for each level of nested parallelism.
+    outer = environ.get(NUM_THREADS_VARIABLE, "").partition(",")[0].strip()
+    return (int(outer) or None) if outer.isdecimal() else None
 
 
 def describe_threads(num_threads: int, environ: Mapping[str, str]) -> str:

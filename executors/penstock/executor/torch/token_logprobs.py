@@ -47,7 +47,7 @@ def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenL
 def logprobs_of(
     logits: Tensor, tokens: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of a few rows, on their device: values and ranks; ids and values of the likeliest tokens."""
+    """Values and ranks of a few rows, on their device; ids and values of the most likely tokens."""
     logprobs = torch.log_softmax(logits.float(), dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(1) + 1

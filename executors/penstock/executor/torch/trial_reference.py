@@ -1,4 +1,4 @@
-"""What a fused step's logits are held to at load: those of the model in float32.
+"""The reference of a fused step's logits at load: those of the model in float32.
 
 Owns the bounds. The structure is proven in float32 (`structure_check`), so that what a fused step
 adds can only be rounding, and the modules' own rounding shows how much of it this model makes.
@@ -74,7 +74,7 @@ class TrialReference:
 
 @torch.inference_mode()
 def make_reference(model: LoadedModel, tree: DecoderTree, num_tokens: int) -> TrialReference:
-    """Raises NotFused when the tree is not all that the model computes."""
+    """Compute the reference. Raises NotFused when the model computes more than the tree."""
     ids = trial_tokens(tree.embedding, num_tokens)
     exact = check_structure(model, tree, ids)
     rounding = float((module_logits(model, ids) - exact).norm() / exact.norm())

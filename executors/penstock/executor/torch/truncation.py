@@ -1,6 +1,4 @@
-"""Top-k, top-p and min-p of many rows. Owns only the values, which both searches of a threshold
-read.
-"""
+"""Top-k, top-p and min-p of many rows. Owns the values that both threshold searches read."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,10 @@
 """The logits of the model's own modules for a short sequence: what rounding does to them.
 
-Owns the plainest attention, over a whole sequence in float32.
+Owns the plainest attention, over a whole sequence in float32, and the sequence of a trial as the
+batches of a fused step.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from penstock.executor.torch.attention_interface import attach_runner
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import NotFused
 from penstock.executor.torch.paged_attention import Scoring
+from penstock.scheduler.batch import Batch
+from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class WholeSequence:
@@ -48,6 +52,29 @@ def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
     if len(tokens) < num_tokens:
         raise NotFused("most of its embeddings are not finite")
     return tokens
+
+
+def trial_arrays(embedding: Tensor, num_tokens: int, block_size: int) -> SlotArrays:
+    """`trial_tokens` as the sequence of one slot, in the blocks from 0 on."""
+    arrays = SlotArrays(num_slots=1, max_seq_len=num_tokens, block_size=block_size)
+    arrays.token_ids[0] = trial_tokens(embedding, num_tokens).numpy()
+    arrays.num_tokens[0] = num_tokens
+    arrays.block_table[0] = np.arange(arrays.block_table.shape[1])
+    return arrays
+
+
+def trial_batch(arrays: SlotArrays, start: int, count: int) -> Batch:
+    """A step of `count` tokens of that sequence."""
+    slots = np.zeros(1, dtype=np.int32)
+    return Batch(
+        step=0,
+        arrays=arrays,
+        slots=slots,
+        num_tokens=np.array([count], dtype=np.int32),
+        starts=np.array([start], dtype=np.int32),
+        num_decodes=int(count == 1),
+        sampled_slots=slots,
+    )
 
 
 def module_logits(model: LoadedModel, ids: Tensor) -> Tensor:

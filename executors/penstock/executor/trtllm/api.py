@@ -46,7 +46,7 @@ class RequestOutput(Protocol):
     cached_tokens: int
 
     def abort(self) -> None:
-        """Request the end; returns at once, and a request that still waits never answers."""
+        """Abort; returns at once. A request that still waits gets no final result."""
         ...
 
     def __aiter__(self) -> AsyncIterator["RequestOutput"]: ...

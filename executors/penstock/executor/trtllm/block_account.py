@@ -47,7 +47,7 @@ class BlockAccount:
         return sum(each.num_blocks for each in self._leaving)
 
     def admit(self, submitted: SubmittedRequest) -> None:
-        """The scheduler gave it a slot."""
+        """Add a request to which the scheduler gave a slot."""
         self._waiting.append(submitted)
         self._unanswered.add(submitted)
 

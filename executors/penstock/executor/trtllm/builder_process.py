@@ -122,7 +122,7 @@ def run_builder(
 
 
 def _dying_with(parent: int) -> Callable[[], None] | None:
-    """For a child to be killed when `parent` dies, where the kernel supports it (Linux)."""
+    """A function for a child process, so that it is killed when `parent` dies (Linux)."""
     if sys.platform != "linux":
         return None
     # Loaded here: few functions are safe between fork and exec.
@@ -143,7 +143,9 @@ def _pass_output_on(
     on_heartbeat: Callable[[], None],
     heartbeat_s: float,
 ) -> tuple[str, ...]:
-    """Pass output on until the builder has ended and its output is complete; the last lines."""
+    """Pass output on until the builder has ended and its output is complete; returns the last
+    lines.
+    """
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
     partial = b""

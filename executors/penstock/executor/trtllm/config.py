@@ -56,7 +56,7 @@ class SamplerPromise(enum.StrEnum):
 
 
 class GuidedDecodingBackend(enum.StrEnum):
-    """What compiles a schema, a pattern or a grammar to masks."""
+    """The compiler of schemas, patterns and grammars to token masks."""
 
     XGRAMMAR = "xgrammar"
     LLGUIDANCE = "llguidance"

@@ -7,15 +7,19 @@ fails with its own message, and the second ends every request there (see `dead_e
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from penstock.executor.trtllm.choice_regex import choice_regex
 from penstock.executor.trtllm.dead_ends import has_dead_end
 from penstock.executor.trtllm.loop_thread import in_worker
 from penstock.scheduler.request import Constraint, ConstraintKind
+
+# xgrammar reads an ECMAScript dialect and llguidance Rust's. Everything else stands for itself in
+# both, and neither accepts a backslash before any character. No groups: older versions of xgrammar
+# refuse non-capturing ones.
+_ESCAPES: Final = str.maketrans({char: f"\\{char}" for char in "\\^$.|?*+()[]{}"})
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ def installed_grammar() -> Any:
 
 
 def fault_of(grammar_class: Any, constraint: Constraint) -> str:
-    """Why the engine must not get this constraint; empty when it may. Blocks."""
+    """Why this constraint is refused; empty when the engine may get it. Blocks."""
     build: Callable[[str], object] = getattr(grammar_class, _BUILDERS[constraint.kind])
     try:
         text = str(build(guide_text(constraint)))
@@ -95,3 +99,8 @@ class ConstraintCheck:
         # A cancelled caller leaves the check running, which keeps its place until it is done.
         await asyncio.wait([checking])
         return checking.result()
+
+
+def choice_regex(texts: Iterable[str]) -> str:
+    """The expression that matches, as a whole, exactly the given texts."""
+    return "|".join(text.translate(_ESCAPES) for text in texts)

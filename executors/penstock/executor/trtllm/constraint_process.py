@@ -39,17 +39,19 @@ _READY: Final = "ready"
 
 
 class CheckProcesses:
-    """As many processes as check at the same time. Call the methods on any thread."""
+    """One process for each concurrent check. Call the methods on any thread."""
 
     def __init__(self, check_s: float = CHECK_S) -> None:
-        """The first process starts now: loading takes longer than checking."""
+        """Start the first process, because loading takes longer than checking."""
         self._check_s = check_s
         self._lock = threading.Lock()
         self._is_closed = False
         self._idle = [_Process()]
 
     def fault(self, constraint: Constraint) -> str:
-        """As `fault_of`, within limits; or that the constraint cannot be checked. Blocks."""
+        """As `fault_of`, within limits; also reports a constraint that cannot be checked.
+        Blocks.
+        """
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or _Process()
@@ -76,7 +78,7 @@ class CheckProcesses:
 
 
 class _Process:
-    """One process. It uses no GPU."""
+    """One checking process. It uses no GPU."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -88,7 +90,7 @@ class _Process:
         self._is_ready = False
 
     def ask(self, constraint: Constraint, check_s: float) -> str | None:
-        """The fault; None when it took too long, or ended the process."""
+        """Check a constraint: its fault; None when it took too long or ended the process."""
         if not self._is_ready and self._line(START_S) != _READY:
             log.error("the constraint checker does not start")
             return NOT_CHECKED
@@ -107,7 +109,7 @@ class _Process:
             pass  # closes its pipes and waits
 
     def _line(self, timeout_s: float) -> str | None:
-        """Its answer; None where it ends before, or takes longer."""
+        """Read one line of output; None if the process ends before or takes longer."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -117,7 +119,7 @@ class _Process:
 
 
 def installed_checker() -> CheckProcesses | None:
-    """None, with a warning, without xgrammar."""
+    """The check; None, with a warning, without xgrammar."""
     if find_spec("xgrammar") is None:
         log.warning("constraints are not checked before they reach the engine: no xgrammar")
         return None

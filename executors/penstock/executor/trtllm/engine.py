@@ -73,7 +73,7 @@ class EngineHandle:
     def carry_out(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
-        """Abort these, then submit those, soon."""
+        """Schedule aborts, then submissions, on the loop."""
         self._thread.post(self.streams.carry_out, aborts, submits)
 
     def close(self) -> None:
@@ -212,13 +212,15 @@ async def _unless_broken(
 
 
 def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> Callable[[], Llm]:
-    """The engine's constructor, after all checks that need no long load."""
+    """The engine's constructor, after all checks that do not need a load."""
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
     return lambda: package.build(**arguments)
 
 
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:
-    """Before the load as well: it refuses what the installed version does not support."""
+    """The request mapping; made before the load, because it refuses what the installed version
+    lacks.
+    """
     if folder.vocab_size is None:
         raise ValueError(f"{folder.path} has no vocabulary size")
     return RequestMapping(config.trtllm, package, folder.vocab_size)

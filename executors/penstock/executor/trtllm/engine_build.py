@@ -17,9 +17,11 @@ from penstock.executor.trtllm.engine_cache import BuildLock, EngineCache
 from penstock.executor.trtllm.engine_key import EngineKey, engine_key
 from penstock.executor.trtllm.gpus import found_gpus
 from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
+from penstock.scheduler.setting import check, setting
 
 _OURS = frozenset({"checkpoint_dir", "output_dir"})
 _TELL_EVERY_S = 10.0
+_USUAL, _CHECKPOINTS = "the builder's", "the checkpoint's"
 
 
 class BadBuild(Exception):
@@ -30,6 +32,10 @@ class BuildFailed(Exception):
     """The builder failed; the message has its exit code and its last lines."""
 
 
+def _size(text: str, shown: str = _USUAL) -> int | None:
+    return setting(None, "build", text, at_least=1, shown=shown)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSettings:
     """Sizes an engine is built for, by TensorRT-LLM's names; None: the builder's default.
@@ -38,23 +44,22 @@ class BuildSettings:
     any other flag of the builder and its value.
     """
 
-    max_batch_size: int | None = None
-    max_num_tokens: int | None = None
-    max_seq_len: int | None = None
-    max_input_len: int | None = None
-    max_beam_width: int | None = None
-    kv_cache_type: str | None = None
-    workers: int | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
+    max_batch_size: int | None = _size("requests that run at once")
+    max_num_tokens: int | None = _size("tokens of one step")
+    max_seq_len: int | None = _size("prompt and output, in tokens")
+    max_input_len: int | None = _size("prompt, in tokens")
+    max_beam_width: int | None = _size("beams")
+    kv_cache_type: str | None = setting(
+        None, "build", "kind of KV cache, as the builder names it", metavar="TYPE", shown=_USUAL
+    )
+    workers: int | None = _size("ranks that are built in parallel")
+    tensor_parallel_size: int | None = _size("compared with the checkpoint", shown=_CHECKPOINTS)
+    pipeline_parallel_size: int | None = _size("compared with the checkpoint", shown=_CHECKPOINTS)
     options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        """Raise BadBuild naming the setting."""
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if isinstance(value, int) and value < 1:
-                raise BadBuild(f"{setting.name}: must be at least 1, not {value}")
+        """Raise BadBuild or SettingError naming the setting."""
+        check(self)
         for name in self.options:
             if name in _OURS or name in {setting.name for setting in fields(self)}:
                 raise BadBuild(f"option {name}: has its own setting")

@@ -1,12 +1,14 @@
 """The cache of built engines: one folder for each key, complete or not used at all.
 
-Owns the lock, the temporary folder of a build, and the manifest. An engine is built next to its
+Owns the lock, the temporary folder of a build, and the manifest: sizes of all files and the content
+of small ones, so that damage is found without reading the weights. An engine is built next to its
 place and renamed, so a killed build leaves none there; the next build removes what it did leave.
 Does not know how engines are built.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -18,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.executor.trtllm.engine_inventory import first_difference, inventory
 from penstock.executor.trtllm.engine_key import EngineKey
 from penstock.executor.trtllm.model_kind import recognise
 
+_SMALL_BYTES = 1 << 20
 MANIFEST = "penstock-build.json"
 _LOCK_POLL_S = 0.5
 _MAX_HOLDER_BYTES = 200
@@ -60,7 +62,7 @@ class EngineCache:
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
     def exists(self, place: Path) -> bool:
-        """Whether one of our builds is there. Raises CacheUnusable for a folder of other origin."""
+        """Whether one of our builds exists. Raises CacheUnusable for a folder of other origin."""
         if not place.exists():
             return False
         if not (place / MANIFEST).is_file():
@@ -68,7 +70,7 @@ class EngineCache:
         return True
 
     def damage(self, place: Path) -> str:
-        """The damage of the engine there, in one line; "" if it is intact."""
+        """The damage of the stored engine, in one line; "" if it is intact."""
         made = recognise(place)
         if not made.is_engine:
             return made.explanation
@@ -115,7 +117,7 @@ class EngineCache:
 
     @contextlib.contextmanager
     def building(self, place: Path) -> Generator[Path, None, None]:
-        """An empty folder next to the place, for the holder of its lock. Removed after the
+        """An empty folder next to the final one, for the holder of the lock. Removed after the
         block.
         """
         prefix = f".{place.name}.building-"
@@ -153,3 +155,35 @@ def default_cache_folder(environment: Mapping[str, str]) -> Path:
     cache = environment.get("XDG_CACHE_HOME", "")
     root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
     return root / "penstock" / "engines"
+
+
+def inventory(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every file by its relative name, as JSON values. Raises OSError."""
+    return {
+        path.relative_to(folder).as_posix(): _described(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
+    """The first file that is not as recorded, and why; "" if all are. Additional files are ignored.
+
+    Raises OSError for a file that cannot be read.
+    """
+    for name, was in recorded.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != was["size_bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {was['size_bytes']}"
+        if _described(path) != was:
+            return f"{name} was changed"
+    return "" if recorded else "no files were recorded"
+
+
+def _described(path: Path) -> dict[str, Any]:
+    size_bytes = path.stat().st_size
+    if size_bytes > _SMALL_BYTES:
+        return {"size_bytes": size_bytes}
+    return {"size_bytes": size_bytes, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

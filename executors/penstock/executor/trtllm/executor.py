@@ -152,7 +152,7 @@ class TrtllmExecutor:
         return submitted
 
     def _vacate(self, slot: int) -> SubmittedRequest | None:
-        """The request of a released slot, if the engine must abort it."""
+        """Release a slot; returns its request if the engine must abort it."""
         submitted = self._submitted.pop(slot)
         submitted.slot = -1
         self._watchdog.forget(submitted, self._clock())

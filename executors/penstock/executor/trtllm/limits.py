@@ -107,7 +107,7 @@ def _num_draft_tokens(config: TrtllmConfig) -> int:
 
 
 def _warm_up(mapping: RequestMapping, adapter: str = "") -> dict[str, object]:
-    """One token after one token, greedily, with a private cache salt."""
+    """Generate single tokens, greedily, with a private cache salt."""
     spec = RequestSpec(
         key=1,
         request_id="warm-up",

@@ -151,7 +151,7 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
 
 
 def _cuda_graph(settings: CudaGraphSettings, package: Package) -> Any:
-    """None disables graphs."""
+    """The arguments for CUDA graphs; None disables graphs."""
     if not settings.enabled:
         return None
     names = ("batch_sizes", "max_batch_size", "enable_padding")

@@ -72,7 +72,7 @@ def recognise(path: Path) -> ModelFolder:
     """Inspect a folder. Never raises: an unclear folder is UNKNOWN, with the reason."""
     try:
         if not path.is_dir():
-            return _unknown(path, f"{path} is no folder")
+            return _unknown(path, f"{path} is not a folder")
         if not (path / "config.json").is_file():
             return _unknown(path, f"{path} contains no config.json")
         config = _read(path / "config.json")
@@ -175,7 +175,7 @@ def _engine(path: Path, config: Mapping[str, object], *, has_engines: bool) -> M
 
 
 def _modelopt(path: Path) -> Quantisation | None:
-    """What ModelOpt wrote next to config.json."""
+    """The quantisation that ModelOpt wrote next to config.json."""
     file = path / "hf_quant_config.json"
     if not file.exists():
         return None
@@ -190,7 +190,7 @@ def _modelopt(path: Path) -> Quantisation | None:
 
 
 def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
-    """What other tools write into config.json.
+    """The quantisation that other tools write into config.json.
 
     Of these line 1.2 reads FP8 in blocks and MXFP4 (`ModelConfig.load_hf_quant_config`); it ignores
     the rest, and then the weights do not fit the layers.

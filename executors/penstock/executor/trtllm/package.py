@@ -61,7 +61,7 @@ class Package:
 
     @property
     def is_later(self) -> bool:
-        """Whether it is of a line after the recorded one."""
+        """Whether its release line is later than the recorded one."""
         found = re.match(r"(\d+)\.(\d+)", self.version)
         line = tuple(map(int, RECORDED_LINE.split(".")))
         return found is not None and tuple(map(int, found.groups())) > line

@@ -32,9 +32,10 @@ class PageAudit:
         self._mirror: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
 
     def note_mirror(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
-        """The mirror has `num_blocks` from now on, and the engine may hold `slack_blocks` more.
+        """Record that the mirror has `num_blocks`, and that the engine may hold `slack_blocks`
+        more.
 
-        Such as a page ahead for each running request, or those of aborted ones that have not left.
+        These are pages ahead of running requests, and those of aborted ones that have not left.
         """
         least, most = num_blocks, num_blocks + slack_blocks
         if self._mirror[-1][1:] == (least, most):

@@ -91,7 +91,9 @@ class RequestMapping:
         return arguments
 
     def _check_tokens(self, tokens: NDArray[np.int32]) -> None:
-        """The engine answers an empty list with an assertion and an unknown id with a failure."""
+        """Check token ids: the engine fails with an assertion for an empty list or an unknown
+        id.
+        """
         if not len(tokens):
             raise ValueError("prompt_ids: must have at least one token")
         foreign = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
@@ -134,7 +136,9 @@ class RequestMapping:
         return params
 
     def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
-        """All three are always set: the engine takes their absence for greedy."""
+        """Sampling arguments; all three are always set, because the engine treats unset ones as
+        greedy.
+        """
         sampling = spec.sampling
         options: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -147,8 +151,9 @@ class RequestMapping:
         return options
 
     def _top_p(self, top_p: float) -> float:
-        """1 for values just below 1, where later versions sample an index beyond the vocabulary
-        (NVIDIA issue #19485)."""
+        """Top-p, rounded to 1 just below 1, where later versions sample beyond the vocabulary
+        (NVIDIA issue #19485).
+        """
         return 1.0 if self._package.is_later and top_p >= _FULL_TOP_P else top_p
 
     def _penalties(self, spec: RequestSpec) -> dict[str, Any]:
@@ -206,7 +211,9 @@ class RequestMapping:
         return guide
 
     def _cache_salt(self, spec: RequestSpec) -> str:
-        """Which requests share blocks. The second form is not hex, and is unique."""
+        """The salt that decides which requests share blocks. The second form is unique, and not
+        hex.
+        """
         if spec.hash_salt:
             return spec.hash_salt.hex()
         return f"alone-{spec.key}-{next(self._loners)}"
@@ -238,8 +245,8 @@ class RequestMapping:
 
 
 def _check_arguments(config: TrtllmConfig, package: Package) -> None:
-    """Line 1.2 has them all; a later one without them must not expose one tenant's prompts to
-    another.
+    """Check for arguments that separate tenants' prompts; line 1.2 has them, a later one may
+    not.
     """
     needed = {"inputs", "sampling_params", "streaming"}
     if config.kv_cache_config.enable_block_reuse:
@@ -259,7 +266,7 @@ def _check_arguments(config: TrtllmConfig, package: Package) -> None:
 
 
 def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
-    """The end of the output, by token ids alone.
+    """Arguments for the end of the output, by token ids alone.
 
     `end_id` is always given: without it, the engine would ask a tokenizer. It is the last of ours,
     because the front puts a model's end-of-sequence ids after the request's own. While `min_tokens`

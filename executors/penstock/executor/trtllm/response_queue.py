@@ -67,7 +67,7 @@ class ResponseQueue:
         self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
-        """Pass on with everything else of this iteration of the loop."""
+        """Pass a response on, with all others of this iteration of the loop."""
         if not self._pending:
             # Runs after every stream that this iteration woke has added its part.
             loop.call_soon(self._flush)
@@ -79,7 +79,7 @@ class ResponseQueue:
         loop: asyncio.AbstractEventLoop,
         num_turns: int = _NUM_TURNS_BEHIND,
     ) -> None:
-        """Pass on after all earlier responses; wakes no thread."""
+        """Pass statistics on after all earlier responses; wakes no thread."""
         if num_turns:
             loop.call_soon(self.note, stats, loop, num_turns - 1)
             return

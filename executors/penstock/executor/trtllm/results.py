@@ -111,7 +111,9 @@ def _logprob_fault(response: Response) -> str:
 
 
 def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> TokenLogprobs | None:
-    """Aligned with `tokens`, zeros for requests that ask for none; None when no request does."""
+    """Logprobs aligned with `tokens`, zeros for requests without them; None when no request asks
+    for them.
+    """
     parts = [part for row in rows for part in row]
     widths = [part.submitted.num_logprobs for part in parts]
     width = max(widths, default=-1)

@@ -333,7 +333,7 @@ def _literal(node: ast.expr | None) -> object:
 
 
 def _product(node: ast.BinOp) -> object:
-    """Sizes are written as products and powers."""
+    """The value of a size, which sources write as a product or power."""
     match node:
         case ast.BinOp(ast.Constant(int() as left), ast.Pow(), ast.Constant(int() as right)):
             return left ** min(right, 64)

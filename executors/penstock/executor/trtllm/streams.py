@@ -213,7 +213,9 @@ class Streams:
         )
 
     def _is_alive_after(self, error: Exception) -> bool:
-        """Assertions over one request's result are raised by its iteration, as the end is."""
+        """Whether the engine is alive after an exception: assertions over one result are raised
+        like the engine's end.
+        """
         try:
             is_alive = is_healthy(self.llm) and not is_fatal(str(error))
         except Exception:
@@ -276,7 +278,9 @@ def _first_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ChosenLogprob:
-    """Where the engine returns plain numbers, of the chosen token alone: rank 0 means unknown."""
+    """The log probability of the chosen token alone, where the engine returns plain numbers: rank 0
+    means unknown.
+    """
 
     logprob: float
     rank: int | None = 0

@@ -1,4 +1,4 @@
-"""The deployment: every replica owns one Penstock service and relays to it what Serve hands it.
+"""The deployment: every replica owns one Penstock service and relays calls from Serve to it.
 
 Owns what Serve calls: one method per RPC, health, load, the end. The only module, except
 `ending_carrier`, that knows Ray.
@@ -184,7 +184,7 @@ def build(args: dict[str, Any], **options: Any) -> Any:
     """The application, for `import_path: penstock.gateway.ray.app:build`.
 
     `args`: see `Settings`. `options`: Serve's own for the deployment, for those who call this; a
-    config file has them under `deployments`. Raises ValueError naming an argument that is off.
+    config file has them under `deployments`. Raises ValueError naming an invalid argument.
     """
     deployment = serve.deployment(PenstockReplica).options(**{**DEPLOYMENT, **options})
     return deployment.bind(settings_of(args))

@@ -1,7 +1,7 @@
 """Carries the end of a call, with its trailers, from a replica to the caller.
 
-Owns what a method may hand to Serve in place of protobuf messages, and which way an end takes.
-Serve calls `SerializeToString` on whatever a method yields.
+Owns the values that a method passes to Serve in place of protobuf messages, and the way that an end
+takes. Serve calls `SerializeToString` on whatever a method yields.
 
 Where the replica itself is the ingress (`RAY_SERVE_ENABLE_HA_PROXY`), the status that a method sets
 on its context goes out when the method returns. Where Serve's proxy stands between, the context

@@ -1,6 +1,6 @@
 """The load of a replica's service.
 
-Owns the query and the figures used for scaling. Does not know what is made of them.
+Owns the query and the figures used for scaling. Does not know their use.
 """
 
 from dataclasses import asdict, dataclass
@@ -49,8 +49,8 @@ class LoadGauge:
 def load_of(stats: stats_pb2.ServerStats) -> ReplicaLoad:
     """The load of the fullest model.
 
-    Where the engine has no forecast (nothing ended yet), the median wait of the last minute stands
-    for it, and that is zero if no request waited.
+    Without a prediction (no request has ended yet) it is the median wait of the last minute, zero
+    if no request waited.
     """
     loads = [_model_load(model) for model in stats.models]
     return ReplicaLoad(

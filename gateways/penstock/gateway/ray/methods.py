@@ -1,6 +1,6 @@
 """The calls that pass through Serve: the contract's services, and the health of a service.
 
-Owns their table, and the function by which Serve's proxies take them on. Messages are never parsed
+Owns their table, and the function by which Serve's proxies register them. Messages are never parsed
 here: they pass as bytes, so that what is malformed is refused by the service, as without Serve.
 """
 

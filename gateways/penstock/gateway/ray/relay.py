@@ -32,7 +32,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a call ended. `trailers` hold its headers too: Serve has no way for those."""
+    """How a call ended. `trailers` has its headers too, which Serve cannot send."""
 
     code: grpc.StatusCode
     message: str
@@ -81,7 +81,7 @@ class Relay:
     ) -> AsyncGenerator[bytes | Ending]:
         """Make a call with one message; its responses, and its ending as the last item.
 
-        To stop reading it cancels the call.
+        Closing it cancels the call.
         """
         call = self._channel.unary_stream(method.path)(data, metadata=metadata)
         async with contextlib.aclosing(_received(call)) as received:
@@ -91,7 +91,9 @@ class Relay:
     async def dialogue(
         self, method: Method, requests: AsyncIterator[bytes], metadata: Pairs
     ) -> AsyncGenerator[bytes | Ending]:
-        """The same for messages both ways. The end of `requests` closes that direction alone."""
+        """As `stream`, for messages in both directions. The end of `requests` closes that direction
+        alone.
+        """
         call = self._channel.stream_stream(method.path)(metadata=metadata)
         writer = asyncio.create_task(_send(call, requests))
         try:

@@ -3,8 +3,8 @@
 Owns the rule, which Serve's controller calls about ten times a second. The standard library only:
 the controller gets a copy of this module. Bounds and delays are Serve's (`autoscaling_config`).
 
-Up goes by the wait: how long a queue is in seconds, not in requests, is what callers feel, whatever
-their requests are like. An empty queue does not show how much capacity is unused, so
+Up goes by the wait: how long a queue is in seconds, not in requests, is what callers notice,
+whatever their requests are like. An empty queue does not show how much capacity is unused, so
 scaling down uses how full the batches are.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class QueueTimePolicy:
-    """`target_queue_time_s`: the wait that is fine. `target_busy_share`: how full batches are to be
+    """`target_queue_time_s`: the acceptable wait. `target_busy_share`: how full batches should be
     after scaling down. `max_growth`: the most that one decision multiplies by.
 
     Raises ValueError naming the one that is out of range.
@@ -57,9 +57,9 @@ class QueueTimePolicy:
     ) -> int:
         """Replicas wanted, from the last report of each, by replica.
 
-        Of `num_planned` that are meant to run, `num_replicas` do. Nothing changes while one of
-        these has not reported, and no more are asked for while some are on their way: what the
-        others feel now is what those will change.
+        `num_replicas` of `num_planned` run. Nothing changes while one of these has not reported,
+        and no more are requested while some are starting, because those will reduce the load of the
+        others.
         """
         if num_replicas == 0 or len(queue_time_s) < num_replicas:
             return num_planned

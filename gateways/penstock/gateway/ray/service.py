@@ -99,7 +99,9 @@ class OwnService:
             raise ServiceFailed(f"penstock serve ended with {code}")
 
     def drain(self, timeout_s: float) -> None:
-        """Ask it to end, and wait; what still runs has the service's own grace. Then kill it."""
+        """Ask it to end, and wait; running requests have the service's grace period. Then kill
+        it.
+        """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -137,8 +139,9 @@ class OwnService:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`serve_options`: those of `penstock serve`, the same for each replica. `start_timeout_s`:
-    until it must be ready, its model loaded. `stop_timeout_s`: for its shutdown; less
-    than Serve's `graceful_shutdown_timeout_s`, which has begun before."""
+    until it must be ready, with its model loaded. `stop_timeout_s`: for its shutdown; less than
+    Serve's `graceful_shutdown_timeout_s`, which has begun before.
+    """
 
     serve_options: tuple[str, ...] = ()
     start_timeout_s: float = 600.0
@@ -172,6 +175,6 @@ def _texts(value: object) -> tuple[str, ...]:
     texts: list[str] = []
     for item in cast("Sequence[object]", value):
         if not isinstance(item, str):
-            raise ValueError(f"serve_options: {item!r} is no text; put it in quotes")
+            raise ValueError(f"serve_options: {item!r} is not a string; put it in quotes")
         texts.append(item)
     return tuple(texts)

@@ -1,6 +1,6 @@
-"""The contract that the smg gateway speaks to its workers, served over the same front.
+"""The protocol between the smg gateway and its workers, served over the same front.
 
-Owns what `penstock.server.gateways` asks of a gateway. The rest, and the generated code of the
+Owns the interface that `penstock.server.gateways` requires. The rest, and the generated code of the
 extra `gateway`, is loaded only in a front that serves it.
 """
 

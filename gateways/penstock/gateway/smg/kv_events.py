@@ -117,9 +117,8 @@ class KvEvents:
     async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
         """Send the cached blocks, then every change, until the stream or the service ends.
 
-        Raises RequestError: FEATURE_UNSUPPORTED where nothing is known of the cache,
-        SEQUENCE_UNAVAILABLE for the number of an earlier stream, of which nothing is kept,
-        READER_STALLED, DRAINING.
+        Raises RequestError: FEATURE_UNSUPPORTED without cache events, SEQUENCE_UNAVAILABLE for the
+        number of an earlier stream, which is not kept, READER_STALLED, DRAINING.
         """
         front, port, tenant = self._front, self._front.port, caller.tenant
         shares = front.config.shares_prefixes_across_tenants

@@ -1,6 +1,6 @@
 """The load of this worker, for a gateway's load balancing.
 
-Owns the arithmetic from what the engine shows on its board: speed is a difference of two looks.
+Owns the arithmetic on the engine's board: speed is the difference of two readings.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ class EngineLoad:
 
 
 class LoadReport:
-    """`show` None: an engine without a load report: only this front's figures are reported."""
+    """`show` None: the engine has no load report, and only this front's figures are reported."""
 
     def __init__(self, show: BoardView | None, clock: Callable[[], float]) -> None:
         self._show = show

@@ -1,8 +1,8 @@
 """A gateway's GenerateRequest as one of our own, field by field.
 
-Owns what each foreign field means here. Judges no value: that is done once, for the request that
-comes out. What has no counterpart is refused by name, except what cannot change a token: the
-lists of all three kinds are below, and a test holds them against the descriptor.
+Owns the meaning of each of the gateway's fields. Validates no value: that is done once, for the
+result. Fields without a counterpart are refused by name, except those that cannot change a token:
+the lists of all three kinds are below, and a test compares them with the descriptor.
 """
 
 from collections.abc import Callable, Mapping
@@ -115,7 +115,7 @@ def _refuse_unknown_ways(message: vllm.GenerateRequest) -> None:
 
 
 def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
-    """A plain field that is 0 was not set: none of them may be 0, or it is the default."""
+    """Map sampling options. A plain field of 0 is unset: 0 is either invalid or the default."""
     sampling = own.sampling
     if params.HasField("temperature"):
         sampling.temperature = params.temperature

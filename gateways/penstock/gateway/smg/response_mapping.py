@@ -1,8 +1,7 @@
 """Our stream as a gateway's messages: token ids and counts, and one final message for each output.
 
-Owns the shape of what goes out. Text is not sent: the gateway has the tokenizer and makes it. In a
-stream the chunks carry what is new, and the final message of an output repeats no tokens; without a
-stream it carries them all.
+Owns the form of messages. Text is not sent: the gateway detokenises. In a stream the chunks carry
+new tokens, and the final message of an output repeats none; without a stream it carries all.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

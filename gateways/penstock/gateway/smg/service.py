@@ -1,7 +1,7 @@
-"""VllmEngine, the contract that the smg gateway speaks to its workers, over one front.
+"""VllmEngine, the protocol between the smg gateway and its workers, over one front.
 
-Owns its handlers. A request becomes one of ours and goes the way of all requests: the same limits,
-queue, quotas, deadlines and traces. Nothing of the foreign contract is known further in.
+Owns its handlers. A request is converted to one of ours and treated like all requests: the same
+limits, queue, quotas, deadlines and traces. No other layer knows the gateway's protocol.
 
 Owns the table from our field paths to the gateway's, for refusals: a caller that sent
 `sampling_params.stop` does not have `stopping.stop_strings`.
@@ -272,7 +272,7 @@ def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusa
 
 
 def foreign_path(path: str, bias_ids: Sequence[int] = ()) -> str:
-    """The caller's name of one of our fields; one that is in no table stays as it is."""
+    """The caller's name of one of our fields; one that is in no table is returned unchanged."""
     entry = _BIAS.fullmatch(path)
     if entry is not None and int(entry[1]) < len(bias_ids):
         return f"sampling_params.logit_bias[{bias_ids[int(entry[1])]}].{_ENTRY[entry[2]]}"

@@ -1,6 +1,6 @@
 """What a worker reports to a gateway: model, engine, load.
 
-Owns the foreign messages for it. It has only the gateway's fields; GetModel of `penstock.v1` has
+Owns the gateway's messages for it. It has only the gateway's fields; GetModel of `penstock.v1` has
 everything.
 
 Owns the archive of the model's tokenizer, for a gateway that has no copy of the model: the same

@@ -10,7 +10,7 @@ import sys
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import UsageError, describe_error, run_reporting, with_flags
 from penstock.server.cli.connection_options import connect
 from penstock.server.cli.generation_options import add_generation_options, options_of
@@ -34,15 +34,12 @@ def add_parser(subparsers: Subparsers) -> None:
         f"  {QUIT}   leaves, as does the end of input\n\n"
         "At a terminal, Ctrl-C during an answer cancels the answer and drops the turn; at the\n"
         "prompt it leaves.",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_generation_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
     parser.add_argument(
         "--stats", action="store_true", help="one line of figures on stderr after each answer"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,6 +55,7 @@ def _chat(args: argparse.Namespace) -> int:
     history = list(opening)
     with connect(args) as client:
         if is_terminal:
+            client.health()  # an unreachable service is reported before the first line is typed
             print(_COMMANDS, file=sys.stderr, flush=True)
         while (line := _read_line(is_terminal)) is not None:
             if line == RESET:

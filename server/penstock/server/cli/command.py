@@ -7,12 +7,13 @@ exit codes, and the interruption of commands that own a service.
 import argparse
 import asyncio
 import contextlib
-import difflib
 import enum
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, Protocol
+
+from penstock.server.settings.json_values import nearest
 
 EXIT_CODES_HELP = """\
 exit codes:
@@ -39,8 +40,13 @@ class Parser(argparse.ArgumentParser):
     fill: "Callable[[Parser], None] | None" = None
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        # No abbreviations: a prefix of a flag may become ambiguous in a later release.
-        super().__init__(*args, **{"allow_abbrev": False, **settings})
+        usual: dict[str, Any] = {
+            # A prefix of a flag may become ambiguous in a later release.
+            "allow_abbrev": False,
+            "epilog": EXIT_CODES_HELP,
+            "formatter_class": argparse.RawDescriptionHelpFormatter,
+        }
+        super().__init__(*args, **{**usual, **settings})
 
     def filled(self) -> "Parser":
         """The parser, with all options."""
@@ -64,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized"):
             options = [name for action in self._actions for name in action.option_strings]
             words = (word.partition("=")[0] for word in message.split())
-            likely = (_did_you_mean(word, options) for word in words if word.startswith("--"))
+            likely = (nearest(word, options) for word in words if word.startswith("--"))
             message += next(filter(None, likely), "")
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
@@ -73,14 +79,9 @@ class Parser(argparse.ArgumentParser):
         commands: Any = action.choices
         if isinstance(action.choices, dict) and value not in commands:
             known = list(commands)
-            likely = _did_you_mean(value, known) or f"; known are {', '.join(known)}"
+            likely = nearest(value, known) or f"; known are {', '.join(known)}"
             self.error(f"unknown command {value!r}{likely}")
         super()._check_value(action, value)
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    return "".join(f"; did you mean {meant}?" for meant in near)
 
 
 class Subparsers(Protocol):

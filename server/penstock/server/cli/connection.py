@@ -85,26 +85,12 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
 
 def seconds(text: str) -> float:
     """An argparse type: a positive number of seconds."""
-    return _positive(text, "a positive number of seconds")
-
-
-def milliseconds(text: str) -> float:
-    """An argparse type: a positive number of milliseconds."""
-    return _positive(text, "a positive number of milliseconds")
-
-
-def positive_number(text: str) -> float:
-    """An argparse type: a positive number."""
-    return _positive(text, "a positive number")
-
-
-def _positive(text: str, wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text!r}")
     return value
 
 
@@ -198,7 +184,7 @@ def exit_code_of(error: "PenstockError") -> ExitCode:
 
 
 def _discard_output() -> None:
-    """Python would fail again when it flushes stdout at exit: redirect it."""
+    """Redirect stdout: Python flushes it at exit and would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

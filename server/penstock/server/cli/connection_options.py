@@ -59,7 +59,7 @@ def refuse_connection_options(args: argparse.Namespace, reason: str) -> None:
 
 
 def client_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments for any client: `token` and `tls`. The name is for its `ChannelConfig`.
+    """Arguments for any client: `token` and `tls`. The server name is a field of `ChannelConfig`.
 
     Raises UsageError for files that do not belong together, or cannot be read.
     """
@@ -145,7 +145,7 @@ def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, t
 
 
 def _check_pem(name: str, path: Path) -> None:
-    """Raises UsageError where gRPC would only report that no connection came to be."""
+    """Raises UsageError for an invalid PEM file: gRPC would only report a failed connection."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -153,7 +153,7 @@ def _check_pem(name: str, path: Path) -> None:
     what = b"PRIVATE KEY-----" if name == "key" else b"-----BEGIN CERTIFICATE-----"
     if what not in data:
         wanted = "private key" if name == "key" else "certificate"
-        raise UsageError(f"--{name}: {path} holds no {wanted} in PEM form")
+        raise UsageError(f"--{name}: {path} contains no {wanted} in PEM form")
 
 
 def _token_reader(path: Path) -> Callable[[], str]:

@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting, with_flags
 from penstock.server.cli.connection_options import connect
 from penstock.server.cli.generation_options import add_generation_options, options_of
@@ -29,8 +29,6 @@ def add_parser(subparsers: Subparsers) -> None:
         help="generate text from a prompt",
         description="Generate text. Tokens go to stdout as they come; then one line with queue"
         " time, time to first token, speed and finish reason goes to stderr.",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("prompt", help=f"the text to continue; {STDIN} reads it from stdin")
     add_generation_options(parser)
@@ -38,7 +36,6 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print every event as a line of JSON instead"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +68,7 @@ def _print_json(events: "Iterator[Event]") -> None:
 
 
 def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
-    """Several outputs arrive interleaved, so they are printed one after the other at the end."""
+    """Print the text; several outputs arrive interleaved and are printed one by one at the end."""
     from penstock.client import Finished, Tokens
 
     texts: dict[int, str] = {}

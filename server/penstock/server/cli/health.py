@@ -2,7 +2,7 @@
 
 import argparse
 
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import add_address_option, run_reporting, seconds
 from penstock.server.cli.connection_options import add_connection_options, connect
 
@@ -15,8 +15,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "health",
         help="check whether a service is serving",
         description="Ask grpc.health.v1 once and print the answer; exit 0 only for SERVING.",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_address_option(parser)
     add_connection_options(parser)
@@ -28,7 +26,6 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help=f"give up after this long (default: {_DEFAULT_DEADLINE_S:g})",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

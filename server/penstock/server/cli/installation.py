@@ -22,8 +22,8 @@ class Installation:
     machine: dict[str, Any]
 
 
-def look_around() -> Installation:
-    """Collect it. Runs nvidia-smi, which may take a second."""
+def collect_installation() -> Installation:
+    """Collect versions and hardware. Runs nvidia-smi, which may take a second."""
     gpus = found_gpus()
     kernel = os.uname()
     return Installation(

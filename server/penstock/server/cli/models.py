@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import add_address_option, run_reporting
 from penstock.server.cli.connection_options import add_connection_options, connect
 from penstock.server.cli.report import value_json
@@ -19,15 +19,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "models",
         help="list the models of a service",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_address_option(parser)
     add_connection_options(parser)
     parser.add_argument(
         "--json", action="store_true", help="one line of JSON for each model, with all limits"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

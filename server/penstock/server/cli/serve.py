@@ -59,10 +59,8 @@ def add_parser(subparsers: Subparsers) -> None:
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_flags
-    parser.set_defaults(run=run)
 
 
 def _add_flags(parser: Parser) -> None:
@@ -123,10 +121,10 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables with our prefix that are no settings: misspelt, most likely.
+    """Variables with our prefix that are not settings, most likely misspelt.
 
-    Not those of the other commands, nor those that Kubernetes sets for services called penstock,
-    penstock-metrics or penstock-operations.
+    Excludes those of the other commands, and those that Kubernetes sets for services called
+    penstock, penstock-metrics or penstock-operations.
     """
     from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 
@@ -206,12 +204,14 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
     path = given.expanduser().resolve()
     for name in ("tokenizer.json", "config.json"):
         if not (path / name).is_file():
-            raise ValueError(f"{sources.spell('tokenizer')}: {path} holds no {name}")
+            raise ValueError(f"{sources.spell('tokenizer')}: {path} contains no {name}")
     return path
 
 
 def _files(sources: "Sources") -> dict[str, Any]:
-    """Folders, created if need be, so that one that cannot be written to is reported now; files."""
+    """Paths by field. Missing folders are created, so that one without write access is reported
+    now.
+    """
     if "record" not in sources:
         sources.refuse(["record_max_mib"], f"requires {sources.spell('record')}")
     paths: dict[str, Any] = {}
@@ -230,7 +230,7 @@ def _writable_folder(sources: "Sources", name: str) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is no folder" if path.exists() else error.strerror
+        why = "it is not a folder" if path.exists() else error.strerror
         raise ValueError(f"{sources.spell(name)}: {path} cannot be created: {why}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(f"{sources.spell(name)}: {path} cannot be written to")
@@ -292,7 +292,7 @@ def script_lines(ready: "ServiceReady") -> list[str]:
 
 
 def banner_lines(ready: "ServiceReady") -> list[str]:
-    """Name and value of what a person needs, once, and what to type next."""
+    """Names and values of what was started and where it listens, and commands to try."""
     rows = [
         ("model", f"{printable(ready.model)} ({_executor(ready)})"),
         ("device", ready.resources),
@@ -306,7 +306,7 @@ def banner_lines(ready: "ServiceReady") -> list[str]:
 
 
 def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
-    """What to type in another terminal; with TLS it takes files that are not known here."""
+    """Commands to try in another terminal; with TLS they need files that are not known here."""
     if ready.has_tls:
         return [(True, "penstock generate --help  (connection: --tls)")]
     commands = [(True, f'penstock generate "{_PROMPT}"')]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.executor.config import ExecutorKind, SimulatedConfig, SimulatedPace
 from penstock.executor.device_defaults import device_defaults
+from penstock.executor.torch.thread_environment import NUM_THREADS_VARIABLE, num_threads_of
 from penstock.executor.trtllm.config import TrtllmConfig
 from penstock.executor.trtllm.preflight import check_before_load, check_tokenizer
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
@@ -165,17 +166,15 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Of executors with our own batching. Raises ValueError naming a setting."""
+    """Settings of executors that our scheduler batches for. Raises ValueError naming a setting."""
     kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
     derived: dict[str, Any] = {}
-    num_threads, most = sources.get("threads", 0), _MAX_THREADS_PER_CORE * num_usable_cores()
-    if num_threads > most:
-        raise BadSetting(
-            f"{sources.spell('threads')} must be at most {most},"
-            f" {_MAX_THREADS_PER_CORE} for each usable core, not {num_threads}"
-        )
+    if "threads" in sources:
+        _check_threads(sources.spell("threads"), sources.get("threads"))
+    elif kind is ExecutorKind.TORCH:
+        _check_threads(NUM_THREADS_VARIABLE, num_threads_of(sources.environment) or 1)
     if kind is not ExecutorKind.SIMULATED:
         sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:
@@ -196,10 +195,19 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
     return derived
 
 
+def _check_threads(spelling: str, num_threads: int) -> None:
+    most = _MAX_THREADS_PER_CORE * num_usable_cores()
+    if num_threads > most:
+        raise BadSetting(
+            f"{spelling} must be at most {most},"
+            f" {_MAX_THREADS_PER_CORE} for each usable core, not {num_threads}"
+        )
+
+
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Of the section of TensorRT-LLM, checked against the flags and the model. Raises ValueError.
+    """Settings of the TensorRT-LLM section, checked against flags and model. Raises ValueError.
 
     Our scheduler must predict the engine's admissions: both use one policy, the one set there.
     """
@@ -232,7 +240,7 @@ def trtllm_settings(
 
 
 def observer_settings(sources: Sources) -> dict[str, Any]:
-    """Fields by their paths. Raises ValueError naming the setting, or the variable."""
+    """Observer settings by field path. Raises ValueError naming the setting or the variable."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
         port = sources.value("port")

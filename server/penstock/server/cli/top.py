@@ -15,7 +15,7 @@ import tty
 from collections.abc import Generator
 from typing import TYPE_CHECKING, TextIO
 
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers
+from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import (
     UsageError,
     add_operations_option,
@@ -45,8 +45,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "top",
         help="monitor a service: requests, tokens, latency, the KV pool",
         description="Monitor a service. Keys: q quits, s sorts. Needs the package rich.",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_operations_option(parser)
     add_connection_options(parser)
@@ -60,7 +58,6 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--sort", choices=tuple(SORT_KEYS), default="age", help="default: age")
     parser.add_argument("--once", action="store_true", help="print one frame to stdout and exit")
     parser.add_argument("--json", action="store_true", help="with --once: as one line of JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +69,7 @@ def _top(args: argparse.Namespace) -> int:
     if args.json and not args.once:
         raise UsageError("--json requires --once")
     if not args.once and not sys.stdout.isatty():
-        raise UsageError("stdout is no terminal: --once writes one frame anywhere")
+        raise UsageError("stdout is not a terminal; use --once to write one frame")
     console = None if args.json else _console()
     board = Board(args.address, sort_key=args.sort)
     with _connect(args) as client:

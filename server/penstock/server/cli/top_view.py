@@ -57,7 +57,9 @@ def frame_of(board: Board, *, width: int | None, height: int | None = None) -> R
     `width` None: as wide as needed, nothing is truncated.
     """
     if board.stats is None:
-        return Text(f"{board.address}: {board.problem or 'no answer yet'}", style="bold red")
+        problem = board.problem or "no answer yet"
+        place = "" if board.address in problem else f"{board.address}: "
+        return Text(f"{place}{problem}", style="bold red")
     head: list[RenderableType] = []
     if board.problem:
         problem = f"no answer since {_clock(board.stats.time_s)}, trying again: {board.problem}"
@@ -316,9 +318,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
-    """How many of `num_cells` each share gets; they add up, and none is off by one.
+    """How many of `num_cells` each share gets; they add up to it, each less than one cell off.
 
-    Where there are fewer things than cells, each has one cell.
+    With fewer shares than cells, each gets at least one.
     """
     total = sum(parts)
     num_cells = min(num_cells, total)

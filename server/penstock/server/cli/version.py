@@ -12,8 +12,7 @@ _PARTS = ("grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm"
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add `version` to the command line."""
-    parser = subparsers.add_parser("version", help="print versions")
-    parser.set_defaults(run=run)
+    subparsers.add_parser("version", help="print versions")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""The engine process: its loop, what it does for its fronts, and what its death is blamed on."""
+"""The engine process: its loop, its side of the fronts' frames, and quarantine of requests."""

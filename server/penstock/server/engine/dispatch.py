@@ -1,4 +1,4 @@
-"""The engine's side of the frames of its fronts, whatever carries them.
+"""The engine's handling of frames from its fronts, independent of the transport.
 
 Owns which front has which live requests, so that a front that disconnects has its requests
 cancelled. Does not know sockets or threads.
@@ -104,7 +104,7 @@ class Dispatcher:
 
     @property
     def has_own_work(self) -> bool:
-        """True when `step` has something to do or to send, whatever the engine has to do."""
+        """True when `step` has work or frames to send apart from the engine's own work."""
         return (
             bool(self._to_cancel or self._outgoing)
             or self._quarantine.has_work
@@ -230,7 +230,7 @@ class Dispatcher:
         self.kept.sweep()
 
     def _attach(self, front_id: int, attach: Attach) -> Attached:
-        """A client is at this front: send the events of its request there from now on."""
+        """A client resumes at this front: send its request's events there from now on."""
         stream = self.kept.find(attach.name)
         if stream is None or stream.is_lost:
             failure = AttachFailure.NOT_FOUND if stream is None else AttachFailure.LOST
@@ -265,7 +265,8 @@ class Dispatcher:
     def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
         """Whether a resubmitted request is at another front, which has a reader or came first.
 
-        Otherwise its old stream is dropped. `is_read`: at the front that submits it.
+        Otherwise its old stream is dropped. `is_read`: it has a reader at the front that submits
+        it.
         """
         is_others = stream.front_id not in (NO_FRONT, front_id)
         if is_others and (stream.is_read or not is_read):
@@ -280,7 +281,7 @@ class Dispatcher:
         return self.engine.cancel_by_id(request_id) if state is None else state
 
     def _cancel_soon(self, keys: Iterable[int], reason: FinishReason) -> None:
-        """Cancel now as many as may be, and the rest before the next steps."""
+        """Cancel as many as allowed now, and the rest before the next steps."""
         is_first = not self._to_cancel
         self._to_cancel.extend((key, reason) for key in keys)
         if is_first:
@@ -316,10 +317,9 @@ class Dispatcher:
     def _release_previous(
         self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
     ) -> bool:
-        """Drop an older stream of the submitted request; False when another front has that.
+        """Drop an older stream of the submitted request; False when another front has it.
 
-        A request that is not kept any more has left a stream if only its front's connection was
-        lost.
+        A request that is no longer kept leaves a stream if only its front's connection was lost.
         """
         if kept is not None:
             name, keys, is_read = kept.name, kept.keys, kept.is_read

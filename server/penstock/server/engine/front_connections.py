@@ -51,7 +51,7 @@ class _Connection:
         self.waiting.append((len(rest), now_s))
 
     def took(self, num_bytes: int) -> None:
-        """The socket accepted that many bytes, the oldest ones."""
+        """Remove the oldest bytes, which the socket has accepted."""
         del self.output[:num_bytes]
         while num_bytes:
             size, since_s = self.waiting.popleft()
@@ -230,7 +230,7 @@ class FrontConnections:
             self._send(connection, answer)
 
     def _answer_late(self, connection: _Connection, frame: bytes) -> None:
-        """For an observer, from any thread: sent by the next poll."""
+        """Queue a frame for an observer, from any thread; the next poll sends it."""
         self._late_answers.append((connection, frame))
         self.wake()
 
@@ -245,7 +245,7 @@ class FrontConnections:
             connection.is_observer = True
             return self.dispatcher.hello_frame
         if not isinstance(hello, FrontHello):
-            raise LinkError("the first frame is no hello")
+            raise LinkError("the first frame is not a hello")
         earlier = self._by_front.get(hello.front_id)
         if earlier is not None:
             # The front lost its connection and reconnected before we saw the end of the old one.
@@ -299,7 +299,7 @@ class FrontConnections:
             self._drop(connection, f"its unread output is {self._max_blocked_s:g} s old")
 
     def _drop(self, connection: _Connection, fault: str = "") -> None:
-        """Close a connection, whose peer has closed it if `fault` is empty.
+        """Close a connection; an empty `fault`: its peer has closed it.
 
         Then nothing is logged: a front drains before it closes, the supervisor reports a process
         that dies and the dispatcher its requests, and a peer without hello is a probe.

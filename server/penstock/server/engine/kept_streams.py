@@ -1,10 +1,10 @@
 """The streams of requests that outlive their calls, kept by the engine that generates them.
 
-Owns which front has which, and the bounds on all of them: in time, their grace from when its reader
-left; in bytes and in number, where the tenant that has most gives way: its longest unread go first,
-and with them what still runs. A stream is kept as the events of the steps that made it, with the
-tokens between two events put together; a front that gets it processes them like any others. Knows
-neither sockets nor the engine; times are seconds on the engine's clock.
+Owns which front has which, and the bounds on all of them: in time, by the resume timeout after the
+reader left; in bytes and in number: the tenant with most loses its longest unread streams first,
+and their requests if they still run. A stream is kept as the events of the steps that made it, with
+the tokens between two events put together; a front that gets it processes them like any others.
+Knows neither sockets nor the engine; times are seconds on the engine's clock.
 """
 
 import operator
@@ -51,8 +51,8 @@ _first_of: Final = operator.itemgetter(0)
 class KeptStream:
     """One stream. `keys`: of its outputs, by index. `live`: of those that have not ended.
 
-    `front_id`: its front, or NO_FRONT. `is_read`: a client reads it there; otherwise it is
-    kept until `expires_s`. `is_lost`: what came of it was too much to be kept.
+    `front_id`: its front, or NO_FRONT. `is_read`: a client reads it there; otherwise it is kept
+    until `expires_s`. `is_lost`: its events exceeded the bounds and were dropped.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class KeptStream:
             self._append(history, _EVENT_BYTES + len(history.tokens) * _TOKEN_BYTES)
 
     @property
-    def has_come_to_something(self) -> bool:
+    def was_accepted(self) -> bool:
         """Whether the engine has accepted it: a rejected one cannot be resumed."""
         return bool(self._tokens) or any(
             segment.changes or len(segment.tokens) for segment in self._segments
@@ -122,7 +122,7 @@ class KeptStream:
             self.num_bytes += _LOGPROB_BYTES * (1 + self._rows.num_top)
 
     def add_change(self, events: StepEvents, change: _Change) -> None:
-        """What happened to an output besides tokens."""
+        """Add an event of an output other than tokens."""
         self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
 
     def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
@@ -214,7 +214,7 @@ class _LogprobRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptLimits:
-    """`max_bytes` of all streams; `max_unread`: streams without a reader."""
+    """Bounds: `max_bytes` of all streams together, `max_unread` streams without a reader."""
 
     max_bytes: int = 64 * 1024 * 1024
     max_unread: int = 1024
@@ -226,8 +226,8 @@ DEFAULT_LIMITS: Final = KeptLimits()
 class KeptStreams:
     """The kept streams of one engine.
 
-    `clock`: the engine's. `on_drop` is called with each that goes. `moved`: which
-    front has the live keys of those that are not with the front that submitted them.
+    `clock`: the engine's. `on_drop` is called with each dropped stream. `moved`: which front has
+    the live keys of those that are not with the front that submitted them.
     """
 
     def __init__(
@@ -270,7 +270,9 @@ class KeptStreams:
         return RequestState.ERROR if stream.has_failed else RequestState.COMPLETED
 
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """A request is about to be submitted, or has ended before; there is none of its name."""
+        """Start the stream of a request that is about to be submitted or has ended; its name is
+        unused.
+        """
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream
         self._by_key.update((key, stream) for key in stream.live)
@@ -291,7 +293,7 @@ class KeptStreams:
             self.moved.pop(key, None)
 
     def move(self, stream: KeptStream, front_id: int) -> None:
-        """`front_id` reads it from now on."""
+        """Set the front that reads the stream from now on."""
         stream.front_id = front_id
         stream.is_read = True
         stream.expires_s = NO_TIME
@@ -336,7 +338,7 @@ class KeptStreams:
         for stream in touched:
             if self._streams.get(stream.name) is not stream:
                 continue  # it made room for another
-            if stream.has_failed and not stream.live and not stream.has_come_to_something:
+            if stream.has_failed and not stream.live and not stream.was_accepted:
                 self.forget(stream)
             else:
                 self._grew(stream)

@@ -18,7 +18,7 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_output import captured_prompt
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.front.phases import PREPARE, segments_of
+from penstock.server.front.phases import PREPARE
 from penstock.server.front.watched_write import WatchedWrite
 from penstock.server.observe.request_record import (
     Content,
@@ -83,12 +83,12 @@ class RequestAccount:
     num_stalls: int = 0
 
     def share(self, writer: WatchedWrite) -> None:
-        """Its messages are sent by `writer`, with those of other requests."""
+        """Record that `writer` sends its messages, with those of other requests."""
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
 
     def seal(self, outcome: Outcome, now_s: float) -> None:
-        """The request is over for its caller."""
+        """Mark the request as over for its caller."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:
@@ -109,8 +109,8 @@ class RequestAccount:
             request_id, finish_reasons = live.request_id, live.finish_reasons
             numbers, num_writes = _numbers_of(live), live.stream.num_writes
             # The engine's timestamps may be slightly later than ours.
-            end_s = max(self.end_s, live.phases.marks[-1].since_s)
-            segments = segments_of(live.phases.marks, end_s=end_s, num_tokens=numbers[2])
+            end_s = max(self.end_s, live.phases.segments[-1].start_s)
+            segments = live.phases.segments_until(end_s, num_tokens=numbers[2])
             content = _content_of(live) if has_content else None
         return RequestRecord(
             sequence,
@@ -168,9 +168,9 @@ def _content_of(live: LiveRequest) -> Content:
 
 
 class Accounts:
-    """Opens accounts, and has `recorder` note the record of each when it is closed.
+    """Opens accounts, and passes the record of each to `recorder` when it is closed.
 
-    Without a recorder nothing is noted. `is_tracing`: requests get ids of traces. `has_content`:
+    Without a recorder nothing is recorded. `is_tracing`: requests get ids of traces. `has_content`:
     their records include prompts and outputs.
     """
 
@@ -268,7 +268,8 @@ class PendingRecords:
     def on_admitted(self, change: Admitted) -> None:
         """A released request was admitted before its cancel reached the engine.
 
-        Only this event explains its wait: the end that follows explains its stay in the batch.
+        Only this event has the reasons of its wait; the end that follows describes its time in the
+        batch.
         """
         account = self._waiting.get(change.key)
         if account is not None and account.live is not None:

@@ -62,7 +62,7 @@ class Attachments:
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
         """The request of a tenant, with all of its stream; the caller releases it.
 
-        While there is no engine, waits for one as long as requests do.
+        Without an engine, waits for one as long as requests do.
 
         Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be attached or found now.
         """
@@ -89,7 +89,7 @@ class Attachments:
                 front.detach(attachment.request, SUPERSEDED)
 
     def _park(self, task: asyncio.Task[LiveRequest]) -> None:
-        """Its caller has disconnected."""
+        """Park the request: its caller has disconnected."""
         if not task.cancelled() and task.exception() is None:
             self._front.release(task.result())
 
@@ -173,7 +173,7 @@ class Attachments:
         return attachment
 
     async def _start(self, attachment: _Attachment) -> LiveRequest:
-        """Start it: its prompt, its outputs, and their history."""
+        """Start the attached request: its prompt, its outputs, and their history."""
         front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
         try:
@@ -257,7 +257,7 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 
 def _raise_if_over(request: LiveRequest) -> None:
-    """Another front has attached it meanwhile, or it was cancelled."""
+    """Raise RequestError if another front has attached it meanwhile, or it was cancelled."""
     if request.stream.refusal is not None:
         raise RequestError(request.stream.refusal)
 
@@ -318,8 +318,8 @@ def received(generation: Generation, next_sequence: int, num_tokens: Sequence[in
 
 
 def refuse_sequence() -> RequestError:
-    """The error to raise for a position from which a stream cannot continue; it may from
-    the start.
+    """The error to raise for a position at which a stream cannot continue; it may restart from
+    0.
     """
     return refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
 

@@ -1,6 +1,6 @@
 """Why a call fails: the contract's reasons, and the exception that carries them.
 
-Owns which reason a failure has that the engine reports. Only the gRPC layer knows status codes
+Owns the reason of each failure that the engine reports. Only the gRPC layer knows status codes
 (`penstock.server.rpc.statuses`). A refusal must not contain prompt or output text: clients see it.
 """
 
@@ -117,16 +117,19 @@ def refuse_field(
     return RequestError(Refusal(reason=reason, metadata=metadata, violations=(violation,)))
 
 
-def refuse_feature(feature: str, path: str = "") -> RequestError:
-    """The error to raise for an unsupported feature: a field of ModelFeatures, requested at
-    `path`.
+def refuse_feature(feature: str, path: str = "", executor: str = "") -> RequestError:
+    """The error to raise for an unsupported feature, a field of ModelFeatures.
+
+    `path`: the field that requested it. `executor`: the name of the executor that lacks it; empty
+    if no executor would support it here.
     """
+    lacking = f"the {executor} executor" if executor else "this service"
     metadata = {"feature": feature, "field": path} if path else {"feature": feature}
     return RequestError(
         Refusal(
             reason=ErrorReason.FEATURE_UNSUPPORTED,
             message=(
-                f"{f'{path}: ' if path else ''}{feature} is not supported by this service;"
+                f"{f'{path}: ' if path else ''}{feature} is not supported by {lacking};"
                 " GetModel (penstock models --json) lists what is"
             ),
             metadata=metadata,
@@ -166,7 +169,7 @@ def refusal_for(
 
 
 def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ...]:
-    """The invalid field, for reasons that concern one."""
+    """The violation, for reasons that concern a single field."""
     match end.reason:
         case FailureReason.PROMPT_TOO_LONG:
             path, description = generation.prompt_path, "exceeds the context"
@@ -200,8 +203,8 @@ def quota_subject(tenant: str) -> str:
 def _whole_ms(duration_s: float) -> int:
     """Milliseconds, rounded down.
 
-    A client's whole number comes back unchanged, although on the engine's clock it was part of a
-    sum and a difference, and may have lost its last digits.
+    A client's whole number is returned unchanged, although floating-point sums on the engine's
+    clock may have lost its last digits.
     """
     nearest = round(duration_s * 1e3)
     if abs(duration_s * 1e3 - nearest) < _CLOCK_ERROR_MS:

@@ -129,8 +129,8 @@ class Front:
     def live_views(self) -> Iterator[FrontView]:
         """Every live request, for operators.
 
-        Each view is made when it is taken, so that others may run in between; requests released by
-        then are skipped.
+        Views are made one by one, so that other tasks may run in between; requests released by then
+        are skipped.
         """
         for request in self.table:
             if self.table.get(request.request_id, request.tenant) is request:
@@ -240,9 +240,9 @@ class Front:
         self._remove(request)
 
     def apply_history(self, request: LiveRequest, events: StepEvents) -> None:
-        """Kept events of a started request of `attaching`: add them to its stream.
+        """Add kept events to the stream of a started request of `attaching`.
 
-        Events that the engine sends meanwhile come later, and do not find the request yet.
+        Events that the engine sends meanwhile are not routed to the request yet.
         """
         self.table.add_outputs(request)
         self._dispatcher.dispatch(events, events.at_s, is_history=True)
@@ -450,7 +450,7 @@ class Front:
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
     def _end_unread(self) -> None:
-        """Make places in a full front, of requests that only wait to be read."""
+        """Free places in a full front: end requests that only wait to be read."""
         now_s = self.clock()
         unread = self.table.unread(now_s)
         for request in unread:

@@ -58,7 +58,7 @@ class LongTokenInput:
     convert: Callable[[], NDArray[np.int32]] = field(repr=False)
 
     def read(self) -> NDArray[np.int32]:
-        """The converted ids. What they were converted from is released."""
+        """The converted ids; the source values are released."""
         ids = self.convert()
         self.convert = lambda: ids
         return ids
@@ -151,7 +151,7 @@ class Resumption:
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asked for. `prompt_path` is the proto path of the prompt, for errors.
+    """A validated request. `prompt_path` is the proto path of the prompt, for errors.
 
     `adapter`: a name that the executor knows, empty for none. `tenant` and `trace_id` (16 bytes,
     empty for an untraced request) come with the call, not from the message. `session_id`: the

@@ -20,7 +20,7 @@ from penstock.server.tenants import TenantBytes, engine_request_id
 
 
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:
-    """Submit `specs`, of a request, to the engine. Raises EngineUnavailable.
+    """Submit the `specs` of a request to the engine. Raises EngineUnavailable.
 
     False, without effect, for a request without a reader that cannot be resumed.
     """
@@ -65,7 +65,7 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def result_of(request: LiveRequest) -> KeptRequest | None:
-    """The `KeptRequest` of a request that ended with STOP or LENGTH; None of another."""
+    """The `KeptRequest` of a request that ended with STOP or LENGTH; None for any other."""
     own = (FinishReason.STOP, FinishReason.LENGTH)
     if not request.ends or any(end.reason not in own for end in request.ends):
         return None
@@ -113,7 +113,7 @@ _TOKEN_BYTES: Final = 12
 
 
 class KeptResults:
-    """Results of ended requests, by the engine's names, for as long as the engine keeps them.
+    """Results of ended requests, by the engine's request names, as long as the engine keeps them.
 
     `max_bytes`: of all results. Above it the oldest ones of the tenant with most are removed, and
     cannot be restored when the engine dies.
@@ -138,7 +138,7 @@ class KeptResults:
         return iter(tuple(self._by_name.values()))
 
     def add(self, result: KeptRequest) -> None:
-        """Add one; replaces an earlier one of its name."""
+        """Add a result; it replaces an earlier one of the same name."""
         self._remove(result.name)
         self._by_name[result.name] = result
         self._names.setdefault(result.tenant, {})[result.name] = None

@@ -17,7 +17,7 @@ class Limits:
 
     `max_total_tokens` is the context length, or the size of the KV cache if that is less.
     `max_engine_prompt_tokens`: the executor's own bound on prompts, None for none. `adapters`:
-    names of its adapters.
+    names of its adapters. `executor`: its name, for error messages.
     """
 
     config: FrontConfig
@@ -28,6 +28,7 @@ class Limits:
     features: frozenset[Feature]
     max_engine_prompt_tokens: int | None = None
     adapters: tuple[str, ...] = ()
+    executor: str = ""
 
     @staticmethod
     def of(config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None) -> "Limits":
@@ -44,6 +45,7 @@ class Limits:
             features=_features_of(config, info),
             max_engine_prompt_tokens=info.max_prompt_tokens,
             adapters=info.adapters,
+            executor=info.name,
         )
 
     @property

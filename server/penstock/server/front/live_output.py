@@ -99,7 +99,9 @@ class LiveOutput(Generic[RequestT]):
 def output_texts(
     generation: Generation, text: ModelText, stop_ids: Iterable[int]
 ) -> list[TextStream]:
-    """A new one for each output. `stop_ids`: all stop token ids, the model's own included."""
+    """A new text stream for each output. `stop_ids`: all stop token ids, the model's own
+    included.
+    """
     stopping = generation.stopping
     ending = frozenset(stop_ids)
     stops = StopStrings(stopping.stop_strings) if stopping.stop_strings else None

@@ -155,7 +155,7 @@ class LiveRequest:
     def is_unread_since(self, since_s: float) -> bool:
         """Whether it ended before `since_s`, and its reader has started and not finished."""
         is_over = self.stream.is_closed and not self.is_catching_up
-        return is_over and self.phases.marks[-1].since_s < since_s
+        return is_over and self.phases.segments[-1].start_s < since_s
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
@@ -170,12 +170,12 @@ class LiveRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """Over all outputs, so far."""
+        """Output tokens so far, over all outputs."""
         return sum([output.text.num_tokens for output in self.outputs])
 
     @property
     def num_preemptions(self) -> int:
-        """Over all outputs, so far."""
+        """Preemptions so far, over all outputs."""
         return sum([output.num_preemptions for output in self.outputs])
 
     @property

@@ -1,12 +1,10 @@
-"""Prompts of every kind to token ids, and these to text, off the event loop where that takes long.
+"""Converts prompts of every kind to token ids, and ids to text, on threads where that takes long.
 
 Owns the order of the checks: what can be refused by counting bytes or ids is refused before any
 work, and a prompt counts against its tenant's quotas first. Every prompt is charged, also those
 that are refused afterwards and those of calls that only tokenise or detokenise, to this front's
 accounts of the limits per minute; the engine's accounts, which all fronts share, are charged for
-admitted requests (`quota_accounts.py`), so a tenant must meet both. An account holds a minute's
-worth and fills at the rate of the limit, as the engine's do; it is stored as the time at which it
-is full again.
+admitted requests, so a tenant must meet both. The rule is the same (`scheduler/quotas.py`).
 """
 
 import secrets
@@ -19,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.scheduler.quotas import NO_QUOTA, QuotaBreach, QuotaKind, TenantQuota
+from penstock.scheduler.quotas import NO_QUOTA, TenantQuota, charged, minute_breach
 from penstock.server.front.errors import (
     ErrorReason,
     QuotaViolation,
@@ -71,8 +69,6 @@ _ARGUMENTS_PATH = "chat_prompt.template_arguments"
 T = TypeVar("T")
 
 
-_MINUTE_S: Final = 60.0
-_ROUNDING_S: Final = 1e-6
 _MAX_KEPT: Final = 1024
 
 
@@ -111,33 +107,14 @@ class TextQuotas:
             return
         now_s = self._clock()
         account = self._account(tenant, now_s)
-        worst: QuotaBreach | None = None
-        for kind, limit, count, full_s in (
-            (
-                QuotaKind.REQUESTS_PER_MINUTE,
-                quota.max_requests_per_minute,
-                1,
-                account.requests_full_s,
-            ),
-            (
-                QuotaKind.TOKENS_PER_MINUTE,
-                quota.max_tokens_per_minute,
-                max(num_tokens, 1),
-                account.tokens_full_s,
-            ),
-        ):
-            if limit is None:
-                continue
-            # More than a minute's worth waits for a full account.
-            wait_s = max(full_s, now_s) + min(count, limit) * _MINUTE_S / limit - _MINUTE_S - now_s
-            if wait_s > _ROUNDING_S and (worst is None or wait_s > (worst.retry_after_s or 0.0)):
-                worst = QuotaBreach(kind=kind, limit=limit, retry_after_s=wait_s)
-        if worst is not None:
+        full_s = account.requests_full_s, account.tokens_full_s
+        breach = minute_breach(quota, 1, max(num_tokens, 1), full_s, now_s)
+        if breach is not None:
             raise RequestError(
                 Refusal(
                     reason=ErrorReason.QUOTA_EXCEEDED,
-                    retry_after_s=worst.retry_after_s,
-                    quota=quota_violation(tenant, worst),
+                    retry_after_s=breach.retry_after_s,
+                    quota=quota_violation(tenant, breach),
                 )
             )
         self._add(tenant, 1, num_tokens)
@@ -147,18 +124,16 @@ class TextQuotas:
         self._add(tenant, 0, num_tokens)
 
     def take_back(self, tenant: str, num_tokens: int) -> None:
-        """Refund a charged prompt that was not worked on."""
+        """Refund a charged prompt that was not processed."""
         self._add(tenant, -1, -num_tokens)
 
     def _add(self, tenant: str, num_requests: int, num_tokens: int) -> None:
         quota, now_s = self._quota_of(tenant), self._clock()
         account = self._account(tenant, now_s)
         if (most := quota.max_requests_per_minute) is not None:
-            full_s = max(account.requests_full_s, now_s)
-            account.requests_full_s = full_s + num_requests * _MINUTE_S / most
+            account.requests_full_s = charged(account.requests_full_s, num_requests, most, now_s)
         if (most := quota.max_tokens_per_minute) is not None:
-            full_s = max(account.tokens_full_s, now_s)
-            account.tokens_full_s = full_s + num_tokens * _MINUTE_S / most
+            account.tokens_full_s = charged(account.tokens_full_s, num_tokens, most, now_s)
 
     def _account(self, tenant: str, now_s: float) -> _Account:
         account = self._accounts.get(tenant)
@@ -221,7 +196,7 @@ class Prompts:
         has_text: bool = False,
         is_replay: bool = False,
     ) -> EncodedPrompt:
-        """The prompt as token ids. `has_text`: of token ids, the text is needed too.
+        """The prompt as token ids. `has_text`: the text of token ids is needed too.
 
         Raises RequestError when the text is too long to ever fit, is invalid, has more than
         `max_tokens`, exceeds the tenant's quotas, or contains tokens that the model does not have
@@ -311,7 +286,7 @@ class Prompts:
         return read.text
 
     async def on_thread(self, task: Callable[[], T], *, num_tokens: int, tenant: str) -> T:
-        """Run long work on tokens that were charged on the pool, in turn with other texts."""
+        """Run long work on charged tokens in the thread pool, in turn with other texts."""
         num_bytes = num_tokens * _BYTES_PER_TOKEN
         return await self._text.tokenizer.pool.run(
             in_one_step(task, num_bytes), tenant=tenant, num_bytes=num_bytes, is_bounded=False
@@ -379,7 +354,7 @@ class Prompts:
         )
 
     def _least(self, prompt: PromptInput) -> int:
-        """A lower bound of the number of its tokens; of token ids, their number."""
+        """A lower bound of the number of its tokens; the exact number for token ids."""
         if isinstance(prompt, TokenInput | LongTokenInput):
             return prompt.num_tokens
         if isinstance(prompt, TextInput):

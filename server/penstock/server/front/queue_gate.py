@@ -13,11 +13,10 @@ them waiting than another, or some of a lower class, or so few that only other f
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse_field
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.board import QueueState
+from penstock.server.link.board import BoardView
 from penstock.server.link.frames import EngineHello
 
 _CLOSE = 8
@@ -26,20 +25,6 @@ same ones.
 """
 _NUM_UNSEEN_TURNS = 2
 """What is sent during a step is read by the next one, and published at the end of that."""
-
-
-class EngineStatus(Protocol):
-    """The engine's published status: see `penstock.server.link.board.BoardView`."""
-
-    @property
-    def num_beats(self) -> int:
-        """Iterations of its loop."""
-        ...
-
-    @property
-    def queue(self) -> QueueState:
-        """The queue after its last step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +53,7 @@ class QueueGate:
 
     def __init__(
         self,
-        show: EngineStatus | None = None,
+        show: BoardView | None = None,
         num_fronts: int = 1,
         *,
         waiting: Iterable[LiveRequest] = (),
@@ -160,9 +145,9 @@ class QueueGate:
         return room // self._num_fronts if room < close <= max_num_waiting else room
 
     def note_sent(self, num_requests: int, num_tokens: int) -> None:
-        """Record that many requests sent to the engine that it has not published yet.
+        """Record so many requests that were sent to the engine and are not published yet.
 
-        Negative: they were withdrawn, but are still published.
+        Negative: withdrawn ones that are still published.
         """
         if self._show is None:
             return

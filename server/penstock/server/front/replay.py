@@ -1,8 +1,8 @@
 """Replays: requests whose engine is lost wait for the next one, which continues them.
 
-Owns which requests wait and for how long, and how those end that cannot: without an engine, only
-this checks their deadlines. Does not know how an engine is reached, nor what is submitted
-(`replay_specs.py`). Single event loop.
+Owns which requests wait, for how long, and the end of those that cannot continue: without an
+engine, only this checks their deadlines. Does not know how an engine is reached, nor what is
+submitted (`replay_specs.py`). Single event loop.
 """
 
 import asyncio
@@ -217,14 +217,14 @@ class Replays:
 
 
 def _next_due_s(request: LiveRequest) -> float:
-    """Its deadline, with or without an engine."""
+    """The next deadline of a request, with or without an engine."""
     leader = request.specs[0]
     ttft_s = leader.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
     return min(leader.deadline_s, leader.time_limit_s, ttft_s)
 
 
 def _time_out(request: LiveRequest, now_s: float) -> None:
-    """End one as the engine would have, or because its wait for an engine timed out."""
+    """End a request as the engine would have, or because its wait for an engine timed out."""
     leader = request.specs[0]
     if leader.time_limit_s <= now_s:
         _end(request, FinishReason.TIME_LIMIT, now_s)
@@ -272,7 +272,7 @@ def _live_outputs(request: LiveRequest) -> list[OwnOutput]:
 def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...]:
     """One spec for each output that has not ended, leader first, under the outputs' keys.
 
-    Sets how many tokens each output repeats. Every output must lack a token at least.
+    Sets how many tokens each output repeats. Every output must lack at least one token.
     """
     submission = request.submission
     if submission is None:
@@ -320,7 +320,7 @@ def _continued(
     if not num_tokens:
         return spec
     has_logprobs = spec.sampling.num_logprobs >= 0 and Feature.SEED in limits.features
-    if _must_begin_anew(spec, num_tokens, limits) or (is_kept and has_logprobs):
+    if _must_restart(spec, num_tokens, limits) or (is_kept and has_logprobs):
         # Log probabilities are not kept: a resuming client needs them again.
         output.num_repeating = num_tokens
         return spec
@@ -333,7 +333,7 @@ def _continued(
     return replace(spec, prompt_ids=prompt_ids, num_replayed=num_tokens, block_hashes=hashes)
 
 
-def _must_begin_anew(spec: RequestSpec, num_tokens: int, limits: Limits) -> bool:
+def _must_restart(spec: RequestSpec, num_tokens: int, limits: Limits) -> bool:
     """Whether no executor can continue the output in the middle.
 
     A constraint is tracked from the start of the output, and an executor may limit prompts below

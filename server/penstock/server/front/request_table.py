@@ -4,7 +4,6 @@ Owns the two indexes and the keys. Ids are per tenant: another tenant may use th
 the only place where a request leaves.
 """
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,8 +38,6 @@ class RequestTable:
         self._max_live_requests = max_live_requests
         self._max_of_tenant = max_live_requests - max_live_requests // 8
         self._searched_s = -math.inf
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -100,7 +97,6 @@ class RequestTable:
             raise refuse(ErrorReason.QUEUE_FULL, f"the front is full: {limit}, and {part}")
         self._num_of_tenant[tenant] += 1
         self._by_id[tenant, request.request_id] = request
-        self._empty.clear()
 
     def add_outputs(self, request: LiveRequest) -> None:
         """Make the outputs of a started request findable by key."""
@@ -133,17 +129,11 @@ class RequestTable:
             if not self._num_of_tenant[request.tenant]:
                 del self._num_of_tenant[request.tenant]
         self.remove_outputs(request)
-        if not self._by_id:
-            self._empty.set()
-
-    async def wait_until_empty(self) -> None:
-        """Return once no request is live."""
-        await self._empty.wait()
 
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:
     """The view of `request` now."""
-    marks = request.phases.marks
+    segments = request.phases.segments
     return FrontView(
         front_id=front_id,
         keys=tuple(output.key for output in request.outputs),
@@ -152,8 +142,8 @@ def view_of(request: LiveRequest, front_id: int) -> FrontView:
         priority=request.generation.urgency.priority,
         trace_id=request.trace_id.hex(),
         arrival_s=request.arrival_s,
-        phase=marks[-1].kind,
-        history=tuple((mark.kind, mark.since_s) for mark in marks),
+        phase=segments[-1].kind,
+        history=tuple((segment.kind, segment.start_s) for segment in segments),
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_output_tokens=request.num_output_tokens,

@@ -109,7 +109,7 @@ class ChunkHold:
             self._timer = None
 
     def settle(self) -> bool:
-        """After a batch of events: whether any are due. Sets the timer for the rest."""
+        """Whether any events are due after a batch of them. Sets the timer for the rest."""
         if self._is_all_due:
             return True
         if self._timer is None and self._send_at:
@@ -231,8 +231,8 @@ class TokenStream(WatchedWrite):
     def push_text(self, text: str) -> None:
         """As `push`, for one token of output 0 that is only text.
 
-        Most tokens are such, and are taken by `take_text` before the next one comes: no event is
-        made of them.
+        This is the most frequent case; `take_text` takes the token before the next one comes, and
+        no event is made.
         """
         if self._events or self.num_backlog_tokens or self._hold is not None or self.is_closed:
             self.push_tokens(TokensPiece(0, text, 1, ()))

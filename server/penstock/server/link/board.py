@@ -306,7 +306,7 @@ class BeatsView:
 def _map_words(fd: int, *, is_writer: bool = True) -> tuple[mmap.mmap, "memoryview[int]"]:
     num_bytes = os.fstat(fd).st_size
     if not num_bytes or num_bytes % _WORD_BYTES:
-        raise BoardError(f"{num_bytes} bytes are no board")
+        raise BoardError(f"{num_bytes} bytes are not a board")
     access = mmap.ACCESS_WRITE if is_writer else mmap.ACCESS_READ
     mapped = mmap.mmap(fd, num_bytes, access=access)
     return mapped, memoryview(mapped).cast("Q")
@@ -314,7 +314,7 @@ def _map_words(fd: int, *, is_writer: bool = True) -> tuple[mmap.mmap, "memoryvi
 
 def _max_keys_of(words: "memoryview[int]") -> int:
     if len(words) < _KEYS or words[_MAGIC_AT] != _MAGIC:
-        raise BoardError("what is there is no engine's board")
+        raise BoardError("the content is not an engine's board")
     return words[_MAX_KEYS]
 
 

@@ -216,7 +216,7 @@ class PendingCalls(Generic[T]):
         self._tickets = itertools.count()
 
     def add(self) -> tuple[int, asyncio.Future[T]]:
-        """A ticket for the request, and its answer to come."""
+        """Register a call; returns its ticket and the future of its answer."""
         ticket = next(self._tickets)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._calls[ticket] = answer

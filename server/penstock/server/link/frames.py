@@ -72,9 +72,9 @@ class ResumeSpec:
 class KeptRequest:
     """The part of a submission that makes a request resumable.
 
-    `name`: the engine's. `tenant`: whose bytes they are. `keys`: of all outputs, those that have
-    ended included, by index. `is_read`: a client reads its stream. `history`: tokens and ends that
-    came of an engine before, under these keys; None where nothing did.
+    `name`: the engine's. `tenant`: the one that its bytes count for. `keys`: of all outputs, those
+    that have ended included, by index. `is_read`: a client reads its stream. `history`: tokens and
+    ends from an earlier engine, under these keys; None without any.
     """
 
     name: str
@@ -96,9 +96,7 @@ class AttachFailure(enum.IntEnum):
 
 
 class Attach(TaggedFrame, frozen=True, kw_only=True):
-    """A front takes over the stream of this request. `ticket` comes back in the
-    answer.
-    """
+    """A front takes over the stream of this request. The answer has the same `ticket`."""
 
     ticket: int
     name: str
@@ -143,7 +141,7 @@ class CommandKind(enum.IntEnum):
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Query of the live requests. `ticket` comes back in the answer."""
+    """Query of the live requests. The answer has the same `ticket`."""
 
     ticket: int
 
@@ -156,7 +154,7 @@ class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Command(TaggedFrame, frozen=True, kw_only=True):
-    """`ticket` comes back in the answer."""
+    """The answer has the same `ticket`."""
 
     ticket: int
     kind: CommandKind
@@ -241,7 +239,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
         return cls(leader, tuple(_difference(other, leader) for other in others), submit.kept)
 
     def value(self) -> Submit:
-        """The request again; shared parts are the same object. Raises ValueError like `of`."""
+        """The decoded request; outputs share common parts. Raises ValueError like `of`."""
         leader = self.leader
         if leader is None:
             return Submit(specs=(), kept=self.kept)
@@ -266,7 +264,7 @@ def _given(difference: _Difference) -> dict[str, Any]:
 
 
 def _check_lengths(specs: Sequence[RequestSpec]) -> None:
-    """Of ids and digests; those that outputs share are checked once."""
+    """Check the lengths of ids and digests; those that outputs share are checked once."""
     for trace_id in {spec.trace_id for spec in specs}:
         if len(trace_id) not in (0, TRACE_ID_BYTES):
             raise ValueError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(trace_id)}")
@@ -363,5 +361,5 @@ def decode(body: bytes) -> Frame:
 
 
 def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:
-    """The frame that asks for the end of requests."""
+    """The frame that cancels requests."""
     return encode(Cancel(keys=np.array(keys, dtype=np.int64), reason=reason))

@@ -31,7 +31,7 @@ CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
 
 
 class EnginePort(Protocol):
-    """The engine as a front sees it. What is no coroutine does not block."""
+    """The engine as a front sees it. Methods that are not coroutines do not block."""
 
     @property
     def is_up(self) -> bool:
@@ -71,7 +71,7 @@ class EnginePort(Protocol):
         ...
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """As `submit`, of a request that outlives its call."""
+        """As `submit`, for a request that outlives its call."""
         ...
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:

@@ -61,7 +61,7 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class _Change(msgspec.Struct, frozen=True, array_like=True):
-    """One of these: msgspec distinguishes structs in a union, but not dataclasses."""
+    """A union of dataclasses, one of them set: msgspec distinguishes only structs in a union."""
 
     queued: Queued | None = None
     admitted: Admitted | None = None
@@ -88,7 +88,7 @@ class _Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _End(msgspec.Struct, frozen=True, array_like=True):
-    """One of these."""
+    """A union of dataclasses, one of them set."""
 
     finished: Finished | None = None
     failed: Failed | None = None
@@ -138,7 +138,7 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
         )
 
     def value(self) -> StepEvents:
-        """The events again. Raises ValueError where the columns do not fit each other."""
+        """The decoded events. Raises ValueError where the columns do not fit each other."""
         num_tokens = len(self.keys)
         prompts = self.prompt_logprobs
         logprobs = None if self.logprobs is None else self.logprobs.value()

@@ -162,7 +162,9 @@ class UnixEnginePort:
             raise EngineUnavailable("the engine does not read")
 
     def _flush(self) -> bool:
-        """False when the engine has left too much unread: its connection is closed."""
+        """Send what is buffered. False when the engine left too much unread: its connection is
+        closed.
+        """
         frames, self._unsent = bytes(self._unsent), bytearray()
         connection = self._link.current
         return connection is None or not frames or connection.write(frames)
@@ -184,7 +186,7 @@ class UnixEnginePort:
                 listener.on_hello(hello)
                 self._cache.on_hello(hello)
             case _ if not connection.is_established:
-                raise LinkError("the first frame is no hello")
+                raise LinkError("the first frame is not a hello")
             case StepEvents() as events:
                 listener.on_events(events)
             case CancelAnswer(ticket=ticket, state=state):

@@ -24,7 +24,7 @@ FrameT = TypeVar("FrameT")
 
 
 class LinkError(Exception):
-    """The other end sent no valid frame, or a frame would be too large."""
+    """The peer sent an invalid frame, or a frame would be too large."""
 
 
 class TaggedFrame(

@@ -67,7 +67,7 @@ class TracingConfig:
 
 
 def _check_url(url: str) -> None:
-    """Raises SettingError."""
+    """Raise SettingError for an invalid URL."""
     wanted = "must begin with http:// or https://"
     if url.startswith(_SCHEMES):
         wanted = "must have a host, and a port from 1 to 65535 where it has one"

@@ -55,7 +55,7 @@ class EngineListeners:
                 self._remove(listener, error)
 
     def _remove(self, listener: EngineListener, error: Exception) -> None:
-        log.error("%s failed and records no more", type(listener).__name__, exc_info=error)
+        log.error("%s failed and stops recording", type(listener).__name__, exc_info=error)
         self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
 
 

@@ -36,8 +36,9 @@ class SegmentKind(enum.StrEnum):
     """The engine is done with it; its last messages go out."""
 
 
-class Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One stretch of a request's life. Segments of a record tile it: no gap, no overlap.
+class Segment(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """One stretch of a request's life. Segments of a record tile it: no gap, no overlap. Mutable,
+    for `PhaseClock`, which fills them in.
 
     `wait`: of a QUEUE that was explained. `stay`: of the last segment of a stay in the running
     batch, covering its PREFILL too. `num_cached_tokens`: of a PREFILL. `num_tokens`: of a DECODE.

@@ -5,7 +5,6 @@ be started again.
 """
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -26,8 +25,6 @@ from penstock.server.link.control_frames import (
     ToChild,
 )
 from penstock.server.processes.exit_codes import describe_exit
-
-log = logging.getLogger(__name__)
 
 _STDERR_FD = 2
 _FINAL_FRAMES_S = 1.0
@@ -115,7 +112,7 @@ class Child:
                 raise ChildFailed(f"{self.name}: invalid startup report")
 
     async def _first_frame(self) -> FromChild | None:
-        """None when the child or its line ends without one."""
+        """The child's first frame; None when the child or its connection ends without one."""
         closing = asyncio.create_task(self._line.closed.wait())
         ending = asyncio.create_task(self._process.wait())
         answering: set[asyncio.Future[Any]] = {self._first, closing}

@@ -192,7 +192,7 @@ class ChildControl:
                 self.tell(StopReceived())
                 self._stop()
             case Launch():
-                raise LinkError("the settings came twice")
+                raise LinkError("settings were received twice")
 
 
 def _remove_folder(folder: Path) -> None:

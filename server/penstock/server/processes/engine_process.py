@@ -272,7 +272,7 @@ def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | N
     try:
         return FlightWriter(launch.flight_fd, facts)
     except (OSError, FlightError) as error:
-        log.warning("there is no flight recorder: %s", error)
+        log.warning("flight recorder unavailable: %s", error)
         return None
 
 

@@ -59,7 +59,7 @@ class FlightMemory:
         try:
             self.fd = create_memory(self._config.num_steps, "penstock-flight")
         except (OSError, ValueError) as error:
-            log.error("there is no flight recorder: %s", error)  # noqa: TRY400 (in one line)
+            log.error("flight recorder unavailable: %s", error)  # noqa: TRY400 (in one line)
 
     def close(self) -> None:
         """Release it. Idempotent."""

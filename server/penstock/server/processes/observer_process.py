@@ -29,7 +29,7 @@ from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListeners
-from penstock.server.observe.operations.service import ServiceOperations
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import RequestView
 from penstock.server.observe.spans.variables import forget_blank_numbers
 from penstock.server.processes import process_table
@@ -151,7 +151,7 @@ class _Observer:
             ends.append(asyncio.to_thread(self._tracing.close, left_s))
         for problem in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(problem, Exception):
-                log.error("an end went wrong: %s", in_one_line(problem))
+                log.error("shutdown of a part failed: %s", in_one_line(problem))
 
     async def _open_doors(self) -> dict[str, int]:
         launch, metrics = self._launch, self._metrics
@@ -187,7 +187,7 @@ class _Observer:
             self._doors.append(server.stop)
         return ports
 
-    def _operations(self) -> ServiceOperations:
+    def _operations(self) -> Operations:
         from penstock.server.observe.operations.snapshot import merge
 
         model = self._launch.server.model
@@ -204,7 +204,7 @@ class _Observer:
                 to_unix_s=lambda at_s: now_unix_s + (at_s - now_s),
             )
 
-        return ServiceOperations(
+        return Operations(
             snapshots=self._snapshots,
             fronts=self._hub,
             engine=self._engine,

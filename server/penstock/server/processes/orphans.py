@@ -133,7 +133,7 @@ class Orphans:
 def end_marked() -> None:
     """End all processes that carry the mark of this process; returns within about a second.
 
-    For when the supervisor is gone and its orphans have no parent. Blocks; needs no loop.
+    For the case that the supervisor has died and its orphans have no parent. Blocks; needs no loop.
     """
     mark = os.environ.get(_MARK_TO_KNOW)
     if mark is None or not process_table.is_supported():

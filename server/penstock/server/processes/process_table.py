@@ -70,7 +70,9 @@ def children_of(pid: int) -> list[ProcessEntry]:
 
 
 def all_processes() -> list[ProcessEntry]:
-    """Every process that may be inspected; none that lives the whole time is missing."""
+    """Every process that may be inspected; complete for processes that live during the whole
+    call.
+    """
     entries = (entry_of(int(path.name)) for path in _PROC.iterdir() if path.name.isdecimal())
     return [entry for entry in entries if entry is not None]
 

@@ -40,7 +40,7 @@ class RollingRestart:
 
     async def run(self) -> None:
         """Replace all processes in turn. Stops at a front whose successor does not start."""
-        log.info("rolling restart: begun", extra=ALWAYS)
+        log.info("rolling restart: started", extra=ALWAYS)
         for place in tuple(self._fronts):
             if not await self._replace(place):
                 log.error("rolling restart: stopped, %s was not replaced", place.process.name)

@@ -232,7 +232,7 @@ class Supervisor:
             if process not in gone and processes.ended_badly(process)
         ]
         if bad:
-            log.error("did not end in order: %s", ", ".join(bad))
+            log.error("did not shut down cleanly: %s", ", ".join(bad))
         return EXIT_GAVE_UP if bad else EXIT_OK
 
     @property
@@ -264,7 +264,7 @@ class Supervisor:
             self._beats_fd = create_beats(NUM_ROWS)
             stack.callback(os.close, self._beats_fd)
         except OSError as error:
-            raise CannotStart(f"there is no shared memory: {error}") from error
+            raise CannotStart(f"cannot allocate shared memory: {error}") from error
 
     def _spawn_context(self) -> SpawnContext:
         assert self._link_listener is not None
@@ -296,7 +296,7 @@ class Supervisor:
 
     def _on_roll_signal(self) -> None:
         if self._stop.is_set() or not self._is_ready:
-            log.warning("SIGUSR2: the service is not up, nothing is restarted")
+            log.warning("SIGUSR2 ignored: the service is not ready yet")
         elif self._roll is not None and not self._roll.done():
             log.warning("SIGUSR2: a rolling restart is under way already")
         else:

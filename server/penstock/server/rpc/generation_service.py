@@ -1,34 +1,46 @@
-"""GenerationService: Generate, GenerateOnce and Cancel; Resume and Multiplex have their own files.
+"""GenerationService: Generate, GenerateOnce, Resume and Cancel; Multiplex has its own file.
 
 Owns the path of one call: parse, map, open, write, release.
 """
 
 import asyncio
-from typing import Any, Final
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import grpc
 
+from penstock.server.front import events
 from penstock.server.front.accounts import RequestAccount
-from penstock.server.front.errors import RequestError
+from penstock.server.front.attachments import Attachments, Received, received
+from penstock.server.front.errors import RequestError, refuse_feature
 from penstock.server.front.front import Front
+from penstock.server.front.generation import Generation
+from penstock.server.front.live_request import LiveRequest
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
 from penstock.server.rpc.large_messages import LargeMessageTurns
-from penstock.server.rpc.loop_turns import LoopTurns
 from penstock.server.rpc.mapping_in.generation import (
     check_request_id,
+    read_generation,
+    valid_request_id,
 )
 from penstock.server.rpc.mapping_in.options import check_no_chunks, check_not_resumable
 from penstock.server.rpc.mapping_in.violations import Violations
-from penstock.server.rpc.mapping_out import encoder_for
+from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for, varint
 from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.rpc.once_encoding import OnceEncoder
 from penstock.server.rpc.parsing import parse, parse_request
-from penstock.server.rpc.resume_service import ResumeService
 from penstock.server.security.rights import Caller
+from penstock.server.tenants import PriorityCeilings
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
+
+_RESPONSE = b"\x0a"  # ResumeResponse.response
+
+_MAX_TURN_S: Final = 0.002
+T = TypeVar("T")
 
 SERVICE_NAME = "penstock.v1.GenerationService"
 _LARGE_BYTES: Final = 1 << 20
@@ -125,3 +137,101 @@ class GenerationService:
             raise CallFailed(error.refusal, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
+
+
+class LoopTurns:
+    """Makes the parts of one response, and yields to the event loop if that takes long.
+
+    One clock for all of them: a stream whose events are all there gives them without a turn.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    async def make(self, parts: Iterator[T]) -> list[T]:
+        """Make all parts."""
+        made: list[T] = []
+        for part in parts:
+            made.append(part)
+            if time.perf_counter() - self._began_s > _MAX_TURN_S:
+                await asyncio.sleep(0)
+                self._began_s = time.perf_counter()
+        return made
+
+
+class ResumeService:
+    """Resume: attaches a request's stream and delivers what its client has not received."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._attachments = Attachments(front, self._read)
+
+    def on_engine(self) -> None:
+        """An engine has connected: release requests that other fronts attach."""
+        if self._front.port is not None:
+            self._front.port.on_detached(self._attachments.on_detached)
+
+    async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
+        """Deliver the rest of a request's stream, after the tokens that were received."""
+        front = self._front
+        if not front.config.max_resume_grace_s:
+            raise refuse_feature("resume")
+        message = parse(pb.ResumeRequest, data)
+        violations = Violations()
+        check_request_id("request_id", message.request_id, violations)
+        if len(message.received_token_counts) > front.config.max_num_outputs:
+            violations.add(
+                "received_token_counts",
+                f"must have at most {front.config.max_num_outputs} entries",
+            )
+        try:
+            violations.raise_if_any()
+            request = await self._attachments.attach(
+                message.request_id, caller.tenant, caller.ceilings
+            )
+            try:
+                await self._deliver(request, message, context)
+            finally:
+                front.release(request)
+        except RequestError as error:
+            raise CallFailed(error.refusal, valid_request_id(message)) from None
+
+    async def _deliver(
+        self,
+        request: LiveRequest,
+        message: pb.ResumeRequest,
+        context: Context,
+    ) -> None:
+        front, generation = self._front, request.generation
+        had = received(generation, message.next_sequence, message.received_token_counts)
+        encoder = encoder_for(generation.output.chunks, front.config, front.text.token_bytes)
+        encoder.sequence = message.next_sequence
+        # It may take long before the first event: the client sees that the stream is open.
+        await context.send_initial_metadata(())
+        await deliver(front, request, _RestEncoder(encoder, request, had), context)
+
+    def _read(
+        self, message: bytes, request_id: str, tenant: str, ceilings: PriorityCeilings
+    ) -> Generation:
+        """See `ReadGeneration`."""
+        request = parse(pb.GenerateRequest, message)
+        request.request_id = request_id
+        front = self._front
+        return read_generation(
+            request, front.known_limits(), front.model_names, tenant=tenant, ceilings=ceilings
+        )
+
+
+class _RestEncoder:
+    """Encodes what a client has not received."""
+
+    def __init__(self, encoder: ResponseEncoder, request: LiveRequest, had: Received) -> None:
+        self._encoder = encoder
+        self._request = request
+        self._had = had
+
+    def encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
+        """See `Encoder`."""
+        self._request.is_catching_up = False
+        for message in self._encoder.encode(self._had.rest_of(batch, self._request)):
+            yield b"".join((_RESPONSE, varint(len(message)), message))

@@ -175,13 +175,7 @@ class HandlerWrapper:
         self, method: str, handler: CallerUnaryHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A unary method that needs its caller."""
-
-        async def handle(arrived: Arrived, context: Context) -> bytes:
-            call = _called(handler, arrived, context)
-            del arrived
-            return await self._run(method, call, context)
-
-        return grpc.unary_unary_rpc_method_handler(cast(Any, handle))
+        return grpc.unary_unary_rpc_method_handler(self._for_caller(method, handler))
 
     def server_stream(
         self, method: str, handler: StreamHandler
@@ -193,39 +187,19 @@ class HandlerWrapper:
         self, method: str, handler: CallerStreamHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A server-streaming method that needs its caller."""
-
-        async def handle(arrived: Arrived, context: Context) -> None:
-            call = _called(handler, arrived, context)
-            del arrived
-            await self._run(method, call, context)
-
-        return grpc.unary_stream_rpc_method_handler(cast(Any, handle))
+        return grpc.unary_stream_rpc_method_handler(self._for_caller(method, handler))
 
     def unary_request(
         self, method: str, handler: UnaryRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A unary method that serves one request."""
-
-        async def handle(arrived: Arrived, context: Context) -> bytes:
-            account = accounts.open(method, context)
-            call = _called_for(account, handler, arrived, context)
-            del arrived
-            return await self._run_request(method, call, context, account, accounts)
-
-        return grpc.unary_unary_rpc_method_handler(cast(Any, handle))
+        return grpc.unary_unary_rpc_method_handler(self._for_request(method, handler, accounts))
 
     def stream_request(
         self, method: str, handler: StreamRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A server-streaming method that serves one request."""
-
-        async def handle(arrived: Arrived, context: Context) -> None:
-            account = accounts.open(method, context)
-            call = _called_for(account, handler, arrived, context)
-            del arrived
-            await self._run_request(method, call, context, account, accounts)
-
-        return grpc.unary_stream_rpc_method_handler(cast(Any, handle))
+        return grpc.unary_stream_rpc_method_handler(self._for_request(method, handler, accounts))
 
     def bidirectional(
         self, method: str, handler: Callable[[Context], Awaitable[None]]
@@ -279,6 +253,40 @@ class HandlerWrapper:
 
     def _retry_delay_s(self, refusal: Refusal) -> float | None:
         return retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
+
+    def _for_caller(
+        self, method: str, handler: Callable[[bytes, Context, Caller], Awaitable[object]]
+    ) -> Any:
+        async def handle(arrived: Arrived, context: Context) -> object:
+            call: Awaitable[object]
+            if isinstance(arrived, Refusal):
+                call = _refused(arrived)
+            else:
+                call = handler(arrived.data, context, arrived.caller)
+            del arrived
+            return await self._run(method, call, context)
+
+        return handle
+
+    def _for_request(
+        self,
+        method: str,
+        handler: Callable[[bytes, Context, RequestAccount], Awaitable[object]],
+        accounts: CallAccounts,
+    ) -> Any:
+        async def handle(arrived: Arrived, context: Context) -> object:
+            account = accounts.open(method, context)
+            call: Awaitable[object]
+            if isinstance(arrived, Refusal):
+                call = _refused(arrived)
+            else:
+                caller = arrived.caller
+                account.tenant, account.ceilings = caller.tenant, caller.ceilings
+                call = handler(arrived.data, context, account)
+            del arrived
+            return await self._run_request(method, call, context, account, accounts)
+
+        return handle
 
     async def _run_request(
         self,
@@ -345,28 +353,6 @@ class HandlerWrapper:
         except (TimeoutError, grpc.aio.BaseError) as error:
             # The peer does not read or is gone: its deadline may pass while the status is written.
             raise asyncio.CancelledError from error
-
-
-def _called(
-    handler: Callable[[bytes, Context, Caller], Awaitable[R]], arrived: Arrived, context: Context
-) -> Awaitable[R]:
-    if isinstance(arrived, Refusal):
-        return _refused(arrived)
-    return handler(arrived.data, context, arrived.caller)
-
-
-def _called_for(
-    account: RequestAccount,
-    handler: Callable[[bytes, Context, RequestAccount], Awaitable[R]],
-    arrived: Arrived,
-    context: Context,
-) -> Awaitable[R]:
-    """Attribute the request of `account` to its caller."""
-    if isinstance(arrived, Refusal):
-        return _refused(arrived)
-    caller = arrived.caller
-    account.tenant, account.ceilings = caller.tenant, caller.ceilings
-    return handler(arrived.data, context, account)
 
 
 async def _refused(refusal: Refusal) -> Any:

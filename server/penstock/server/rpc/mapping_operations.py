@@ -93,7 +93,7 @@ def timestamp_of(time_s: float) -> Timestamp:
 
 
 def duration_if_known(duration_s: float | None) -> Duration | None:
-    """None for None, and for a value that no duration can hold."""
+    """A duration; None for None and for a value outside its range."""
     if duration_s is None or not math.isfinite(duration_s):
         return None
     return duration_of(duration_s)
@@ -196,7 +196,7 @@ def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
 
 
 def _ttft_s(arrival_s: float, history: Sequence[PhaseChange]) -> float | None:
-    """Decoding starts with the first token."""
+    """Time to the first token, when decoding starts."""
     for change in history:
         if change.phase == _DECODE:
             return max(0.0, change.since_s - arrival_s)

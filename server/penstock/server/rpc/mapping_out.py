@@ -180,7 +180,7 @@ class ResponseEncoder:
 
 
 def varint(value: int) -> bytes:
-    """Base 128, least significant first. `value` is not negative."""
+    """`value`, not negative, in base 128, least significant digits first."""
     if value < 128:
         return BYTE[value]
     if value < 16384:
@@ -285,7 +285,7 @@ def finished_of(event: events.Finished) -> pb.RequestFinished:
 
 
 def duration_of(seconds: float) -> Duration:
-    """In whole microseconds."""
+    """A duration in whole microseconds."""
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))
     return duration

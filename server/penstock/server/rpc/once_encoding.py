@@ -1,10 +1,10 @@
 """A finished stream as one GenerateOnceResponse, a part at a time.
 
-Owns the parts: serialised messages that are the response when they stand one behind another, since
-merging appends to repeated fields. Each takes no more than some milliseconds to make, so that the
-event loop may turn in between: the records of a long prompt take over half a second in all. What
-has come is kept as bytes, not as objects: of hundreds of thousands of those, a single run of the
-garbage collector takes a quarter of a second.
+Owns the parts: serialised messages whose concatenation is the response, since merging appends to
+repeated fields. Each takes no more than some milliseconds to make, so that the event loop can run
+other work in between: the records of a long prompt take over half a second in all. Received events
+are kept as bytes, not as objects: of hundreds of thousands of those, a single run of the garbage
+collector takes a quarter of a second.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -20,8 +20,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
-    Operations,
     OperationsError,
     RequestView,
     arrival_order,
@@ -184,7 +184,7 @@ class OperationsMethods:
                 "drain_timeout", request.drain_timeout, can_be_zero=True
             )
         violations.raise_if_any()
-        with _told():
+        with _report_impossible():
             num_live = await self._operations.drain(timeout_s)
         return pb.DrainResponse(num_live_requests=num_live).SerializeToString()
 
@@ -218,7 +218,7 @@ class OperationsMethods:
         self, file_format: pb.FlightRecordFormat.ValueType, max_steps: int | None
     ) -> Iterator[pb.GetFlightRecordResponse]:
         """The recorder's memory in messages. Made off the loop: thousands of steps take a while."""
-        with _told():
+        with _report_impossible():
             recording = await self._operations.flight_record()
         if file_format == pb.FLIGHT_RECORD_FORMAT_RAW:
             return _file_responses(recording)
@@ -233,7 +233,7 @@ class OperationsMethods:
         del context
         request = parse(pb.DumpFlightRecordRequest, data)
         self._model_of(request)
-        with _told():
+        with _report_impossible():
             path = await self._operations.dump_flight_record("operator")
         return pb.DumpFlightRecordResponse(path=str(path)).SerializeToString()
 
@@ -245,7 +245,7 @@ class OperationsMethods:
         if level is None:
             names = ", ".join(name.upper() for name in _LEVELS.values())
             raise refuse_field("level", f"must be one of {names}")
-        with _told():
+        with _report_impossible():
             await self._operations.set_log_level(level)
         return pb.SetLogLevelResponse().SerializeToString()
 
@@ -253,7 +253,7 @@ class OperationsMethods:
         """Sample the stacks of a process."""
         request = parse(pb.ProfileRequest, data)
         process, duration_s = _profile_of(request)
-        with _told():
+        with _report_impossible():
             pieces = self._operations.profile(process, duration_s)
             async for chunk in _rechunked(pieces):
                 await context.write(pb.ProfileResponse(file_chunk=chunk).SerializeToString())
@@ -272,13 +272,13 @@ class OperationsMethods:
         return model
 
     async def _live_requests(self) -> tuple[RequestView, ...]:
-        with _told():
+        with _report_impossible():
             return await self._operations.live_requests()
 
 
 @contextlib.contextmanager
-def _told() -> Generator[None]:
-    """What cannot be done is reported with its reason, which is written for operators."""
+def _report_impossible() -> Generator[None]:
+    """Report an impossible operation with its reason, which is written for operators."""
     try:
         yield
     except OperationsError as error:

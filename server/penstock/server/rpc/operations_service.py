@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
-from penstock.server.observe.operations.snapshot import Operations
+from penstock.server.observe.operations.service import Operations
 from penstock.server.rpc import health, reflection
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import HandlerWrapper

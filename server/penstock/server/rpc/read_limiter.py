@@ -286,7 +286,7 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
 
 
 async def _until_left(serving: Awaitable[R]) -> R:
-    """A write in progress when the peer vanished is not our error."""
+    """Run a write; a peer that disconnects during it is not our error."""
     try:
         return await serving
     except grpc.aio.AbortError:

@@ -247,7 +247,7 @@ def parse_policy(text: str, folder: Path) -> Policy:
 
 
 def _with_defaults(root: dict[str, Any]) -> dict[str, Any]:
-    """Keys that a tenant leaves out are those of `default`."""
+    """A tenant's keys, completed by those of `default`."""
     default, tenants = _table(root.get("default")), _table(root.get("tenants"))
     known = {item.name for item in fields(TenantPolicy)}
     base = {name: value for name, value in default.items() if name in known}

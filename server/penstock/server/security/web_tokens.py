@@ -127,7 +127,7 @@ def _key(jwk: dict[str, Any], algorithm: str, where: str) -> "PyJWK":
     try:
         key = PyJWK(jwk, algorithm)
     except (PyJWTError, ValueError, TypeError, KeyError):
-        raise BadKeySet(f"{where} is no key for {algorithm}") from None
+        raise BadKeySet(f"{where} is not a key for {algorithm}") from None
     if isinstance(key.key, RSAPublicKey) and key.key.key_size < MIN_RSA_BITS:
         raise BadKeySet(f"{where} has {key.key.key_size} bits, at least {MIN_RSA_BITS} are wanted")
     return key
@@ -170,11 +170,6 @@ class WebTokens:
             if len(self._good) > MAX_REMEMBERED:
                 self._good.popitem(last=False)
         return good.tenant
-
-    @property
-    def num_remembered(self) -> int:
-        """Tokens whose signature need not be verified again."""
-        return len(self._good)
 
     def _judge(self, token: bytes) -> _Good:
         from jwt import decode_complete, get_unverified_header

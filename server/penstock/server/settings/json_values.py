@@ -55,18 +55,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"the key {key!r} is there twice")
+            raise ValueError(f"duplicate key {key!r}")
         values[key] = value
     return values
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean NAME?`, or "" when no known name is similar."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean a or b?` where something known is near, else what is known, if not much."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=2, cutoff=0.7)
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return f"; known are {', '.join(sorted(names))}" if 0 < len(names) <= _MOST_LISTED else ""
+    """`; did you mean NAME?`, else the known names if they are few."""
+    names = sorted(known)
+    listed = f"; known are {', '.join(names)}" if 0 < len(names) <= _MOST_LISTED else ""
+    return nearest(name, names) or listed
 
 
 def to_json_value(value: object) -> Any:
@@ -130,7 +134,7 @@ def _checked(kind: Any, data: object, where: str) -> Any:
 
 
 def _abbreviated(data: object) -> str:
-    """A value in an error message; a long or nested one by its type."""
+    """A value for an error message; the type of a long or nested one."""
     match data:
         case Mapping():
             return "an object"

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 from penstock.scheduler.setting import SettingError, declarations
 from penstock.server.settings.json_values import did_you_mean, from_json_value, parse_json
@@ -25,7 +25,7 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of the field's type, and the name that the user gave it by."""
+    """A value of the field's type, and the name by which the user set it."""
 
     value: Any
     spelling: str
@@ -51,7 +51,7 @@ class Sources:
         return self.get(name, next(item.default for item in self.table if item.name == name))
 
     def spell(self, name: str) -> str:
-        """The name that the user gave it by; the flag where it was not given."""
+        """The name that the user gave; the flag where it was not given."""
         return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
 
     def refuse(self, names: Iterable[str], why: str) -> None:
@@ -123,7 +123,7 @@ def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
     given: dict[str, Given] = {}
     for group, values in read_table(file, "--config", is_toml=True).items():
         if group not in groups or not isinstance(values, dict):
-            raise BadSetting(f"{file}: {group} is no table{_meant(table, group, groups)}")
+            raise BadSetting(f"{file}: {group} is not a table{_meant(table, group, groups)}")
         for name, value in cast("Mapping[str, object]", values).items():
             key = f"{group}.{name}"
             if key not in known:
@@ -153,9 +153,10 @@ def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -
             value = _of_value(item, raw, spelling)
     except ValueError as error:
         raise BadSetting(str(error)) from error
-    fault = setting.fault(value)
-    if fault:
-        raise BadSetting(f"{spelling} {fault}")
+    for part in cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,):
+        fault = setting.fault(part)
+        if fault:
+            raise BadSetting(f"{spelling} {fault}")
     if setting.scale != 1:
         value = cast(Any, value) * setting.scale
     return Given(value, spelling)
@@ -170,6 +171,9 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
         if text not in item.choices:
             raise BadSetting(f"{spelling} must be one of {', '.join(item.choices)}, not {text!r}")
         return text == ON if kind is bool else kind(text)
+    if get_origin(kind) is tuple:
+        part = dataclasses.replace(item, kind=get_args(kind)[0])
+        return tuple(_of_text(part, each.strip(), spelling) for each in text.split(","))
     if kind in (int, float):
         try:
             return kind(text)
@@ -178,8 +182,6 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
             if item.setting.may_be_off:
                 wanted = item.setting.bounds
             raise BadSetting(f"{spelling} must be {wanted}, not {text!r}") from None
-    if get_origin(kind) is tuple:
-        return tuple(part.strip() for part in text.split(","))
     if get_origin(kind) is Mapping:
         return _pairs(text, spelling)
     return Path(text) if kind is Path else text

@@ -58,7 +58,7 @@ class Declared:
         if self.kind is bool:
             return ON, OFF
         if isinstance(self.kind, type) and issubclass(self.kind, enum.Enum):
-            return tuple(str(member.value) for member in self.kind)
+            return self.setting.choices or tuple(str(member.value) for member in self.kind)
         return self.setting.choices
 
     @property
@@ -124,7 +124,7 @@ def add_flags(
             add_to(parser.add_argument_group(heading), others)
 
 
-def add_to(group: argparse._ArgumentGroup, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
+def add_to(group: argparse._ActionsContainer, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
     """Add a flag for each of the settings; one without a default is required."""
     for item in items:
         is_required = item.default is dataclasses.MISSING and not item.setting.shown

@@ -57,7 +57,7 @@ def measure_template(
 ) -> TemplateCost:
     """The cost of the template behind `encode`, measured on short chats.
 
-    A template that refuses them gets usual figures: the kept part is counted anyway.
+    For a template that refuses them, typical values are used: the kept part is counted anyway.
     """
     question = ChatMessage(role="user", content="a")
     answer = ChatMessage(role="assistant", content="a")

@@ -249,7 +249,7 @@ def _is_markup(content: str, template: str) -> bool:
 def guarded_chat(
     messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
 ) -> tuple[list[ChatMessage], TemplateData, bool]:
-    """The same with control tokens escaped, and whether there were any. Raises
+    """The chat with control tokens escaped, and whether there were any. Raises
     ControlTokenError.
     """
     guarded = [_guarded_message(message, controls) for message in messages]

@@ -36,14 +36,14 @@ class DetokenizerStream(Protocol):
         ...
 
     def flush(self) -> str:
-        """The end: incomplete bytes, as U+FFFD."""
+        """End the stream: returns incomplete bytes as U+FFFD."""
         ...
 
 
 class Detokenizer:
-    """Per model; streams share its table.
+    """Detokenises for one model; streams share its table.
 
-    There is none when the tokenizer's decoder needs neighbouring tokens: streams then decode a
+    If the tokenizer's decoder needs neighbouring tokens there is no table, and streams decode a
     sliding window (several times slower).
     """
 
@@ -94,7 +94,7 @@ class Detokenizer:
         return piece.encode() if isinstance(piece, str) else piece
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of all of them."""
+        """The text of all tokens."""
         stream = self.new_stream()
         return stream.push(token_ids) + stream.flush()
 

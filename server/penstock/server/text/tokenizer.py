@@ -1,4 +1,4 @@
-"""Tokenises a client's texts and chats, off the event loop where that pays.
+"""Tokenises a client's texts and chats, on threads where that pays.
 
 Owns the thread pool, the guard against forged control tokens and the lower bound by which a text is
 refused before it costs anything. Does not know requests or limits.
@@ -53,7 +53,8 @@ class EncodedChat:
 
 @dataclass(slots=True)
 class TextAccount:
-    """To whom a text counts. `is_bounded`: it is refused where the tenant has too much waiting.
+    """The tenant that a text counts for. `is_bounded`: it is refused where the tenant has too much
+    waiting.
 
     `num_made`: tokens that were made of it, those that a window drops and those of a refused or
     cancelled text too; `on_end` gets them when no more are made.
@@ -65,16 +66,18 @@ class TextAccount:
     num_made: int = 0
 
     def add(self, num_tokens: int) -> None:
-        """So many more tokens were made."""
+        """Count tokens that were made."""
         self.num_made += num_tokens
 
     def end(self) -> None:
-        """No more are made."""
+        """Report that no more tokens are made."""
         self.on_end(self.num_made)
 
 
 class Tokenizer:
-    """Per model and process. Call the `_async` methods on an event loop, the others anywhere."""
+    """The tokenizer of one model in one process. Call the `_async` methods on an event loop, the
+    others anywhere.
+    """
 
     def __init__(
         self,
@@ -146,31 +149,6 @@ class Tokenizer:
         )
         return await self._run(steps, len(text), account)
 
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        add_generation_prompt: bool = True,
-        max_bytes: int = MAX_RENDERED_BYTES,
-        max_tokens: int | None = None,
-        data: TemplateData = NO_DATA,
-    ) -> EncodedChat:
-        """Render with the chat template and encode; the template adds the special tokens.
-
-        Raises ChatTemplateMissing, ChatTemplateError (also when the text is longer than
-        `max_bytes`), ToolsUnsupported, BadTemplateArgument, ControlTokenError, and TooManyTokens.
-        """
-        return run_at_once(
-            self._encode_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                max_bytes=max_bytes,
-                max_tokens=max_tokens,
-                data=data,
-                account=TextAccount(),
-            )
-        )
-
     async def encode_chat_async(
         self,
         messages: Sequence[ChatMessage],
@@ -182,10 +160,12 @@ class Tokenizer:
         data: TemplateData = NO_DATA,
         account: TextAccount | None = None,
     ) -> EncodedChat:
-        """`encode_chat`, in threads if the chat is long; otherwise as `encode_async`.
+        """Render with the chat template and encode; the template adds the special tokens.
 
-        With `window_tokens` the oldest turns are dropped to fit (chat_window.py), or WindowTooSmall
-        is raised.
+        In threads if the chat is long, as `encode_async`. With `window_tokens` the oldest turns are
+        dropped to fit (chat_window.py), or WindowTooSmall is raised. Raises ChatTemplateMissing,
+        ChatTemplateError (also when the text is longer than `max_bytes`), ToolsUnsupported,
+        BadTemplateArgument, ControlTokenError, TooManyTokens and TooMuchText.
         """
         account = account or TextAccount()
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes

@@ -87,10 +87,6 @@ class TokenizerPool:
         self._bytes_of: dict[str, int] = {}
         self._bytes_per_s = _FIRST_BYTES_PER_S
 
-    def bytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant, waiting and in work."""
-        return self._bytes_of.get(tenant, 0)
-
     async def run(
         self,
         steps: Steps[T],
@@ -206,7 +202,7 @@ class TokenizerPool:
         work.add_done_callback(on_thread)
 
     def _forget_some(self) -> None:
-        """Forget tenants that others have caught up with: they start at the current place."""
+        """Forget tenants that others have caught up with: they restart at the current position."""
         if len(self._finish) > _MAX_REMEMBERED:
             now = self._now
             self._finish = {name: end for name, end in self._finish.items() if end > now}

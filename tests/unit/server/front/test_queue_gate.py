@@ -14,30 +14,15 @@ from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import Urgency
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.queue_gate import QueueGate
-from penstock.server.link.board import QueueState
 from penstock.server.link.frames import EngineHello
 from support.fronts import INFO
 from support.replay_site import generation
+from support.shown_queue import ShownBoard
 
+EPOCH = 3
 HELLO = EngineHello(
-    epoch=3, model="tiny", executor=INFO, max_num_waiting=10, max_num_waiting_tokens=100
+    epoch=EPOCH, model="tiny", executor=INFO, max_num_waiting=10, max_num_waiting_tokens=100
 )
-
-
-class Shown:
-    def __init__(self) -> None:
-        self.num_beats = 7
-        self.queue = QueueState(
-            epoch=3, num_waiting=0, num_waiting_tokens=0, estimated_queue_s=None, at_s=0.0
-        )
-
-    def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
-        self.num_beats += 1
-        self.queue = self.queue._replace(
-            num_waiting=num_waiting,
-            num_waiting_tokens=num_tokens,
-            estimated_queue_s=queue_s,
-        )
 
 
 def refusal(gate: QueueGate, num_requests: int = 1, num_tokens: int = 0) -> RequestError | None:
@@ -49,8 +34,8 @@ def refusal(gate: QueueGate, num_requests: int = 1, num_tokens: int = 0) -> Requ
 
 
 def test_the_bound_on_requests_holds_for_all_outputs_of_one() -> None:
-    shown = Shown()
-    gate = QueueGate(shown)
+    shown = ShownBoard(EPOCH)
+    gate = QueueGate(shown.view)
     shown.show(8, queue_s=2.5)
     assert refusal(gate, 2) is None
     error = refusal(gate, 3)
@@ -61,22 +46,22 @@ def test_the_bound_on_requests_holds_for_all_outputs_of_one() -> None:
 
 
 def test_the_bound_on_tokens_lets_small_ones_in() -> None:
-    shown = Shown()
-    gate = QueueGate(shown)
+    shown = ShownBoard(EPOCH)
+    gate = QueueGate(shown.view)
     shown.show(2, num_tokens=90)
     assert refusal(gate, 1, 10) is None
     assert refusal(gate, 1, 11) is not None
 
 
 def test_prompts_of_more_than_the_bound_by_themselves_pass_an_empty_queue() -> None:
-    gate = QueueGate(Shown())
+    gate = QueueGate(ShownBoard(EPOCH).view)
     assert refusal(gate, 10, 1000) is None
 
 
 @pytest.mark.parametrize("num_waiting", [0, 9])
 def test_more_outputs_than_the_queue_has_places_are_refused_for_good(num_waiting: int) -> None:
-    shown = Shown()
-    gate = QueueGate(shown)
+    shown = ShownBoard(EPOCH)
+    gate = QueueGate(shown.view)
     shown.show(num_waiting, queue_s=2.5)
     error = refusal(gate, 11)
     assert error is not None
@@ -86,8 +71,8 @@ def test_more_outputs_than_the_queue_has_places_are_refused_for_good(num_waiting
 
 
 def test_what_was_sent_counts_until_the_engine_shows_it() -> None:
-    shown = Shown()
-    gate = QueueGate(shown)
+    shown = ShownBoard(EPOCH)
+    gate = QueueGate(shown.view)
     for _ in range(10):
         assert refusal(gate) is None
         gate.note_sent(1, 5)
@@ -101,20 +86,19 @@ def test_what_was_sent_counts_until_the_engine_shows_it() -> None:
 
 
 def test_another_engine_has_heard_nothing_of_it() -> None:
-    shown = Shown()
-    gate = QueueGate(shown)
+    shown = ShownBoard(EPOCH)
+    gate = QueueGate(shown.view)
     gate.note_sent(10, 50)
     assert refusal(gate) is not None
-    shown.num_beats = 0
+    shown.restart(EPOCH)
     assert refusal(gate) is None
 
 
 @pytest.mark.parametrize("epoch", [2, 4])
 def test_a_queue_of_another_engine_is_none(epoch: int) -> None:
-    shown = Shown()
-    gate = QueueGate(shown)
+    shown = ShownBoard(epoch)
+    gate = QueueGate(shown.view)
     shown.show(10)
-    shown.queue = shown.queue._replace(epoch=epoch)
     assert refusal(gate) is None
 
 
@@ -125,9 +109,9 @@ def test_nothing_shown_nothing_refused() -> None:
 
 
 def test_the_last_places_are_shared_by_the_fronts() -> None:
-    shown, waiting = Shown(), Waiting()
+    shown, waiting = ShownBoard(EPOCH), Waiting()
     waiting.add("", 20)
-    gate = QueueGate(shown, num_fronts=4, waiting=waiting)
+    gate = QueueGate(shown.view, num_fronts=4, waiting=waiting)
     wide = msgspec.structs.replace(HELLO, max_num_waiting=100)
     shown.show(60)
     gate.check(wide, 40)
@@ -141,15 +125,15 @@ def test_the_last_places_are_shared_by_the_fronts() -> None:
 
 
 def test_a_short_queue_is_used_to_its_last_place() -> None:
-    shown = Shown()
-    gate = QueueGate(shown, num_fronts=4)
+    shown = ShownBoard(EPOCH)
+    gate = QueueGate(shown.view, num_fronts=4)
     shown.show(9)
     assert refusal(gate) is None
 
 
 def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
-    shown = Shown()
-    gate = QueueGate(shown)
+    shown = ShownBoard(EPOCH)
+    gate = QueueGate(shown.view)
     shown.show(10)
     assert refusal(gate) is not None
     gate.note_sent(-2, -20)
@@ -187,10 +171,10 @@ def passes(gate: QueueGate, tenant: str, priority: int = 0) -> bool:
 
 
 def test_a_full_queue_is_open_to_a_tenant_with_a_smaller_part() -> None:
-    shown, waiting = Shown(), Waiting()
+    shown, waiting = ShownBoard(EPOCH), Waiting()
     waiting.add("flood", 7)
     waiting.add("quiet", 3)
-    gate = QueueGate(shown, waiting=waiting)
+    gate = QueueGate(shown.view, waiting=waiting)
     shown.show(10)
 
     assert not passes(gate, "flood")
@@ -200,10 +184,12 @@ def test_a_full_queue_is_open_to_a_tenant_with_a_smaller_part() -> None:
 
 
 def test_parts_go_by_weight() -> None:
-    shown, waiting = Shown(), Waiting()
+    shown, waiting = ShownBoard(EPOCH), Waiting()
     waiting.add("light", 4)
     waiting.add("heavy", 6)
-    gate = QueueGate(shown, waiting=waiting, weight_of=lambda name: 3.0 if name == "heavy" else 1.0)
+    gate = QueueGate(
+        shown.view, waiting=waiting, weight_of=lambda name: 3.0 if name == "heavy" else 1.0
+    )
     shown.show(10)
 
     assert passes(gate, "heavy")
@@ -211,10 +197,10 @@ def test_parts_go_by_weight() -> None:
 
 
 def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
-    shown, waiting = Shown(), Waiting()
+    shown, waiting = ShownBoard(EPOCH), Waiting()
     waiting.add("", 5, priority=1)
     waiting.add("", 5, priority=3)
-    gate = QueueGate(shown, waiting=waiting)
+    gate = QueueGate(shown.view, waiting=waiting)
     shown.show(10)
 
     assert not passes(gate, "", priority=1)
@@ -222,9 +208,9 @@ def test_a_full_queue_is_open_to_a_higher_class_of_the_same_tenant() -> None:
 
 
 def test_a_small_part_passes_where_the_largest_may_be_at_another_front() -> None:
-    shown, waiting = Shown(), Waiting()
+    shown, waiting = ShownBoard(EPOCH), Waiting()
     waiting.add("quiet", 1)
-    gate = QueueGate(shown, num_fronts=2, waiting=waiting)
+    gate = QueueGate(shown.view, num_fronts=2, waiting=waiting)
     shown.show(10)
 
     # Of ten places a quarter is two; what passes counts.

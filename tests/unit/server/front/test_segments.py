@@ -1,9 +1,9 @@
-"""Marks and what the engine explains, as the segments of a record."""
+"""What happened to a request and what the engine explains, as the segments of its record."""
 
 from __future__ import annotations
 
 from penstock.scheduler.events import Stay, Wait
-from penstock.server.front.phases import PhaseClock, segments_of
+from penstock.server.front.phases import PhaseClock
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
 from penstock.server.observe.request_record import Segment, SegmentKind
 
@@ -22,7 +22,7 @@ def test_a_life_with_a_preemption() -> None:
     clock.find_prefix(32)
     clock.token(8.0)
     clock.stop(9.0)
-    assert segments_of(clock.marks, end_s=10.0, num_tokens=8) == (
+    assert clock.segments_until(10.0, num_tokens=8) == (
         Segment(K.PREPARE, 0.0, 1.0),
         Segment(K.QUEUE, 1.0, 3.0, wait=WAIT),
         Segment(K.PREFILL, 3.0, 4.0, num_cached_tokens=16),
@@ -41,7 +41,7 @@ def test_a_single_token_leaves_its_stay_to_the_prefill() -> None:
     clock.token(2.0)
     clock.explain(stay=STAY)
     clock.stop(2.0)
-    assert segments_of(clock.marks, end_s=2.0, num_tokens=1) == (
+    assert clock.segments_until(2.0, num_tokens=1) == (
         Segment(K.PREPARE, 0.0, 1.0),
         Segment(K.PREFILL, 1.0, 2.0, stay=STAY),
     )
@@ -50,18 +50,18 @@ def test_a_single_token_leaves_its_stay_to_the_prefill() -> None:
 def test_a_request_that_took_no_time_has_a_segment_all_the_same() -> None:
     clock = PhaseClock(5.0)
     clock.submit(5.0)
-    assert segments_of(clock.marks, end_s=5.0, num_tokens=0) == (Segment(K.PREPARE, 5.0, 5.0),)
+    assert clock.segments_until(5.0, num_tokens=0) == (Segment(K.PREPARE, 5.0, 5.0),)
 
 
 def test_what_comes_after_the_end_changes_nothing() -> None:
     clock = PhaseClock(0.0)
     clock.submit(1.0)
     clock.stop(2.0)
-    before = segments_of(clock.marks, end_s=4.0, num_tokens=0)
+    before = clock.segments_until(4.0, num_tokens=0)
     clock.admit(3.0)
     clock.token(3.5)
     clock.stop(3.6)
-    assert segments_of(clock.marks, end_s=4.0, num_tokens=0) == before
+    assert clock.segments_until(4.0, num_tokens=0) == before
 
 
 def test_the_last_word_explains_the_last_stay_in_the_queue_and_no_earlier_one() -> None:
@@ -69,7 +69,7 @@ def test_the_last_word_explains_the_last_stay_in_the_queue_and_no_earlier_one() 
     clock.submit(1.0)
     clock.admit(2.0, wait=WAIT)
     clock.explain(wait=Wait(blocks_s=9.0))
-    assert segments_of(clock.marks, end_s=3.0, num_tokens=0)[1].wait == WAIT
+    assert clock.segments_until(3.0, num_tokens=0)[1].wait == WAIT
 
 
 def test_writes_that_wait_for_their_reader_are_summed() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from penstock.server.rpc.loop_turns import LoopTurns
+from penstock.server.rpc.generation_service import LoopTurns
 
 
 async def test_the_loop_turns_between_batches_that_are_short_each(

@@ -257,7 +257,13 @@ def test_unknown_model(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(edited(lambda m: setattr(m, "model", name)))
     assert caught.value.reason is ErrorReason.MODEL_NOT_FOUND
-    assert "not found; available: " in caught.value.refusal.message
+    assert caught.value.refusal.message == f"model {name!r} not found; available: alias, tiny"
+
+
+def test_a_misspelt_model_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(RequestError) as caught:
+        read(edited(lambda m: setattr(m, "model", "tinny")))
+    assert caught.value.refusal.message == "model 'tinny' not found; did you mean tiny?"
 
 
 @pytest.mark.parametrize(
@@ -277,6 +283,10 @@ def test_what_the_executor_lacks_is_refused(edit: Edit, feature: Feature) -> Non
         read(edited(edit), limits)
     assert caught.value.reason is ErrorReason.FEATURE_UNSUPPORTED
     assert caught.value.refusal.metadata["feature"] == feature.value
+    assert (
+        f"{feature.value} is not supported by the {INFO.name} executor;"
+        in caught.value.refusal.message
+    )
 
 
 def test_neutral_values_need_no_feature() -> None:

@@ -9,6 +9,7 @@ import pytest
 from penstock.executor.models import resolve_model
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.model_text import ModelText
+from support.tiny_tokenizers import encode_chat
 
 SPEECH = "ROMEO:\nBut soft! What light through yonder window breaks?\n"
 
@@ -36,7 +37,7 @@ def test_dialogues_are_rendered(demo: ModelText) -> None:
         ChatMessage(role="assistant", content="None, my lord."),
         ChatMessage(role="user", content=f"Then {demo.files.eos_token}go."),
     ]
-    chat = demo.tokenizer.encode_chat(messages)
+    chat = encode_chat(demo.tokenizer, messages)
     ids = chat.ids.tolist()
     assert ids[0] == demo.files.bos_id
     assert ids.count(demo.files.bos_id) == 1

@@ -95,8 +95,8 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
         ),
         ("r.jsonl", '{"arrival_s": 0, "prompt_tokens": 1, "outputs": 2}\n', ":1: unknown field"),
         ("r.jsonl", '{"arrival_s": true, "prompt_tokens": 1}\n', ":1: arrival_s must be a number"),
-        ("e.csv", "\n\n", "holds no requests"),
-        ("h.csv", AZURE.splitlines()[0] + "\n", "holds no requests"),
+        ("e.csv", "\n\n", "contains no requests"),
+        ("h.csv", AZURE.splitlines()[0] + "\n", "contains no requests"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(

@@ -14,7 +14,7 @@ from penstock.tools.simulation.synthetic import (
     TenantShare,
     synthetic_trace,
 )
-from penstock.tools.simulation.transform import TransformConfig, merged, transformed
+from penstock.tools.simulation.transform import TransformConfig, transformed
 
 
 def request(arrival_s: float, **fields: Any) -> TraceRequest:
@@ -127,10 +127,9 @@ def test_tenants_and_deadlines_are_given_out_by_share() -> None:
     assert changed == list(transformed(trace, config))
 
 
-def test_max_requests_and_merged() -> None:
-    evens = [request(0.0), request(2.0)]
-    odds = [request(1.0), request(3.0)]
+def test_max_requests() -> None:
+    trace = [request(float(at_s)) for at_s in range(4)]
 
-    first = list(transformed(merged(evens, odds), TransformConfig(max_requests=3)))
+    first = list(transformed(trace, TransformConfig(max_requests=3)))
 
     assert [r.arrival_s for r in first] == [0.0, 1.0, 2.0]

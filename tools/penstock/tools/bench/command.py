@@ -1,7 +1,7 @@
-"""`penstock bench`: puts load on a service and reports what was measured.
+"""`penstock bench`: loads a service and reports measurements.
 
 Owns the order: reach or start a service, run each point, report. The flags are in `bench_options`,
-what is sent and measured is in the other modules of this package, the report in `report`.
+sending and measuring are in the other modules of this package, the report in `report`.
 """
 
 import argparse
@@ -17,11 +17,13 @@ from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_sign
 from penstock.server.cli.connection import UsageError, default_address, run_reporting
 from penstock.server.cli.connection_options import add_connection_options
 from penstock.tools.bench.options import (
+    TRACE_CHANGES,
     add_load_options,
     add_target_options,
     check_options,
     plans_of,
     sender_of,
+    trace_changes,
 )
 from penstock.tools.own_service import OwnService, ServiceFailed
 from penstock.tools.progress_line import ProgressLine
@@ -29,7 +31,7 @@ from penstock.tools.progress_line import ProgressLine
 if TYPE_CHECKING:
     from penstock.client import Model
     from penstock.tools.bench.fleet import Fleet, LoadRun
-    from penstock.tools.bench.plan import LoadPlan
+    from penstock.tools.bench.plan import BenchOptions, LoadPlan
     from penstock.tools.bench.sender import SenderConfig
     from penstock.tools.bench.worker import WorkerProgress
 
@@ -61,7 +63,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "  penstock bench --own-service --concurrency 64 -- --executor simulated\n\n"
         "See docs/bench.md.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "rest",
@@ -71,7 +72,6 @@ def add_parser(subparsers: Subparsers) -> None:
         " with --own-service: the options of `penstock serve`, after --",
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:
@@ -93,13 +93,13 @@ async def _bench(args: argparse.Namespace) -> int:
     from penstock.tools.bench.fleet import FleetFailed
     from penstock.tools.bench.latency_histogram import RecordingUnavailable, require_hdr_histogram
 
-    check_options(args)
+    options = check_options(args)
     try:
         require_hdr_histogram()
         if not args.own_service:
             address = args.rest[0] if args.rest else default_address(os.environ)
-            return await _measure(args, address)
-        return await _with_own_service(args)
+            return await _measure(args, options, address)
+        return await _with_own_service(args, options)
     except RecordingUnavailable as error:
         raise UsageError(str(error)) from error
     except FleetFailed as error:
@@ -107,33 +107,29 @@ async def _bench(args: argparse.Namespace) -> int:
         return ExitCode.FAILED
 
 
-async def _with_own_service(args: argparse.Namespace) -> int:
+async def _with_own_service(args: argparse.Namespace, options: "BenchOptions") -> int:
     service = OwnService(
         args.rest,
-        start_timeout_s=args.start_timeout_s,
+        start_timeout_s=options.start_timeout_s,
         stop_timeout_s=_STOP_TIMEOUT_S,
         # Containers are configured by their environment, so the service under test reads it too.
         environment=os.environ,
     )
     try:
         async with service:
-            return await _measure(args, service.address)
+            return await _measure(args, options, service.address)
     except ServiceFailed as failure:
         print(f"penstock bench: {failure}", file=sys.stderr, flush=True)
         return ExitCode.UNAVAILABLE if service.start_s is None else ExitCode.FAILED
 
 
-async def _measure(args: argparse.Namespace, address: str) -> int:
+async def _measure(args: argparse.Namespace, options: "BenchOptions", address: str) -> int:
     from penstock.tools.bench.fleet import Fleet
 
     sender = sender_of(args, address)
     model = await _model_at(sender, args.model)
     plans = plans_of(args, model, secrets.randbelow(2**32))
-    try:
-        fleet = Fleet(sender, args.processes)
-    except ValueError as error:
-        raise UsageError(f"--processes: {error}") from error
-    async with fleet:
+    async with Fleet(sender, options.num_processes) as fleet:
         runs = await _run_all(args, fleet, plans)
     return _report(args, sender, model, runs)
 
@@ -207,11 +203,11 @@ def _report(
 
 
 def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
-    """The trace and its changes; its folder is not reported."""
+    """The trace and its changes for the report, without its folder."""
     if args.trace is None:
         return None
-    names = ("load", "start_s", "max_prompt_tokens", "max_output_tokens")
-    return {"file": args.trace.name, **{name: getattr(args, name) for name in names}}
+    changes = trace_changes(args)
+    return {"file": args.trace.name, **{name: getattr(changes, name) for name in TRACE_CHANGES}}
 
 
 def bar_text(heading: str, plan: "LoadPlan", now_s: float, progress: "WorkerProgress") -> str:

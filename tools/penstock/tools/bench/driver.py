@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 from penstock.client.errors import PenstockError
 from penstock.client.events import Event, Finished, Tokens
@@ -23,14 +23,8 @@ _GRAIN_S = 1e-6
 """Resolution of the histograms, in seconds; shorter waits are skipped."""
 
 
-class Sender(Protocol):
-    """Sends generations: the client, or a test double."""
-
-    def generate(
-        self, request: PlannedRequest, token_ids: list[int]
-    ) -> AsyncGenerator[Event, None]:
-        """Events of one generation; closing it cancels. Raises PenstockError."""
-        ...
+Generate: TypeAlias = Callable[[PlannedRequest, list[int]], AsyncGenerator[Event, None]]
+"""Events of one generation; closing it cancels. Raises PenstockError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +56,7 @@ class Driver:
         plan: LoadPlan,
         share: Share,
         requests: Iterator[PlannedRequest],
-        sender: Sender,
+        generate: Generate,
         clock: Callable[[], float],
     ) -> None:
         self.recorder = Recorder(plan)
@@ -74,7 +68,7 @@ class Driver:
         self._plan = plan
         self._share = share
         self._requests = requests
-        self._sender = sender
+        self._generate = generate
         self._clock = clock
         self._prompts = PromptMaker(plan)
         self._num_counted = 0
@@ -151,7 +145,7 @@ class Driver:
         """Send one request and read it to its end; whether it completed."""
         record = self.recorder.begin(due_s, self._clock(), request.row.num_output_tokens)
         try:
-            async with aclosing(self._sender.generate(request, token_ids)) as events:
+            async with aclosing(self._generate(request, token_ids)) as events:
                 return await self._read(events, record)
         except PenstockError as error:
             record.failed(self._clock(), error.code.name, error.reason)

@@ -29,7 +29,6 @@ from penstock.tools.bench.worker import (
     run_worker,
 )
 
-MAX_PROCESSES = 256
 _START_S = 60.0
 _LEAD_S = 0.1
 """Delay between the order to start and the start, so that the order reaches every process."""
@@ -63,8 +62,6 @@ class Fleet:
     """
 
     def __init__(self, config: SenderConfig, num_processes: int = 1) -> None:
-        if not 1 <= num_processes <= MAX_PROCESSES:
-            raise ValueError(f"must be in 1..{MAX_PROCESSES}, not {num_processes}")
         self._config = config
         self._num_processes = num_processes
         self._processes: list[SpawnProcess] = []
@@ -103,7 +100,8 @@ class Fleet:
     async def run(
         self, plan: LoadPlan, on_progress: Callable[[float, WorkerProgress], None]
     ) -> LoadRun:
-        """Do one run. `on_progress` receives seconds since the start and sums over all processes.
+        """Execute one run. `on_progress` receives seconds since the start and sums over all
+        processes.
 
         Raises FleetFailed.
         """

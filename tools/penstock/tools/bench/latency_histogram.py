@@ -5,7 +5,7 @@ Owns the unit and the import of the library, which is the optional extra `bench`
 
 import importlib
 import math
-from typing import Any, Self
+from typing import Any
 
 _MAX_S = 3600.0
 _UNITS_PER_S = 1_000_000
@@ -84,11 +84,3 @@ class LatencyHistogram:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._counts = require_hdr_histogram().decode(state["encoded"])
         self._num, self._sum_s, self._max_s = state["num"], state["sum_s"], state["max_s"]
-
-    @classmethod
-    def merged(cls, *parts: "LatencyHistogram") -> Self:
-        """Merge histograms into one."""
-        whole = cls()
-        for part in parts:
-            whole.merge(part)
-        return whole

@@ -16,6 +16,7 @@ MAX_DURATION_S = 86_400.0
 MAX_REQUESTS = 100_000_000
 DEFAULT_PROMPT_TOKENS = FixedLength(num_tokens=128)
 DEFAULT_OUTPUT_TOKENS = FixedLength(num_tokens=64)
+MAX_POINTS = 64
 MAX_ROWS = 1_000_000
 """Most rows of a trace: they are sent to every process."""
 
@@ -34,6 +35,48 @@ class Arrivals(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What flags set for all runs together: each of `rates` or of `concurrency` is a run."""
+
+    start_timeout_s: float = setting(
+        600.0, "service", "with --own-service: time limit of its start", above=0
+    )
+    num_processes: int = setting(
+        1, "service", "client processes", name="processes", at_least=1, at_most=256
+    )
+    rates: tuple[float, ...] = setting(
+        (),
+        "points",
+        "open loop: requests per second; one run for each",
+        metavar="R,...",
+        shown="none",
+        above=0,
+        at_most=1e6,
+    )
+    concurrency: tuple[int, ...] = setting(
+        (),
+        "points",
+        "closed loop: concurrent requests; one run for each",
+        metavar="N,...",
+        shown="none",
+        at_least=1,
+        at_most=MAX_CONCURRENCY,
+    )
+    arrivals: Arrivals = setting(
+        Arrivals.POISSON, "load", "with --rates", choices=("poisson", "constant")
+    )
+    prompt_tokens: str = setting(
+        "128", "load", "N, uniform:MIN:MAX or lognormal:MEAN:SIGMA:MAX", metavar="LENGTHS"
+    )
+    output_tokens: str = setting("64", "load", "same format", metavar="LENGTHS")
+
+    def __post_init__(self) -> None:
+        for name in ("rates", "concurrency"):
+            if len(getattr(self, name)) > MAX_POINTS:
+                raise SettingError(f"{{}} must be at most {MAX_POINTS} numbers", name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
     """One run. Raises SettingError naming the invalid field.
 
@@ -49,8 +92,8 @@ class LoadPlan:
 
     arrivals: Arrivals
     vocab_size: int = required(at_least=1, at_most=2**31)
-    rate_per_s: float | None = setting(None, "points", name="rates", above=0, at_most=1e6)
-    concurrency: int | None = setting(None, "points", at_least=1, at_most=MAX_CONCURRENCY)
+    rate_per_s: float | None = None
+    concurrency: int | None = None
     rows: tuple[TraceRequest, ...] = ()
     prompt_tokens: Lengths = DEFAULT_PROMPT_TOKENS
     output_tokens: Lengths = DEFAULT_OUTPUT_TOKENS

@@ -1,7 +1,7 @@
 """Records a run, request by request, in bounded memory.
 
-Owns what is counted: every duration starts when the request was due, not when it was sent, so a
-stalled client or server cannot hide the wait of the requests behind it (coordinated omission).
+Owns the definition of counts: every duration starts when the request was due, not when it was sent,
+so a stalled client or server cannot hide the wait of the requests behind it (coordinated omission).
 Callers own clocks and sockets.
 """
 

@@ -1,8 +1,8 @@
 """The requests of a run, in order: due time, lengths and prompt of each.
 
 Owns the randomness of a run, which comes from the plan's seed alone. Every process makes the whole
-schedule and takes its share, so the arrivals of all of them together are the process that was asked
-for (N Poisson processes of a seed each would be another load for every N). Does not wait.
+schedule and takes its share, so their arrivals together are the requested process (N Poisson
+processes with separate seeds would be another load for every N). Does not wait.
 """
 
 import itertools

@@ -80,7 +80,7 @@ class ClientSender:
     def generate(
         self, request: PlannedRequest, token_ids: list[int]
     ) -> AsyncGenerator[Event, None]:
-        """See `Sender`."""
+        """See `Generate`."""
         plan, row = self._plan, request.row
         assert plan is not None
         tenant = row.tenant or plan.tenant

@@ -1,7 +1,7 @@
 """One load generator process: receives plans over a pipe, runs them, sends back its record.
 
-Owns the loop of the process and its end: the order to stop, or the end of the pipe, so that it does
-not outlive its parent.
+Owns the loop of the process and its end: the command to stop, or the end of the pipe, so that it
+does not outlive its parent.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ async def _work(pipe: MessagePipe, config: SenderConfig) -> None:
 
 
 async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> None:
-    """Do one run. Raises EOFError if something other than its end stops it."""
+    """Execute one run. Raises EOFError if its parent ends it early."""
     plan = order.plan
     requests = share_of(planned_requests(plan), order.worker, order.num_workers)
     pipe.send(Ready())
@@ -118,7 +118,7 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
     if not isinstance(start, Start):
         raise EOFError
     share = Share.of(plan, order.worker, order.num_workers)
-    driver = Driver(plan, share, requests, sender, lambda: time.monotonic() - start.at_s)
+    driver = Driver(plan, share, requests, sender.generate, lambda: time.monotonic() - start.at_s)
     # Objects made so far are long-lived; repeated collections of them would delay reads.
     gc.collect()
     gc.freeze()

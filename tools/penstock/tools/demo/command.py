@@ -9,12 +9,15 @@ import asyncio
 import contextlib
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.server.cli.command import EXIT_CODES_HELP, ExitCode, Subparsers, until_signal
-from penstock.server.cli.connection import run_reporting, seconds
+from penstock.scheduler.setting import setting
+from penstock.server.cli.command import ExitCode, Parser, Subparsers, until_signal
+from penstock.server.cli.connection import run_reporting
 from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
 from penstock.tools.demo.view import View, choose_view
+from penstock.tools.flags import add_settings, read_settings
 from penstock.tools.own_service import OwnService, ServiceFailed
 
 if TYPE_CHECKING:
@@ -22,10 +25,8 @@ if TYPE_CHECKING:
 
     from penstock.client import Client
 
-_START_TIMEOUT_S = 120.0
 _DRAIN_GRACE_S = 5.0
 _GENERATION_DEADLINE_S = 120.0
-_DEFAULT_MAX_TOKENS = 120
 _SCENES = {
     "kill": "kill the engine process while the texts stream: they continue, token for token",
     "flood": "one tenant floods the service: the effect on another one",
@@ -35,6 +36,17 @@ _KILLED_TOKENS = 600
 _INTERRUPTED = "penstock demo: interrupted, service stopped"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What is started and generated."""
+
+    executor: str = setting("torch", "demo", "what computes tokens", choices=("torch", "simulated"))
+    max_tokens: int = setting(120, "demo", "tokens of each generation", at_least=1)
+    start_timeout_s: float = setting(
+        120.0, "demo", "seconds that the service may take to start", name="start_timeout", above=0
+    )
+
+
 def add_parser(subparsers: Subparsers) -> None:
     """Add `demo` to the command line."""
     parser = subparsers.add_parser(
@@ -42,41 +54,22 @@ def add_parser(subparsers: Subparsers) -> None:
         help="start a service, stream three generations at once, stop it",
         description="Start a service with the demo model on a free port, stream three generations"
         " at the same time, show their states and timings, and stop the service.",
-        epilog=EXIT_CODES_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--executor",
-        choices=("torch", "simulated"),
-        default="torch",
-        help="what computes tokens (default: torch)",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=_DEFAULT_MAX_TOKENS,
-        metavar="N",
-        help=f"tokens of each generation (default: {_DEFAULT_MAX_TOKENS})",
-    )
-    parser.add_argument(
-        "--start-timeout",
-        type=seconds,
-        default=_START_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long the service may take to start (default: {_START_TIMEOUT_S:g})",
-    )
+    parser.fill = _add_options
+
+
+def _add_options(parser: Parser) -> None:
+    add_settings(parser, DemoOptions)
     scene = parser.add_mutually_exclusive_group()
     for name, help_text in _SCENES.items():
         scene.add_argument(
-            f"--{name}", dest="scene", action="store_const", const=name, help=help_text
+            f"--{name}", dest="scene", action="store_const", const=name, default="", help=help_text
         )
-    parser.set_defaults(run=run, scene="")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code."""
-    play = _scene if args.scene else _demo
-    return run_reporting("demo", lambda: asyncio.run(until_signal(play(args), _INTERRUPTED)))
+    return run_reporting("demo", lambda: asyncio.run(until_signal(_demo(args), _INTERRUPTED)))
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
@@ -107,12 +100,17 @@ def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
 
 
 async def _demo(args: argparse.Namespace) -> int:
+    options = read_settings(args, DemoOptions)
+    return await (_scene(options, args.scene) if args.scene else _generations(options))
+
+
+async def _generations(options: DemoOptions) -> int:
     from penstock.client import Client
 
-    print(f"starting a service ({args.executor} executor, demo model) ...", flush=True)
-    runs = [DemoRun(request) for request in demo_requests(args.max_tokens)]
+    print(f"starting a service ({options.executor} executor, demo model) ...", flush=True)
+    runs = [DemoRun(request) for request in demo_requests(options.max_tokens)]
     try:
-        async with _service(args) as service:
+        async with _service(options) as service:
             print(service.ready_line, flush=True)
             async with Client(service.address) as client:
                 await _stream_all(service, client, runs)
@@ -128,29 +126,31 @@ async def _demo(args: argparse.Namespace) -> int:
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
-def _service(args: argparse.Namespace, *serve_args: str) -> OwnService:
-    usual = ("--model", "demo", "--executor", args.executor, "--log-level", "error")
+def _service(options: DemoOptions, *serve_args: str) -> OwnService:
+    usual = ("--model", "demo", "--executor", options.executor, "--log-level", "error")
     return OwnService(
-        (*usual, *serve_args), start_timeout_s=args.start_timeout, drain_grace_s=_DRAIN_GRACE_S
+        (*usual, *serve_args),
+        start_timeout_s=options.start_timeout_s,
+        drain_grace_s=_DRAIN_GRACE_S,
     )
 
 
-async def _scene(args: argparse.Namespace) -> int:
-    """One of the scenes, on separate services."""
+async def _scene(options: DemoOptions, scene: str) -> int:
+    """Run one of the scenes, on separate services."""
     from penstock.tools.demo import deadline, flood
     from penstock.tools.demo.kill import kill_scene
 
-    print(f"starting ({args.executor} executor, demo model) ...", flush=True)
+    print(f"starting ({options.executor} executor, demo model) ...", flush=True)
     try:
-        if args.scene == "kill":
-            async with _service(args) as service:
+        if scene == "kill":
+            async with _service(options) as service:
                 return await kill_scene(service, demo_requests(_KILLED_TOKENS))
-        module = flood if args.scene == "flood" else deadline
-        play = flood.flood_scene if args.scene == "flood" else deadline.deadline_scene
+        module = flood if scene == "flood" else deadline
+        play = flood.flood_scene if scene == "flood" else deadline.deadline_scene
         plain = ("--order", "fcfs", "--deadline-admission", "off")
         async with (
-            _service(args, *module.SERVE_ARGS) as usual,
-            _service(args, *module.SERVE_ARGS, *plain) as fcfs,
+            _service(options, *module.SERVE_ARGS) as usual,
+            _service(options, *module.SERVE_ARGS, *plain) as fcfs,
         ):
             return await play(usual, fcfs)
     except ServiceFailed as failure:

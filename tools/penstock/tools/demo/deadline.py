@@ -1,6 +1,6 @@
 """`penstock demo --deadline`: twice the load that can be served, every answer due in three seconds.
 
-Owns the scene: the same requests with deadlines foreseen (the default), and first come, first
+Owns the scene: the same requests with predicted deadlines (the default), and first come, first
 served without.
 """
 
@@ -22,9 +22,9 @@ _AT_ONCE_S = 0.5
 """Time limit within which a rejection counts as immediate."""
 
 
-async def deadline_scene(foreseeing: OwnService, fcfs: OwnService) -> int:
+async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
     """Run the scene on two running services; the exit code."""
-    async with Client(foreseeing.address) as client:
+    async with Client(predicting.address) as client:
         rate = await _capacity(client)
     print(
         f"this machine serves about {rate:.1f} such answers/s; now {_LOAD * rate:.1f}/s come,"
@@ -33,7 +33,7 @@ async def deadline_scene(foreseeing: OwnService, fcfs: OwnService) -> int:
     )
     rows: list[tuple[str, ...]] = []
     for name, service in (
-        ("deadlines foreseen (the default)", foreseeing),
+        ("predicted deadlines (the default)", predicting),
         ("first come, first served", fcfs),
     ):
         print(f"{name} ...", flush=True)

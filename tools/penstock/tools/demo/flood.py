@@ -43,7 +43,7 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
                 for task in flood:
                     task.cancel()
                 await asyncio.gather(*flood, return_exceptions=True)
-    header = ("ORDER", "QUIET TENANT'S TTFT p50", "LONGEST", "ANSWERS BEGUN")
+    header = ("ORDER", "QUIET TENANT'S TTFT p50", "LONGEST", "ANSWERS STARTED")
     print("\n".join(["", *table_lines([header, *rows]), ""]), flush=True)
     return ExitCode.OK
 
@@ -52,13 +52,13 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
 class _Waits:
     """Seconds to the first token; for an unfinished last request, the seconds measured."""
 
-    begun_s: list[float]
+    started_answers_s: list[float]
     unfinished_s: float | None = None
 
 
 async def _quiet(client: Client) -> _Waits:
     """Send short requests one after another for the measured time."""
-    waits = _Waits(begun_s=[])
+    waits = _Waits(started_answers_s=[])
     now = asyncio.get_running_loop().time
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_WATCHED_S):
@@ -69,7 +69,7 @@ async def _quiet(client: Client) -> _Waits:
                     "ROMEO:\n", max_tokens=_QUIET_TOKENS, metadata=((TENANT_KEY, "quiet"),)
                 ):
                     if waits.unfinished_s is not None and isinstance(event, Tokens):
-                        waits.begun_s.append(now() - started_s)
+                        waits.started_answers_s.append(now() - started_s)
                         waits.unfinished_s = None
                 await asyncio.sleep(_PAUSE_S)
     if waits.unfinished_s is not None:
@@ -93,7 +93,7 @@ async def _flood(client: Client, seed: int) -> None:
 
 
 def _row(name: str, waits: _Waits) -> tuple[str, ...]:
-    found = waits.begun_s
+    found = waits.started_answers_s
     longest = f"{max(found) * 1e3:.0f} ms" if found else "-"
     if waits.unfinished_s is not None and waits.unfinished_s > max(found, default=0.0):
         longest = f"over {waits.unfinished_s * 1e3:.0f} ms"

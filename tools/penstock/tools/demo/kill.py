@@ -49,8 +49,8 @@ class _Stream:
 async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> int:
     """Run the scene on a running service; the exit code. Raises ServiceFailed if it exits."""
     async with Client(service.address) as client:
-        print("three streams, undisturbed ...", flush=True)
-        undisturbed = await _stream_all(client, [_Stream(request) for request in requests])
+        print("three streams without a crash ...", flush=True)
+        reference = await _stream_all(client, [_Stream(request) for request in requests])
         print("the same three streams, with kill -9 of the engine process ...", flush=True)
         killed = [_Stream(request) for request in requests]
         await _stream_and_kill(service, client, killed)
@@ -62,7 +62,7 @@ async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> in
             f"{after.longest_gap_s * 1e3:.0f} ms",
             "yes" if after.run.text == before.run.text else "NO",
         )
-        for before, after in zip(undisturbed, killed, strict=True)
+        for before, after in zip(reference, killed, strict=True)
     ]
     header = ("STREAM", "TOKENS", "LONGEST GAP BEFORE", "WITH THE KILL", "SAME TEXT")
     print("\n".join(["", *table_lines([header, *rows])]))
@@ -114,8 +114,8 @@ async def _kill(
         raise ServiceFailed("the engine process was not found in /proc")
     os.kill(pid, signal.SIGKILL)
     counts = ", ".join(f"{each.run.request.name} {each.run.num_tokens}" for each in streams)
-    show(f"kill -9 {pid}: the engine is dead, after {counts} tokens")
+    show(f"kill -9 {pid}: engine killed after {counts} tokens")
 
 
 def _ignore(text: str) -> None:
-    """A stream that is not shown."""
+    """Read a stream without showing it."""

@@ -1,6 +1,6 @@
 """One generation of the demo as its client sees it: states, text, figures.
 
-Owns what is shown of a request. Does no I/O: events and times are arguments.
+Owns the displayed part of a request. Does no I/O: events and times are arguments.
 """
 
 from dataclasses import dataclass, field

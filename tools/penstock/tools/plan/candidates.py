@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import check_text
 from penstock.server.settings.json_values import did_you_mean, from_json_value, to_json_value
 from penstock.tools.simulation.routing import RoutingConfig
@@ -31,14 +32,19 @@ class Candidate:
     name: str
     replica: SimulationConfig
     routing: RoutingConfig = RoutingConfig()  # noqa: RUF009 -- frozen
-    price: float | None = None
+    price: float | None = setting(
+        None,
+        "candidates",
+        "price of a replica, for candidates without one",
+        above=0,
+        shown="unknown",
+    )
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("name must not be empty")
         check_text("name", self.name)
-        if self.price is not None and not (math.isfinite(self.price) and self.price > 0.0):
-            raise ValueError(f"price must be positive, not {self.price}")
+        check(self)
 
 
 def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]:

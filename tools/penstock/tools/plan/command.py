@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import ExitCode, Parser, Subparsers
-from penstock.server.cli.connection import UsageError, positive_number, run_reporting
+from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.tools.flags import add_settings, flag_of, read_settings
 from penstock.tools.progress_line import ProgressLine
 from penstock.tools.simulation.options import (
     add_report_options,
     add_routing_options,
     add_server_options,
-    add_settings,
     add_trace_options,
     check_report_options,
     config_of,
     cost_of,
     finish_report,
-    flag_of,
-    read_settings,
     refuse_batches_for_others,
     refuse_routing_for_others,
     routing_of,
@@ -47,7 +45,6 @@ exit codes:
   130  interrupted by Ctrl-C; no report was written
   141  the reader of the output has exited
 """
-_DEFAULT_WINDOW_S = 600.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -58,10 +55,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Replay a trace on simulated replicas of each candidate and find the smallest\n"
         "number that meets the targets. See docs/planning.md.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:
@@ -74,23 +69,18 @@ def _add_options(parser: Parser) -> None:
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    from penstock.tools.plan.plan import PlanSearch
     from penstock.tools.plan.target import PlanTarget
 
     target = parser.add_argument_group("target")
     add_settings(target, PlanTarget)
-    target.add_argument(
-        "--window-s",
-        type=float,
-        default=_DEFAULT_WINDOW_S,
-        metavar="S",
-        help="plan for the busiest S seconds, after --load; inf for all (default: %(default)g)",
-    )
-    target.add_argument(
-        "--max-replicas", type=int, default=64, metavar="N", help="default: %(default)s"
-    )
+    add_settings(target, PlanSearch, ["target"])
 
 
 def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
+    from penstock.tools.plan.candidates import Candidate
+    from penstock.tools.plan.plan import PlanSearch
+
     group = parser.add_argument_group(
         "candidates", "omitted fields are taken from the flags of the server and of the routing"
     )
@@ -104,20 +94,8 @@ def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help='one more candidate, {"name": "big", "price": 4, "num_blocks": 65536} for example',
     )
-    group.add_argument(
-        "--price",
-        type=positive_number,
-        metavar="X",
-        help="price of a replica, for candidates without one",
-    )
-    group.add_argument(
-        "--curve-requests",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="requests for each point of the curve of one replica, 0 for no curve"
-        " (default: %(default)s)",
-    )
+    add_settings(group, Candidate, ["price"])
+    add_settings(group, PlanSearch, ["curve"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -142,40 +120,26 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _made(args: argparse.Namespace) -> "Plan":
     from penstock.scheduler.setting import SettingError
-    from penstock.tools.plan.plan import make_plan
+    from penstock.tools.plan.plan import PlanSearch, make_plan
     from penstock.tools.plan.target import PlanTarget
     from penstock.tools.plan.window import busiest_window
-    from penstock.tools.simulation.cluster import MAX_REPLICAS
     from penstock.tools.simulation.transform import transformed
 
-    target = read_settings(args, PlanTarget)
+    target, search = read_settings(args, PlanTarget), read_settings(args, PlanSearch)
     candidates = _candidates(args, target)
     refuse_routing_for_others(args, {each.routing.router for each in candidates})
     refuse_batches_for_others(args, {each.replica.policy for each in candidates})
     transform = transform_of(args)
     try:
-        if not 1 <= args.max_replicas <= MAX_REPLICAS:
-            raise UsageError(
-                f"--max-replicas must be in 1 .. {MAX_REPLICAS}, not {args.max_replicas}"
-            )
-        if args.curve_requests < 0:
-            raise UsageError(f"--curve-requests must not be negative, not {args.curve_requests}")
         trace = list(transformed(trace_of(args), transform))
         if not trace:
             raise UsageError("the trace has no requests between --start-s and --end-s")
-        window = busiest_window(trace, args.window_s)
+        window = busiest_window(trace, search.window_s)
     except SettingError as error:
         raise UsageError(error.spelled(flag_of)) from error
     watcher = _Watcher(is_shown=not args.no_progress)
     try:
-        return make_plan(
-            window,
-            candidates,
-            target,
-            max_replicas=args.max_replicas,
-            num_curve_requests=args.curve_requests,
-            watcher=watcher,
-        )
+        return make_plan(window, candidates, target, search, watcher.progress, watcher.tried)
     finally:
         watcher.line.end()
 
@@ -185,14 +149,10 @@ def _candidates(args: argparse.Namespace, target: "PlanTarget") -> "tuple[Candid
     from penstock.tools.plan.candidates import Candidate, candidates_from_json
     from penstock.tools.targets import Targets
 
-    base = Candidate(
-        name="default",
-        replica=config_of(
-            args, cost_of(args), Targets(ttft_s=target.ttft_p99_s, itl_s=target.itl_p99_s)
-        ),
-        routing=routing_of(args),
-        price=args.price,
-    )
+    targets = Targets(ttft_s=target.ttft_p99_s, itl_s=target.itl_p99_s)
+    replica = config_of(args, cost_of(args), targets)
+    derived = {"name": "default", "replica": replica, "routing": routing_of(args)}
+    base = read_settings(args, Candidate, derived, ["price"])
     option = "--candidate" if args.settings is None else str(args.settings)
     try:
         if args.settings is not None:
@@ -232,12 +192,12 @@ class _Watcher:
         self._is_shown = is_shown
 
     def progress(self, what: str, progress: "Progress") -> None:
-        """See `PlanWatcher`."""
+        """See `OnProgress`."""
         self.line.heading = f"{what}: "
         self.line.show(progress.text)
 
     def tried(self, what: str, verdict: "Verdict") -> None:
-        """See `PlanWatcher`."""
+        """See `OnTried`."""
         from penstock.tools.plan.report import verdict_text
 
         if self._is_shown:

@@ -8,32 +8,52 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
+from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
 from penstock.tools.plan.target import PlanTarget, Verdict, judge
 from penstock.tools.plan.window import PlanWindow
-from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
+from penstock.tools.simulation.cluster import MAX_REPLICAS, ClusterConfig, simulate_cluster
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import Progress
 from penstock.tools.targets import Targets
 
 CURVE_LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Points of the curve, as multiples of the load that one replica has in the plan."""
-DEFAULT_CURVE_REQUESTS = 2000
 
 
-class PlanWatcher(Protocol):
-    """Receives the progress of a plan. `what`: a display name of the simulation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSearch:
+    """What is simulated. Raises SettingError naming the field."""
 
-    def progress(self, what: str, progress: Progress) -> None:
-        """A simulation runs; called about twice a second."""
-        ...
+    window_s: float = setting(
+        600.0,
+        "target",
+        "plan for the busiest seconds, after --load; inf for all",
+        above=0,
+        may_be_infinite=True,
+    )
+    max_replicas: int = setting(
+        64, "target", "replicas that are tried", at_least=1, at_most=MAX_REPLICAS
+    )
+    num_curve_requests: int = setting(
+        2000,
+        "curve",
+        "requests for each point of the curve of one replica, 0 for no curve",
+        name="curve_requests",
+        at_least=0,
+    )
 
-    def tried(self, what: str, verdict: Verdict) -> None:
-        """A simulation has ended."""
-        ...
+    def __post_init__(self) -> None:
+        check(self)
+
+
+OnProgress: TypeAlias = Callable[[str, Progress], None]
+"""Called about twice a second while a simulation runs, with its display name."""
+OnTried: TypeAlias = Callable[[str, Verdict], None]
+"""Called when a simulation has ended, with its display name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +110,16 @@ def make_plan(
     window: PlanWindow,
     candidates: Sequence[Candidate],
     target: PlanTarget,
-    *,
-    max_replicas: int,
-    num_curve_requests: int = DEFAULT_CURVE_REQUESTS,
-    watcher: PlanWatcher | None = None,
+    search: PlanSearch,
+    on_progress: OnProgress = lambda _what, _progress: None,
+    on_tried: OnTried = lambda _what, _verdict: None,
 ) -> Plan:
-    """Plan for each candidate. `num_curve_requests`: requests of the window for each point of the
-    curve; 0: no curve. Raises ValueError for limits that are too small."""
-    if num_curve_requests < 0:
-        raise ValueError(f"num_curve_requests must not be negative, not {num_curve_requests}")
+    """Plan for each candidate."""
+    max_replicas, num_curve_requests = search.max_replicas, search.num_curve_requests
     plans = tuple(
-        _Planner(window, candidate, target, watcher).plan(max_replicas, num_curve_requests)
+        _Planner(window, candidate, target, on_progress, on_tried).plan(
+            max_replicas, num_curve_requests
+        )
         for candidate in candidates
     )
     serving = [plan for plan in plans if plan.num_replicas is not None]
@@ -135,14 +154,15 @@ class _Planner:
         window: PlanWindow,
         candidate: Candidate,
         target: PlanTarget,
-        watcher: PlanWatcher | None,
+        on_progress: OnProgress,
+        on_tried: OnTried,
     ) -> None:
         targets = Targets(ttft_s=target.ttft_p99_s, itl_s=target.itl_p99_s)
         self._replica = dataclasses.replace(candidate.replica, targets=targets)
         self._window = window
         self._candidate = candidate
         self._target = target
-        self._watcher = watcher
+        self._on_progress, self._on_tried = on_progress, on_tried
         self._tried: dict[int, Verdict] = {}
 
     def plan(self, max_replicas: int, num_curve_requests: int) -> CandidatePlan:
@@ -194,11 +214,9 @@ class _Planner:
         config = ClusterConfig(
             replica=self._replica, num_replicas=num_replicas, routing=self._candidate.routing
         )
-        watcher = self._watcher
-        on_progress = None if watcher is None else partial(watcher.progress, what)
-        verdict = judge(simulate_cluster(requests, config, on_progress), self._target)
-        if watcher is not None:
-            watcher.tried(what, verdict)
+        run = simulate_cluster(requests, config, partial(self._on_progress, what))
+        verdict = judge(run, self._target)
+        self._on_tried(what, verdict)
         return verdict
 
 

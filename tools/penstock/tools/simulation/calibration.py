@@ -1,13 +1,13 @@
-"""Fits the cost model to steps that were really run.
+"""Fits the cost model to measured steps.
 
 Owns the file format (JSON lines: n_prefill, n_decode, n_context, seconds) and the fit: least
-squares of the relative residuals, so that a long prefill does not drown what a decode step costs,
-under the condition that no price is negative. Four prices have sixteen sets of which are not zero,
-so the best one is found by trying them all instead of by an active-set search. Steps that took far
-longer than they should (the first ones, pauses of the machine) are left out, with their number:
-three to six robust standard deviations are the usual bound for that (Huber and Ronchetti, *Robust
-Statistics*). At last all prices are scaled so that all steps that are left take as long together as
-they did: a total is what throughput is made of.
+squares of the relative residuals, so that long prefills do not dominate decode steps, with no
+negative coefficient. Four coefficients have sixteen sets of non-zero ones, so the best is found by
+trying all of them instead of by an active-set search. Steps that took far longer than they should
+(the first ones, pauses of the machine) are left out, with their number: three to six robust
+standard deviations are the usual bound for that (Huber and Ronchetti, *Robust Statistics*). At last
+all prices are scaled so that all steps that are left take as long together as they did: a total is
+what throughput is made of.
 """
 
 import itertools
@@ -42,8 +42,8 @@ class Calibration:
     """A fit. `r_squared`: share of the variance explained; `mean_error`: mean of |predicted -
     measured| over the mean measured time; `num_steps`: what it was fitted to.
 
-    `num_left_out`: steps that took far longer than they should; `left_out_share` of all the time
-    went there, and the cost model knows nothing of it.
+    `num_left_out`: steps that took far longer than they should; `left_out_share`: their share of
+    the time, which the cost model does not include.
     """
 
     cost: CostModel

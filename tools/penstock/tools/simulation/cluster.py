@@ -1,7 +1,7 @@
 """Several simulated servers behind a router, and the result of a trace sent to them.
 
-Owns the common time: all replicas stand at a request's arrival when it is routed, so that a router
-sees neither what comes later nor what a step under way will end.
+Owns the common time: all replicas are at a request's arrival when it is routed, so that a router
+sees neither later arrivals nor the results of unfinished steps.
 """
 
 import time
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadAccount
 from penstock.tools.simulation.recorder import RunRecorder
@@ -32,17 +33,16 @@ MAX_REPLICAS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Equal replicas behind a router. Raises ValueError naming the field."""
+    """Equal replicas behind a router. Raises SettingError naming the field."""
 
     replica: SimulationConfig
-    num_replicas: int = 1
+    num_replicas: int = setting(
+        1, "routing", "servers side by side", name="replicas", at_least=1, at_most=MAX_REPLICAS
+    )
     routing: RoutingConfig = RoutingConfig()  # noqa: RUF009 -- frozen
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_replicas <= MAX_REPLICAS:
-            raise ValueError(
-                f"num_replicas must be in 1 .. {MAX_REPLICAS}, not {self.num_replicas}"
-            )
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,7 +93,7 @@ def simulate_cluster(
 
 
 class _Cluster:
-    """The replicas, the router before them and where it sent what."""
+    """The replicas, the router in front of them, and the route of each request."""
 
     def __init__(self, config: ClusterConfig, router: Router | None) -> None:
         one, num = config.replica, config.num_replicas

@@ -1,4 +1,4 @@
-"""Reports a run of several replicas: the whole as for one server, and each next to the others.
+"""Reports a run of several replicas: the total as for one server, and a comparison of the replicas.
 
 Owns what is added to `report.py` for that. Does not measure.
 """
@@ -53,8 +53,8 @@ _PER_REPLICA_CHARTS = ("load", "memory")
 class ClusterSummary:
     """The whole and its parts.
 
-    `total`: of all requests; its figures of memory are means over the replicas, by their memory and
-    by what they use of it, and the greatest use of any. `replicas`: of each that was sent anything,
+    `total`: of all requests; its memory figures are means over the replicas, weighted by their
+    memory and its use, and the greatest use of any. `replicas`: of each that was sent anything,
     `numbers` has their indexes; rates are over a replica's own time.
     """
 

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import ExitCode, Parser, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting
+from penstock.tools.flags import add_settings, flag_of, sources_of
 from penstock.tools.progress_line import ProgressLine
 from penstock.tools.simulation.options import (
     add_report_options,
     add_routing_options,
     add_server_options,
-    add_settings,
     add_trace_options,
     check_report_options,
     config_of,
     cost_of,
     finish_report,
-    flag_of,
     refuse_batches_for_others,
     refuse_routing_for_others,
     routing_of,
@@ -60,10 +59,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Replay a trace through the production scheduler over a simulated device:\n"
         "hours of traffic in seconds. See docs/simulation.md.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.fill = _add_options
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:
@@ -106,16 +103,15 @@ def _replay(
     config: "SimulationConfig",
     transform: "TransformConfig",
 ) -> int:
-    from penstock.tools.simulation.cluster import MAX_REPLICAS
+    from penstock.tools.simulation.cluster import ClusterConfig
     from penstock.tools.simulation.transform import transformed
 
     check_report_options(args)
     routing = routing_of(args)
     refuse_routing_for_others(args, {routing.router})
     refuse_batches_for_others(args, {config.policy})
-    if not 1 <= args.replicas <= MAX_REPLICAS:
-        raise UsageError(f"--replicas must be in 1 .. {MAX_REPLICAS}, not {args.replicas}")
-    if args.replicas * config.num_blocks > _MAX_ALL_BLOCKS:
+    num_replicas: int = sources_of(args, ClusterConfig, ["replicas"]).value("replicas")
+    if num_replicas * config.num_blocks > _MAX_ALL_BLOCKS:
         raise UsageError(f"--replicas x --num-blocks must be at most {_MAX_ALL_BLOCKS}")
     line = ProgressLine(is_shown=not args.no_progress)
 
@@ -124,10 +120,10 @@ def _replay(
 
     changed = transformed(trace, transform)
     try:
-        if args.replicas == 1:
+        if num_replicas == 1:
             told = _one_server(changed, config, show)
         else:
-            told = _many_servers(changed, config, args.replicas, routing, show)
+            told = _many_servers(changed, config, num_replicas, routing, show)
     finally:
         line.end()
     if args.json:

@@ -1,9 +1,9 @@
 """Admission to the engine: the only difference between in-flight, static and dynamic batching.
 
-Owns the requests that a batching server holds back before it hands them over. Static batching
-waits for a whole batch and runs it to its end before the next; dynamic batching does the same but
-waits only so long for the batch to fill. The engine under them is the production one and lets
-requests that are done leave early, which is generous to both: nothing is padded.
+Owns the requests that a batching server holds back before it hands them over. Static batching waits
+for a whole batch and runs it to its end before the next; dynamic batching does the same but waits
+only so long for the batch to fill. The engine behind them is the production one and releases
+finished requests early, which is generous to both: nothing is padded.
 """
 
 import math

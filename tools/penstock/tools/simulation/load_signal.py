@@ -14,7 +14,7 @@ class LoadSignal(enum.StrEnum):
     """The measure of a replica's open requests.
 
     REQUESTS: how many. TOKENS: the tokens of their prompts, which distinguishes a long prompt from
-    a short one; how much a request will generate is not known.
+    a short one; how much a request will generate is unknown.
     """
 
     REQUESTS = "requests"
@@ -22,11 +22,11 @@ class LoadSignal(enum.StrEnum):
 
 
 class LoadAccount:
-    """Load per replica as it stood `delay_s` seconds ago; the exact one at 0.
+    """Load per replica as of `delay_s` seconds ago; the exact one at 0.
 
-    With a delay the balancer sees neither what it sent nor what ended since then, as one that
-    reads the replicas' reports does (what old news does to balancing: Mitzenmacher, "How Useful Is
-    Old Information?", IEEE TPDS 2000).
+    With a delay the balancer sees neither what it sent nor what ended since then, as one that reads
+    the replicas' reports (on the effect of old information: Mitzenmacher, "How Useful Is Old
+    Information?", IEEE TPDS 2000).
     """
 
     def __init__(self, num_replicas: int, signal: LoadSignal, delay_s: float) -> None:

@@ -1,23 +1,22 @@
-"""Flags that name a trace and simulated servers, and what they mean.
+"""Flags for a trace and for simulated servers, and their values.
 
 Owns the reading of them for every command that simulates; most are declared with the settings of
-the simulation. What is simulated is the simulation package's, and is imported when a command runs.
+the simulation. The simulation package does the rest, and is imported when a command runs.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.server.cli.connection import UsageError
+from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.observe.recording.trace import TraceRequest
-    from penstock.server.settings.sources import Sources
-    from penstock.server.settings.table import Declared
     from penstock.tools.charts import Chart
     from penstock.tools.simulation.calibration import Calibration
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
@@ -40,43 +39,6 @@ _CACHE_FIELDS = (
     *("eviction", "session_ttl_s", "session_retention_level", "max_session_share"),
     "max_session_tokens",
 )
-
-
-def flag_of(name: str) -> str:
-    """The flag of a field that a SettingError names."""
-    return f"--{name.rpartition('.')[2].replace('_', '-')}"
-
-
-def add_settings(group: Any, kind: type, names: Sequence[str] = ()) -> None:
-    """Add the settings that a configuration declares, all or those of the groups `names`."""
-    from penstock.server.settings.table import add_to
-
-    add_to(group, [item for item in _table(kind) if item.setting.group in names or not names])
-
-
-def _table(kind: type) -> "tuple[Declared, ...]":
-    """The settings of a simulation; those of its scheduler are not flags, but for one."""
-    from penstock.server.settings.table import declared
-
-    return tuple(
-        item
-        for item in declared(kind)
-        if not item.path.startswith("scheduler.") or item.name == "max_num_batched_tokens"
-    )
-
-
-def read_settings(
-    args: argparse.Namespace, kind: type[T], derived: Mapping[str, Any] | None = None
-) -> T:
-    """The configuration of the flags. Raises BadSetting."""
-    return sources_of(args, kind).build(kind, derived or {})
-
-
-def sources_of(args: argparse.Namespace, kind: type) -> "Sources":
-    """The configuration values that the flags set. Raises BadSetting."""
-    from penstock.server.settings.sources import gather
-
-    return gather(_table(kind), vars(args), {})
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
@@ -133,17 +95,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) -> None:
     """Add the flags of the router, and `--replicas`."""
+    from penstock.tools.simulation.cluster import ClusterConfig
     from penstock.tools.simulation.routing import RoutingConfig
 
     group = parser.add_argument_group("routing across replicas")
     if has_replicas:
-        group.add_argument(
-            "--replicas",
-            type=int,
-            default=1,
-            metavar="N",
-            help="servers side by side, at most 1024 (default: 1)",
-        )
+        add_settings(group, ClusterConfig, ["replicas"])
     add_settings(group, RoutingConfig)
 
 
@@ -263,7 +220,7 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
 
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
-    """The trace that is named, read while it is taken. Raises UsageError."""
+    """The named trace, read as a stream. Raises UsageError."""
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
     from penstock.tools.simulation.trace_files import read_trace
@@ -312,7 +269,7 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
-    """The requests of a recording, and on stderr what is not among them. Raises UsageError."""
+    """The requests of a recording; omitted ones are reported on stderr. Raises UsageError."""
     from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace
 

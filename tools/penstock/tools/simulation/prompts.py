@@ -1,7 +1,7 @@
 """Token ids and block hashes for requests of which only lengths and prefix ids are known.
 
-Owns the generation: equal prefix ids of one tenant give equal tokens and equal block hashes, all
-else differs. Does not know when a request runs.
+Owns the generation: equal prefix ids of one tenant give equal tokens and equal block hashes,
+everything else differs. Does not know when a request runs.
 """
 
 from dataclasses import dataclass

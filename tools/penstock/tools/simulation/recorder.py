@@ -1,6 +1,6 @@
 """Measures a run from the events of each step of the engine.
 
-Owns times of requests, gaps between tokens, what tenants were served and samples of the memory.
+Owns times of requests, gaps between tokens, the service of each tenant and samples of the memory.
 Python runs once per step and once per event of a request; tokens are counted in bulk, some hundred
 thousand at a time. Does not judge: targets and percentiles are the summary's.
 """
@@ -55,7 +55,7 @@ class RunRecorder:
         self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
 
     def take_all(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
-        """Take the records of several engines as one; they are flushed and have these settings.
+        """Merge the records of several engines, which are flushed and have these settings.
 
         `sources` int64 [n]: which recorder has request i of the whole. Samples of memory are left
         out: those of engines do not add up to a sample of one.
@@ -185,7 +185,7 @@ class RunRecorder:
 class MemorySamples:
     """Samples of an engine, taken after a step; parallel lists.
 
-    `num_unused_tokens`: places in allocated blocks that hold nothing yet.
+    `num_unused_tokens`: empty places in allocated blocks.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class SimulationStuck(Exception):
 
 
 class Replica:
-    """A server, driven with arrivals and with the time until which it may run."""
+    """A server that gets arrivals, and the time until which it may run."""
 
     def __init__(self, config: SimulationConfig, recorder: RunRecorder) -> None:
         self._clock = VirtualClock()
@@ -84,8 +84,8 @@ class Replica:
     def run_until(self, until_s: float) -> None:
         """Run steps until virtual time is `until_s` or later, or nothing is left to do.
 
-        Time stands at `until_s` if the engine is idle then, and at the end of the step that was
-        running otherwise; with an infinite `until_s`, where the last step ended.
+        Time is then `until_s` if the engine is idle, otherwise the end of the running step; with an
+        infinite `until_s`, the end of the last step.
         """
         clock, engine, gate = self._clock, self.engine, self._gate
         while clock() < until_s:

@@ -1,6 +1,6 @@
 """Reports a run: a table for people, JSON and CSV for programs, one page to pass on.
 
-Owns the forms and the names of the files. Does not measure.
+Owns the formats and the names of the files. Does not measure.
 """
 
 import csv

@@ -93,14 +93,14 @@ class RequestTable:
         return int(self._ints["num_trace_tokens"][key - 1])
 
     def tenant_index(self, tenant: str) -> int:
-        """The number of a tenant, a new one if it was never seen."""
+        """The number of a tenant; a new tenant gets a new one."""
         index = self._tenant_index.setdefault(tenant, len(self.tenants))
         if index == len(self.tenants):
             self.tenants.append(tenant)
         return index
 
     def outcome_index(self, outcome: str) -> int:
-        """The number of an outcome, a new one if it was never seen."""
+        """The number of an outcome; a new outcome gets a new one."""
         index = self._outcome_index.setdefault(outcome, len(self.outcomes))
         if index == len(self.outcomes):
             self.outcomes.append(outcome)

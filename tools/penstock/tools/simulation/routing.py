@@ -1,8 +1,8 @@
 """Chooses the replica of each request.
 
 Owns the rules. A router knows the request, the loads it is given and what it did itself; it does
-not know replicas. Equal choices go to the replica that was chosen longest ago, so that a run is the
-same every time and an idle cluster is used evenly.
+not know replicas. Ties go to the replica that was chosen longest ago, so that runs are repeatable
+and an idle cluster is used evenly.
 """
 
 import enum
@@ -36,7 +36,7 @@ class PrefixIndex:
         return min(num_blocks * request.prefix_block_tokens, request.num_prompt_tokens)
 
     def add(self, request: TraceRequest) -> None:
-        """The prompt was sent there. Without prefix ids nothing is known of it."""
+        """Record that the prompt was sent there. Without prefix ids there is nothing to record."""
         # Ends first: a beginning is worth nothing less than what follows it, and is kept longer.
         for prefix_id in reversed(request.prefix_ids):
             key = (request.tenant, prefix_id)
@@ -121,7 +121,7 @@ class Router(Protocol):
     """Chooses a replica and records that the request was sent there."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """The replica for a request that arrives; `loads`: of each, as far as is known."""
+        """The replica for a request that arrives; `loads`: the known load of each."""
         ...
 
 

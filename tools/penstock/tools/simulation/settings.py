@@ -1,6 +1,6 @@
-"""What a simulated server is: policy, limits, memory, costs, targets.
+"""The settings of a simulated server: policy, limits, memory, costs, targets.
 
-Owns the values and the making of an engine from them.
+Owns the values and builds an engine from them.
 """
 
 import enum
@@ -133,7 +133,7 @@ def _executor_config(config: SimulationConfig) -> ExecutorConfig:
 
 
 def build_gate(config: SimulationConfig) -> Gate:
-    """The gate that makes the policy."""
+    """The gate of the policy."""
     size = config.batch_size or config.max_num_seqs
     match config.policy:
         case Policy.FCFS | Policy.FAIR:

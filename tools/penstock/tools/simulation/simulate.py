@@ -94,8 +94,8 @@ def simulate(
 def few_collections() -> Generator[None, None, None]:
     """Run Python's cyclic garbage collector less often.
 
-    A step makes a dozen short-lived objects and no cycles: the collector would look for some
-    hundred times a second, and at all that the process holds already.
+    A step makes a dozen short-lived objects and no cycles: the collector would run some hundred
+    times a second over all objects of the process.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])

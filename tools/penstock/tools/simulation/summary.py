@@ -35,8 +35,8 @@ class Durations:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSummary:
     """One tenant. `num_served_tokens`: output tokens. `good_share`: of its requests. `num_late`:
-    refused or expired. `ttft` is of those who got a token; in `ttft_p99_of_all_s` who got none
-    waited for ever.
+    refused or expired. `ttft` is of requests with a token; in `ttft_p99_of_all_s` those without one
+    count as infinite.
     """
 
     tenant: str
@@ -142,7 +142,7 @@ def summarise(run: SimulationRun) -> Summary:
 def good_requests(table: RequestTable, targets: Targets, front_s: float = 0.0) -> NDArray[np.bool_]:
     """Which requests completed within both targets; bool [len(table)].
 
-    `front_s`: what the first token takes besides. `table` must have counted slow gaps against the
+    `front_s`: added to the time of the first token. `table` must have counted slow gaps against the
     same ITL target.
     """
     ttft_s = table.seconds("first_token_s") - table.seconds("arrival_s") + front_s
@@ -243,7 +243,7 @@ def _tenants(
 
 
 def _p99_of_all(values_s: NDArray[np.float64]) -> float:
-    """The 99th percentile with infinity for what is NaN."""
+    """The 99th percentile, NaN counted as infinity."""
     if not len(values_s):
         return math.nan
     waited_s = np.where(np.isnan(values_s), math.inf, values_s)
@@ -281,7 +281,7 @@ def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
 def served_ratio(
     table: RequestTable, service: NDArray[np.float64], timeline_bin_s: float
 ) -> float | None:
-    """Greatest over smallest service of a tenant while all of them had requests waiting.
+    """Greatest over smallest service of a tenant while all tenants had requests waiting.
 
     `service` float64 [bins, tenants]. 1 is even; infinite: a tenant got nothing. None with fewer
     than two tenants, or when they never waited at the same time for a whole bin.

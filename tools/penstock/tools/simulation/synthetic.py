@@ -1,4 +1,4 @@
-"""Made-up traffic: arrivals, tenants and lengths from one seed.
+"""Synthetic traffic: arrivals, tenants and lengths from one seed.
 
 Owns the distributions. The same settings give the same trace.
 """
@@ -55,7 +55,7 @@ class TenantShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticConfig:
-    """Settings of a made-up trace. Raises ValueError naming the field.
+    """Settings of a synthetic trace. Raises ValueError naming the field.
 
     Lengths are lognormal: `mean_..._tokens` is the mean, `..._sigma` the deviation of the
     logarithm (0: always the mean), cut to 1 .. `max_..._tokens`.
@@ -137,7 +137,7 @@ def synthetic_trace(config: SyntheticConfig) -> Iterator[TraceRequest]:
 
 
 class TenantChoice:
-    """Draws tenants by their shares; without tenants everyone is ""."""
+    """Draws tenants by their shares; without tenants each is ""."""
 
     def __init__(self, tenants: tuple[TenantShare, ...], random: np.random.Generator) -> None:
         self._names = [tenant.name for tenant in tenants]
@@ -146,7 +146,7 @@ class TenantChoice:
         self._random = random
 
     def __call__(self) -> str:
-        """The next one."""
+        """Draw the next tenant."""
         if not self._names:
             return ""
         index = int(np.searchsorted(self._bounds, self._random.random(), side="right"))

@@ -25,7 +25,7 @@ def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[
         lines = _numbered_lines(path, file)
         first = next(lines, None)
         if first is None:
-            raise TraceError(f"{path}: holds no requests")
+            raise TraceError(f"{path}: contains no requests")
         number = first[0]
         latest_s = 0.0
         has_requests = False
@@ -46,7 +46,7 @@ def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[
         except ValueError as error:
             raise TraceError(f"{path}:{number}: {error}") from error
         if not has_requests:
-            raise TraceError(f"{path}: holds no requests")
+            raise TraceError(f"{path}: contains no requests")
 
 
 def _opened(path: Path) -> IO[str]:

@@ -119,7 +119,7 @@ class RecordedParser:
 
 
 def parser_of(trace_format: TraceFormat) -> LineParser:
-    """A fresh parser."""
+    """A new parser."""
     match trace_format:
         case TraceFormat.AZURE:
             return AzureParser()
@@ -200,9 +200,9 @@ def _integers(values: dict[str, object], name: str) -> tuple[int, ...]:
 
 
 def check_unique(name: str, items: Iterable[str]) -> None:
-    """Raise ValueError naming the field for a name that is there twice."""
+    """Raise ValueError naming the field for a name that occurs twice."""
     seen: set[str] = set()
     for item in items:
         if item in seen:
-            raise ValueError(f"{name}: {item!r} is there twice")
+            raise ValueError(f"{name}: {item!r} occurs twice")
         seen.add(item)

@@ -1,9 +1,8 @@
-"""Changes of a trace before its replay: windows, load, caps, tenants, deadlines.
+"""Transforms a trace before its replay: windows, load, caps, tenants, deadlines.
 
 Owns the order of these changes: window, cap, tenant and deadline, then load. Streams.
 """
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -84,15 +83,6 @@ def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Itera
             ),
             deadline_s=min(request.deadline_s, config.deadline_s if is_urgent else math.inf),
         )
-
-
-def merged(*traces: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-    """Several traces as one, in order of arrival."""
-    return heapq.merge(*traces, key=_arrival_s)
-
-
-def _arrival_s(request: TraceRequest) -> float:
-    return request.arrival_s
 
 
 def _windowed(trace: Iterable[TraceRequest], config: TransformConfig) -> Iterator[TraceRequest]:

@@ -1,10 +1,10 @@
 """The simulated executor, which reports what each step prefills, and has no real tokens.
 
-Owns the look at the batch. The engine's events of a request do not include how much was
-computed for it, which is lost if the request fails. The text of a simulated request has no reader,
-so every token is 0: hashing them would be an eighth of a run. Requests that ask for more tokens
-than they generate have a stop id, as with a model, and are ended here at their length: the
-scheduler knows no more than it would of a model.
+Owns the inspection of the batch. The engine's events of a request do not include how much was
+computed for it, which is lost if the request fails. Tokens of simulated requests are not used, so
+every token is 0: hashing them would be an eighth of a run. Requests that ask for more tokens than
+they generate have a stop id, as with a model, and are ended here at their length: the scheduler
+knows no more than it would of a model.
 """
 
 from collections.abc import Callable

@@ -39,7 +39,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Convert a flight recording to a trace for ui.perfetto.dev and\n"
         "chrome://tracing: tracks for slots, steps, the queue, KV blocks. See docs/timeline.md.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help="a flight recording; - for standard input")
     parser.add_argument(
@@ -50,7 +49,6 @@ def add_parser(subparsers: Subparsers) -> None:
         f" (default: FILE with {_SUFFIX}; none for standard input)",
     )
     parser.add_argument("--last", type=int, metavar="N", help="draw and count the last N steps")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,16 +13,17 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.scheduler.setting import setting
 from penstock.server.cli.command import Parser, Subparsers, until_signal
 from penstock.server.cli.connection import (
     UsageError,
     add_address_option,
     describe_error,
     run_reporting,
-    seconds,
 )
 from penstock.server.cli.connection_options import (
     add_connection_options,
@@ -30,6 +31,7 @@ from penstock.server.cli.connection_options import (
     client_options,
     refuse_connection_options,
 )
+from penstock.tools.flags import add_settings, read_settings
 from penstock.tools.own_service import OwnService, ServiceFailed
 
 if TYPE_CHECKING:
@@ -49,13 +51,31 @@ exit codes:
 """
 _EXIT_PASSED, _EXIT_FAILED, _EXIT_COULD_NOT_RUN = 0, 1, 2
 _INTERRUPTED = "penstock verify: interrupted"
-_START_TIMEOUT_S = 1800.0
 _MIN_STOP_TIMEOUT_S = 120.0
 _STOP_SLACK_S = 30.0
 """Stop time in seconds beyond draining and stopping the engine."""
-_TIMEOUT_S = 900.0
-_CONCURRENCY = 32
 _HEARTBEAT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyLimits:
+    """Limits of a verification."""
+
+    concurrency: int = setting(
+        32, "verify", "concurrent streams in the checks under load", at_least=1
+    )
+    timeout_s: float = setting(900.0, "verify", "time limit of all checks together", above=0)
+    start_timeout_s: float = setting(
+        1800.0, "verify", "with --serve: time limit of the start", above=0
+    )
+    stop_timeout_s: float | None = setting(
+        None,
+        "verify",
+        "with --serve: time limit of the stop",
+        above=0,
+        shown=f"the limits of its drain and its engine plus {_STOP_SLACK_S:g}, at least"
+        f" {_MIN_STOP_TIMEOUT_S:g}",
+    )
 
 
 class CouldNotRun(Exception):
@@ -73,8 +93,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "The report contains versions, limits, outcomes and figures; no prompts but the built-in\n"
         "ones, no host names, no environment variables, and no paths without --with-paths.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.fill = _add_options
+
+
+def _add_options(parser: Parser) -> None:
     add_address_option(parser)
     add_connection_options(parser)
     parser.add_argument(
@@ -86,35 +109,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the full report there")
     parser.add_argument("--with-paths", action="store_true", help="keep paths in the report")
     parser.add_argument(
-        "--concurrency",
-        type=_positive,
-        default=_CONCURRENCY,
-        metavar="N",
-        help=f"concurrent streams in the checks under load (default: {_CONCURRENCY})",
-    )
-    parser.add_argument(
         "--skip", action="append", default=[], metavar="CHECK", help="skip this check; repeatable"
     )
-    for flag, default, help_text in (
-        ("--timeout-s", _TIMEOUT_S, "time limit of all checks together"),
-        ("--start-timeout-s", _START_TIMEOUT_S, "with --serve: time limit of the start"),
-        (
-            "--stop-timeout-s",
-            None,
-            "with --serve: time limit of the stop (default: the limits of its drain and its engine"
-            f" plus {_STOP_SLACK_S:g}, at least {_MIN_STOP_TIMEOUT_S:g})",
-        ),
-    ):
-        if default is not None:
-            help_text = f"{help_text} (default: {default:g})"
-        parser.add_argument(flag, type=seconds, default=default, metavar="SECONDS", help=help_text)
-    parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a positive number, not {text!r}")
-    return int(text)
+    add_settings(parser, VerifyLimits)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _verify(args: argparse.Namespace) -> int:
-    from penstock.server.cli.installation import look_around
+    from penstock.server.cli.installation import collect_installation
     from penstock.tools.verify.all_checks import ALL_CHECKS
     from penstock.tools.verify.report import Report, heading_lines
 
@@ -138,9 +135,9 @@ async def _verify(args: argparse.Namespace) -> int:
     if args.json is not None and not args.json.parent.is_dir():
         # Checked now: after the checks, their results would be lost.
         raise UsageError(f"--json: folder {args.json.parent} does not exist")
-    installation = await asyncio.to_thread(look_around)
-    print("\n".join(heading_lines(installation)), flush=True)
     run = _Run(args)
+    installation = await asyncio.to_thread(collect_installation)
+    print("\n".join(heading_lines(installation)), flush=True)
     try:
         await run.verify()
     except CouldNotRun as reason:
@@ -180,7 +177,7 @@ class _Run:
     """One verification and its results so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
+        self._args, self._limits = args, read_settings(args, VerifyLimits)
         self._subject: Subject | None = None
         self.results: list[CheckResult] = []
         self.served: ServedHere | None = None
@@ -226,10 +223,8 @@ class _Run:
         print(" ".join(("starting: penstock serve", *shown)), flush=True)
         service = OwnService(
             args.serve_args,
-            start_timeout_s=args.start_timeout_s,
-            stop_timeout_s=stop_timeout_s(settings)
-            if args.stop_timeout_s is None
-            else args.stop_timeout_s,
+            start_timeout_s=self._limits.start_timeout_s,
+            stop_timeout_s=self._limits.stop_timeout_s or stop_timeout_s(settings),
             # Containers are configured by their environment, so the verified service reads it too.
             environment=os.environ,
         )
@@ -275,14 +270,14 @@ class _Run:
                 client=client,
                 address=address,
                 bare=bare_channel(address, options, self._args.server_name),
-                concurrency=self._args.concurrency,
+                concurrency=self._limits.concurrency,
                 is_prefix_reuse_off=is_prefix_reuse_off,
             )
             self._subject = subject
             await run_checks(
                 subject,
                 ALL_CHECKS,
-                timeout_s=self._args.timeout_s,
+                timeout_s=self._limits.timeout_s,
                 left_out=frozenset(self._args.skip),
                 on_result=self._on_result,
                 survival=Survival(subject),

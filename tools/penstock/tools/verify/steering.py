@@ -42,7 +42,7 @@ _FREE: GenerationOptions = {
 
 
 def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str]]:
-    """The check that this option, at its strictest value, makes sampling greedy."""
+    """A check that this option, at its strictest value, makes sampling greedy."""
 
     async def run(subject: Subject) -> str:
         greedy = (await subject.greedy(_NUM_TOKENS)).ids()

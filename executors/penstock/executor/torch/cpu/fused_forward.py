@@ -72,8 +72,9 @@ class FusedForward:
         return Forwarded(logits=logits, last_of_row=ends - 1, is_token_good=is_token_good)
 
     def _run_layers(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """What is still to be added to `residual`, and the last layer's keys and values behind its
-        queries."""
+        """Run all layers; returns what must still be added to `residual`, and the last layer's
+        queries, keys and values.
+        """
         if self._decoder is not None:
             return self._decoder.run(self._rows, residual)
         normed = torch.empty_like(residual)
@@ -120,7 +121,9 @@ class FusedForward:
         return weights.qkv(normed)
 
     def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
-        """Attention and the rest of the layer; returns what is still to be added to `residual`."""
+        """Run attention and the rest of the layer; returns what must still be added to
+        `residual`.
+        """
         model, weights = self._model, layer.weights
         layer.attention.rotate_and_write(
             self._rows,
@@ -151,7 +154,7 @@ class _Layer:
 def _native_decoder(
     model: FusedModel, kernels: Kernels, layers: Sequence[_Layer]
 ) -> NativeDecoder | None:
-    """None unless everything of the layers is packed for compiled kernels."""
+    """The compiled decoder; None unless all parts of the layers are packed for compiled kernels."""
     if not isinstance(kernels, NativeKernels):
         return None
     native: list[DecoderLayer] = []

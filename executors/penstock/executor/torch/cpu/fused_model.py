@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
+from penstock.executor.torch.cpu_kernels.packed_matrix import can_pack
 from penstock.executor.torch.fused_weights import LayerWeights, Projection, fuse_weights
 from penstock.executor.torch.load_progress import LoadProgress
-from penstock.executor.torch.module_tree import DecoderTree, LayerTree
+from penstock.executor.torch.module_tree import DecoderTree, LayerTree, NotFused
 from penstock.executor.torch.prepacked_linear import (
     PrepackedLinear,
     can_prepack,
@@ -31,7 +32,7 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedLayer:
-    """One layer. `window` 0: none."""
+    """The weights of one layer. `window` 0: no sliding window."""
 
     qkv: Linear
     out: Linear
@@ -79,6 +80,16 @@ class JoinedLinear:
         taken = Projection(weight=self._weight, bias=self._bias)
         self._weight = self._weight.new_zeros(0)
         return taken
+
+
+def check_packing(tree: DecoderTree, kernels: Kernels, *, is_int8: bool) -> None:
+    """Raise NotFused naming a product that our own kernels' format does not hold."""
+    dtype = _own_format(tree.embedding.dtype, kernels, is_int8=is_int8)
+    layer = tree.layers[0]
+    widths = {layer.qkv[0].in_features, layer.out.in_features, layer.down.in_features}
+    for width in sorted(widths):
+        if dtype is not None and not can_pack(width, dtype):
+            raise NotFused(f"a product of {width} inputs in {dtype}")
 
 
 def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
@@ -139,7 +150,7 @@ def num_packed_bytes(model: FusedModel) -> int:
 
 
 def _release(layer: LayerTree) -> None:
-    """Free what only the modules would read."""
+    """Free memory that only the modules would read."""
     for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
         linear.weight.data = freed(linear.weight.detach())
 
@@ -160,13 +171,19 @@ def _layer(layer: LayerWeights) -> FusedLayer:
 
 def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable[[Linear], Linear]:
     """How the products of a model of `dtype` are computed."""
-    if is_int8:
-        return partial(_pack, kernels, torch.int8)
-    if dtype == torch.bfloat16 and uses_own_bf16(kernels):
-        return partial(_pack, kernels, torch.bfloat16)
+    own = _own_format(dtype, kernels, is_int8=is_int8)
+    if own is not None:
+        return partial(_pack, kernels, own)
     if dtype == torch.bfloat16 and can_prepack():
         return _prepack
     return lambda joined: joined
+
+
+def _own_format(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> torch.dtype | None:
+    """What our own kernels' weights are packed in; None where those do not multiply."""
+    if is_int8:
+        return torch.int8
+    return dtype if dtype == torch.bfloat16 and uses_own_bf16(kernels) else None
 
 
 def _pack(kernels: Kernels, dtype: torch.dtype, joined: Linear) -> Linear:

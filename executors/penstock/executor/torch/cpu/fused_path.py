@@ -14,6 +14,7 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cpu.fused_forward import FusedForward
 from penstock.executor.torch.cpu.fused_model import (
     FusedModel,
+    check_packing,
     join_model,
     num_packed_bytes,
     pack_model,
@@ -30,9 +31,7 @@ from penstock.executor.torch.serving_info import served_length
 from penstock.executor.torch.step_forward import ForwardPath
 from penstock.executor.torch.step_inputs import Ints
 from penstock.executor.torch.trial_reference import make_reference
-from penstock.executor.torch.whole_sequence import trial_tokens
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
 
 _log = logging.getLogger(__name__)
 _NUM_TRIAL_TOKENS = 24
@@ -41,7 +40,7 @@ _NUM_CHUNK_TOKENS = 18
 
 
 class WeightsTaken(NotFused):
-    """As NotFused, but after the modules gave up their weights: the model must be loaded again."""
+    """As NotFused, but the modules have released their weights: the model must be loaded again."""
 
 
 @torch.inference_mode()
@@ -59,6 +58,8 @@ def fused_path(
         kernels = kernel_module.load()
         if not kernels.is_native:
             raise NotFused("its kernels are not compiled here")
+    is_int8 = config.quantization == "int8"
+    check_packing(tree, kernels, is_int8=is_int8)
     reference = make_reference(model, tree, _NUM_TRIAL_TOKENS)
     num_weight_bytes = weight_bytes(model)
     num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
@@ -67,7 +68,6 @@ def fused_path(
         return _trial_logits(fused, kernels, model, config.block_size, kv_dtype)
 
     kv_dtype = page_dtype(config.kv_cache_dtype, model.dtype)
-    is_int8 = config.quantization == "int8"
     _check_head_size(tree.head_dim, kv_dtype, kernels)
     try:
         joined = join_model(tree, num_positions=num_positions)
@@ -126,33 +126,17 @@ def _trial_logits(
         dtype=kv_dtype,
         device=model.device,
     )
-    arrays = SlotArrays(num_slots=1, max_seq_len=_NUM_TRIAL_TOKENS, block_size=block_size)
-    arrays.token_ids[0] = trial_tokens(fused.embedding, _NUM_TRIAL_TOKENS).numpy()
-    arrays.num_tokens[0] = _NUM_TRIAL_TOKENS
-    arrays.block_table[0] = np.arange(num_blocks)
+    arrays = trial_arrays(fused.embedding, _NUM_TRIAL_TOKENS, block_size)
     forward = FusedForward(fused, kernels, pages)
     steps = [
         (0, _NUM_CHUNK_TOKENS),
         *((at, 1) for at in range(_NUM_CHUNK_TOKENS, _NUM_TRIAL_TOKENS)),
     ]
     return torch.cat(
-        [forward.run(_batch(arrays, start, count), _every).logits for start, count in steps]
+        [forward.run(trial_batch(arrays, start, count), _every).logits for start, count in steps]
     )
 
 
 def _every(last_of_row: Ints) -> Ints:
     """All packed tokens."""
     return np.arange(last_of_row[-1] + 1)
-
-
-def _batch(arrays: SlotArrays, start: int, count: int) -> Batch:
-    slots = np.zeros(1, dtype=np.int32)
-    return Batch(
-        step=0,
-        arrays=arrays,
-        slots=slots,
-        num_tokens=np.array([count], dtype=np.int32),
-        starts=np.array([start], dtype=np.int32),
-        num_decodes=int(count == 1),
-        sampled_slots=slots,
-    )

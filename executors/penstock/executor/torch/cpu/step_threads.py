@@ -36,7 +36,9 @@ class StepThreads:
 
     @contextmanager
     def computing(self, multiplications: int, num_bytes: int) -> Generator[None]:
-        """Compute layers inside that take this many multiplications and read this many bytes."""
+        """Context in which layers that take this many multiplications and read this many bytes are
+        computed.
+        """
         num_threads = torch.get_num_threads()
         alone_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
         saved_us = alone_us * (1 - 1 / num_threads)

@@ -29,7 +29,7 @@ class LayerAttention(Protocol):
     """One layer's attention over its pages. D is the head size, H key heads, Hq query heads."""
 
     def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
-        """New keys and values [T, H, D] into the pages."""
+        """Write new keys and values [T, H, D] to the pages."""
         ...
 
     def rotate_and_write(

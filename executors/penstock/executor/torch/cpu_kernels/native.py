@@ -358,7 +358,7 @@ class NativeLayer:
             raise MemoryError("attention: out of memory")
 
     def rotary_address(self, cosines: Tensor, sines: Tensor) -> int:
-        """Of the C structure, which is kept with its tables."""
+        """Address of the C structure, which is kept with its tables."""
         if self._rotary is None or self._rotary[0] is not cosines or self._rotary[1] is not sines:
             self._rotary = cosines, sines, self._checked_rotary(cosines, sines)
         return ctypes.addressof(self._rotary[2])

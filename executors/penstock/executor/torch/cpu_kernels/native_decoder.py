@@ -54,7 +54,7 @@ class _CActivations(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecoderLayer:
-    """One layer. Norms [hidden], and of query and key [head size] or None."""
+    """One layer. Norm weights are [hidden], those of query and key [head size] or None."""
 
     attention: NativeLayer
     qkv: PackedMatrix
@@ -67,7 +67,9 @@ class DecoderLayer:
     key_norm: Tensor | None
 
     def to_c(self, hidden: int, dtype: torch.dtype) -> _CLayer:
-        """Raises ValueError where parts do not fit together: C does not check them."""
+        """Convert to the C structure. Raises ValueError where parts do not fit: C does not check
+        them.
+        """
         for norm in (self.input_norm, self.output_norm):
             if norm.shape != (hidden,) or norm.dtype is not dtype or norm.stride(0) != 1:
                 raise ValueError("a norm's weight does not fit the hidden size")
@@ -124,13 +126,16 @@ class NativeDecoder:
         )
 
     def run(self, rows: StepRows, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """residual [tokens, hidden], changed in place. Returns what is still to be added to it, and
-        the last layer's queries, keys and values [tokens, elements]; both hold until the next call.
+        """residual [tokens, hidden], changed in place. Returns what must still be added to it, and
+        the last layer's queries, keys and values [tokens, elements]; both are valid until the next
+        call.
         """
         num_tokens, hidden = residual.shape
         dtype = self._room.dtype
         if hidden != self._widths[0] or residual.dtype is not dtype:
-            raise ValueError(f"{residual.dtype} {tuple(residual.shape)} is no row of this decoder")
+            raise ValueError(
+                f"{residual.dtype} {tuple(residual.shape)} is not a row of this decoder"
+            )
         if rows.num_tokens != num_tokens or not residual.is_contiguous():
             raise ValueError(f"{num_tokens} rows for {rows.num_tokens} tokens, or not dense ones")
         if len(self._room) < num_tokens:

@@ -52,7 +52,7 @@ def choose_greatest(logits: Tensor) -> Chosen:
 
 
 def draw_rows(logits: Tensor, rows: NDArray[np.int64], wishes: NDArray[np.void]) -> Chosen:
-    """A token for each of `rows` [m] of `logits`; `wishes` [m] of WISH."""
+    """A token for each of `rows` [m] of `logits`; `wishes` [m]: options of the rows, as WISH."""
     if logits.stride(1) != 1 or wishes.dtype != WISH or len(wishes) != len(rows):
         raise ValueError("logits, rows or wishes do not fit each other")
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(logits):

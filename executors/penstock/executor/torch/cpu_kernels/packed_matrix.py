@@ -41,8 +41,8 @@ class _CMatrix(ctypes.Structure):
 
 
 class PackedMatrix:
-    """Of `weight` [out, in] and `bias` [out] or None, neither of them kept. `dtype` bfloat16, of an
-    even number of inputs, or int8: quantised here.
+    """Packs `weight` [out, in] and `bias` [out] or None, without keeping them. `dtype` bfloat16, of
+    an even number of inputs, or int8: quantised here.
 
     `packed` [panels, groups, columns of a panel, inputs of a group], padded with zeros; `scales`
     float32 [columns] of 8 bits.

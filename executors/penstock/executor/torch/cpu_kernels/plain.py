@@ -172,7 +172,9 @@ class PlainLayer:
 
 
 def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers and the scale [..., 1] of each row; both 0 or NaN where a row has no other."""
+    """Quantise: whole numbers and the scale [..., 1] of each row; both 0 or NaN for a row of zeros
+    or with NaN.
+    """
     greatest = x.float().abs().amax(-1, keepdim=True)
     whole = torch.round(x.float() * (127 / greatest))
     scales = torch.where(torch.isfinite(greatest), greatest / 127, torch.nan)
@@ -194,7 +196,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """In halves of the first elements, in float32."""
+    """Rotate halves of the first elements, in float32."""
     cosines, sines = angles
     wide, middle = x.float(), cosines.shape[-1]
     first, second = wide[..., :middle], wide[..., middle : 2 * middle]

@@ -36,7 +36,7 @@ class DeviceQueue(Protocol):
         ...
 
     def active(self) -> AbstractContextManager[object]:
-        """Launches inside go to this queue."""
+        """Context in which launches go to this queue."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -56,7 +56,7 @@ class DeviceQueue(Protocol):
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Run once; returns the additional memory at its peak."""
+        """Run an action once; returns its peak of additional memory."""
         ...
 
     def synchronize(self) -> None:
@@ -94,7 +94,7 @@ class CudaQueue:
         return self._device
 
     def active(self) -> AbstractContextManager[object]:
-        """The stream as the current one."""
+        """Context in which this stream is the current one."""
         return torch.cuda.stream(self._stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -106,7 +106,7 @@ class CudaQueue:
         return CudaMark(self._stream)
 
     def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The first run compiles kernels and initialises libraries."""
+        """Capture a graph, after a first run that compiles kernels and initialises libraries."""
         with self.active():
             run()
         self._stream.synchronize()

@@ -245,7 +245,7 @@ class DeviceSampler:
         )  # fmt: skip
 
     def outcome(self, num_rows: int) -> DeviceSamples:
-        """Where the outcome of `sample` is stored, also when a graph of it is replayed."""
+        """The memory in which `sample` stores its outcome, also when its graph is replayed."""
         return DeviceSamples(rows=self._rows[:num_rows], tops=self._tops[:num_rows])
 
     def _stage_bias(self, slot: int, ids: Ints, values: NDArray[np.float32]) -> None:

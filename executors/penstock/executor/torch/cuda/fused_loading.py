@@ -117,7 +117,7 @@ def _eight_bit_settings(config: ExecutorConfig) -> str:
 def _in_eight_bits(
     config: ExecutorConfig, model: LoadedModel, tree: DecoderTree, parts: _Parts, pages: KVPages
 ) -> _Parts:
-    """The parts with weights and pages as the settings ask. `pages`: what a trial wrote."""
+    """The parts with weights and pages in the requested formats. `pages`: what a trial wrote."""
     if config.kv_cache_dtype != "auto":
         dtype = page_dtype(config.kv_cache_dtype, model.dtype)
         parts = replace(parts, page_dtype=dtype, page_scales=measure_scales(pages))
@@ -134,7 +134,7 @@ def _check_eight_bits(
     queue: DeviceQueue,
     reference: TrialReference,
 ) -> None:
-    """Raises NotFused; as the eager path does not support the settings, that is a refusal."""
+    """Compare in 8 bits. Raises NotFused, which refuses the model: the eager path has no 8 bits."""
     try:
         found, _ = _try(config, model, parts, queue)
     except torch.OutOfMemoryError:
@@ -151,7 +151,7 @@ def _check_eight_bits(
 
 @contextmanager
 def _fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
-    """A lack of memory becomes a ValueError naming the setting to lower."""
+    """Context that converts a lack of memory to a ValueError naming the setting to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -235,7 +235,7 @@ def _build(
 def _try(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> tuple[Tensor, KVPages]:
-    """The fused step's logits of the trial tokens, and what it wrote."""
+    """Run the trial tokens: the fused step's logits, and the pages that it wrote."""
     num_blocks = -(-NUM_TRIAL_TOKENS // config.block_size) + NUM_PROBE_BLOCKS
     built, pages = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS)
     return trial_logits(built.model, queue, config.block_size), pages

@@ -45,7 +45,7 @@ class RowTokens:
     next_positions: Tensor
 
     def first(self, rows: int) -> "RowTokens":
-        """The first `rows` of them."""
+        """The first `rows` rows."""
         return RowTokens(slots=self.slots[:rows], next_positions=self.next_positions[:rows])
 
 
@@ -60,7 +60,8 @@ def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedHidden:
-    """A packed step before its head: of each token the residual and what is still to be added.
+    """A packed step before its head: the residual of each token, and what must still be added to
+    it.
 
     `qkv` [tokens, elements]: of the last layer, before rotation.
     """
@@ -130,7 +131,9 @@ class FusedModel:
     def decode(
         self, staged: Tensor, tokens: RowTokens, logits: Tensor, *, rows: int, is_long: bool
     ) -> None:
-        """Rows of one token each: `staged` int32 [4, ...] in, `tokens` and `logits` [rows] out."""
+        """Compute rows of one token each: `staged` int32 [4, ...] in, `tokens` and `logits` [rows]
+        out.
+        """
         tile = self._attention.tile_for(rows, is_long=is_long)
         residual = self._embed(staged, tokens, rows)
         scratch = self._scratch()
@@ -148,7 +151,7 @@ class FusedModel:
     def packed(
         self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
     ) -> PackedHidden:
-        """`num_decodes` rows of one token, then `chunks`, through one forward."""
+        """Compute `num_decodes` rows of one token, then `chunks`, in one forward."""
         num_tokens = num_decodes + chunks.num_tokens
         tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)
         residual = self._embed(staged, tokens, num_tokens)
@@ -174,7 +177,7 @@ class FusedModel:
     def finite(self, hidden: PackedHidden) -> Tensor:
         """Which tokens have finite keys and values in the last layer, bool [tokens].
 
-        Any invalid value of an earlier layer shows there, also for tokens without sampled logits.
+        Invalid values of earlier layers show there too, also for tokens without sampled logits.
         """
         qkv = hidden.qkv
         flags = torch.empty(qkv.shape[0], dtype=torch.uint8, device=qkv.device)
@@ -213,7 +216,7 @@ class FusedModel:
         attended: Tensor,
         attend: Callable[[int, LayerWeights, Tensor], None],
     ) -> Product:
-        """All layers over `residual`; returns what the last one adds to it.
+        """Run all layers over `residual`; returns what the last one adds to it.
 
         `attend` takes the number of a layer, its weights, and [rows, qkv]; it writes `attended`.
         """
@@ -241,7 +244,7 @@ class FusedModel:
         *,
         is_long: bool,
     ) -> None:
-        """One row: five launches a layer, each limited by memory bandwidth."""
+        """Compute one row: five launches a layer, each limited by memory bandwidth."""
         eps = self.ends.eps
         tile = self._attention.tile_for(1, is_long=is_long)
         dtype = residual.dtype
@@ -274,7 +277,7 @@ class FusedModel:
 
 
 def _formats(layer: LayerWeights) -> tuple[torch.dtype | None, ...]:
-    """Of everything that a kernel reads."""
+    """Number formats of everything that a kernel reads."""
     projections = (layer.qkv, layer.out, layer.gate_up, layer.down)
     norms = (layer.input_norm, layer.output_norm, layer.query_norm, layer.key_norm)
     read = (

@@ -30,7 +30,7 @@ class OutcomeMemory:
         self._tops = queue.pinned((max_rows, 2, MAX_TOP), torch.int32)
 
     def fetch(self, samples: DeviceSamples, *, has_tops: bool) -> None:
-        """Queue the copies."""
+        """Queue the copies to the host."""
         num_rows = len(samples.rows)
         self._rows[:num_rows].copy_(samples.rows, non_blocking=True)
         if has_tops:

@@ -74,7 +74,7 @@ class PackedStep:
             launched.prompts = self._score_prompts(batch, hidden, rows)
 
     def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: LaunchedStep) -> None:
-        """Tokens without sampled logits are checked by their keys and values."""
+        """Check tokens without sampled logits by their keys and values."""
         launched.token_flags = self._fetched(self._model.finite(hidden))
         launched.token_ends = rows.last_of_row + 1
 
@@ -116,7 +116,7 @@ class PackedStep:
         return pinned.to(self._queue.device, non_blocking=True)
 
     def _fetched(self, values: Tensor) -> Tensor:
-        """Host memory that `values` will have arrived in at the step's event."""
+        """Host memory that has `values` at the step's event."""
         fetched = self._queue.pinned(tuple(values.shape), values.dtype)
         fetched.copy_(values, non_blocking=True)
         return fetched

@@ -127,7 +127,9 @@ class PageAttention:
         rows: int,
         tile: DecodeTile,
     ) -> None:
-        """The first `rows` rows of `qkv`, one token each; `staged` as in `embed_rows`."""
+        """Attention of the first `rows` rows of `qkv`, one token each; `staged` as in
+        `embed_rows`.
+        """
         layout, table = self.layout, self._table
         key = (tile, layer.window > 0, layer.query_norm is not None)
         kernel = self._decodes.get(key)
@@ -167,7 +169,7 @@ class PageAttention:
         chunks: Chunks,
         scratch: Scratch,
     ) -> None:
-        """The packed tokens of `chunks`: written to the pages, then attended from them."""
+        """Attention of the packed tokens of `chunks`, which are written to the pages first."""
         layout, table = self.layout, self._table
         shape = (qkv.shape[0], layout.num_query_elements)
         queries = scratch.empty("queries", shape, self._query_dtype)

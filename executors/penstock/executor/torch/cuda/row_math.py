@@ -37,8 +37,8 @@ class Rows:
 class Product:
     """Rows after a projection, `values` [rows, out].
 
-    `scales` float32 [rows]: they, `of`'s scales and its bias are still to be applied; None: they
-    are whole.
+    `scales` float32 [rows]: these, the scales of `of` and its bias must still be applied; None:
+    nothing to apply.
     """
 
     values: Tensor
@@ -46,7 +46,7 @@ class Product:
     of: Projection
 
     def take(self, rows: Tensor) -> "Product":
-        """Those at `rows` int32 [m]."""
+        """The rows at `rows` int32 [m]."""
         scales = None if self.scales is None else self.scales.index_select(0, rows)
         return Product(self.values.index_select(0, rows), scales, self.of)
 
@@ -54,7 +54,7 @@ class Product:
 class RowMath:
     """The arithmetic of one model's rows. `is_fp8`: its layers' weights are in fp8.
 
-    What a method returns is in `scratch`, until the same operation of another layer.
+    Results of methods are in `scratch`, until the same operation of another layer.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RowMath:
         return Rows(out, out_scales)
 
     def project(self, scratch: Scratch, rows: Rows, projection: Projection, name: str) -> Product:
-        """Rows times the weight; `name` of the result's memory."""
+        """Rows times the weight; `name`: of the result's memory."""
         if rows.scales is None:
             shape = (rows.values.shape[0], projection.weight.shape[0])
             out = scratch.empty(name, shape, rows.values.dtype)

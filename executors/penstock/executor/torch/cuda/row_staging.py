@@ -61,7 +61,7 @@ class RowStaging:
         self._packed = queue.pinned((1024,), torch.int32)
 
     def empty_rows(self) -> Tensor:
-        """Where steps of decodes are staged on the device."""
+        """Device memory in which steps of decodes are staged."""
         return torch.empty_like(self._rows, device=self._queue.device, pin_memory=False)
 
     def stage_scratch(self, staged: Tensor) -> None:
@@ -140,7 +140,7 @@ class RowStaging:
     def _copy(
         self, matrix: NDArray[np.int32], rows: tuple[NDArray[np.int64] | NDArray[np.int32], ...]
     ) -> list[Tensor]:
-        """All in one copy, as int32: `matrix` [4, tokens] and rows of numbers."""
+        """Copy everything at once, as int32: `matrix` [4, tokens] and rows of numbers."""
         width = _aligned(matrix.shape[1])
         sizes = [_aligned(len(row)) for row in rows]
         total = 4 * width + sum(sizes)
@@ -166,7 +166,7 @@ def _aligned(count: int) -> int:
 
 
 def _fill_decodes(batch: Batch, rows: NDArray[np.int32], count: int) -> None:
-    """The first `count` rows of the batch: one token each, mostly the device's own."""
+    """Fill the first `count` rows of the batch: one token each, mostly sampled on the device."""
     arrays = batch.arrays
     slots, starts = batch.slots[:count], batch.starts[:count]
     rows[0] = slots

@@ -101,8 +101,8 @@ def project_row(
 
 
 def _widened(x: Tensor, projection: Projection, out: Tensor) -> Tensor:
-    """Many rows: the weight's 8 bits fit the rows' number format exactly, the scale is applied
-    afterwards.
+    """Multiply many rows: 8-bit weights convert exactly to the rows' number format, the scale is
+    applied afterwards.
     """
     product = torch.mm(x, projection.transposed.to(x.dtype), out=out)
     if projection.scale is not None:

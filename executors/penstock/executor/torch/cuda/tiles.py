@@ -59,7 +59,7 @@ class RowTile:
 
 
 def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
-    """A short row at once; of a long one enough to saturate the memory."""
+    """The tile for a row: a short row at once, of a long one enough to saturate the memory."""
     if is_quantised:
         if num_in > 4096:
             return RowTile(outputs=2, inputs=2048, warps=4)
@@ -88,7 +88,8 @@ def decode_tile(
     is_long: bool,
     is_fp8: bool = False,
 ) -> DecodeTile:
-    """Enough programs to fill the device; few splits when the rows do that alone.
+    """The tile of decode attention: enough programs to fill the device, few splits when the rows do
+    that alone.
 
     `is_fp8`: pages in 8 bits, whose conversion dominates; many programs of one warp share it best.
     """
@@ -131,7 +132,8 @@ def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
 def split_tile(
     *, rows: int, num_out: int, num_in: int, dtype: torch.dtype, is_quantised: bool = False
 ) -> SplitTile | None:
-    """None where the matrix library is as fast, or the kernel does not support the shape.
+    """The tile of a projection; None where the matrix library is as fast, or the kernel does not
+    support the shape.
 
     Wide products fill the device alone; with more rows narrow ones do, too. The library has no
     product of weights in 8 bits alone: those always use our kernels, up to 128 rows.

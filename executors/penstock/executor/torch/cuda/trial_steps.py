@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.fused_model import FusedModel, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
-from penstock.executor.torch.whole_sequence import trial_tokens
+from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 
@@ -25,14 +25,10 @@ def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tens
 
     Decodes run alternately alone and with others: different kernels compute them.
     """
-    arrays = SlotArrays(num_slots=1, max_seq_len=NUM_TRIAL_TOKENS, block_size=block_size)
-    ids = trial_tokens(model.ends.embedding, NUM_TRIAL_TOKENS)
-    arrays.token_ids[0] = ids.numpy()
-    arrays.num_tokens[0] = NUM_TRIAL_TOKENS
-    arrays.block_table[0] = np.arange(arrays.block_table.shape[1])
+    arrays = trial_arrays(model.ends.embedding, NUM_TRIAL_TOKENS, block_size)
     staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))
     rows = staging.stage_packed(
-        _batch(arrays, start=0, count=_NUM_CHUNK_TOKENS),
+        trial_batch(arrays, 0, _NUM_CHUNK_TOKENS),
         tokens_a_tile=model.tokens_a_tile,
         table_width=arrays.block_table.shape[1],
     )
@@ -43,7 +39,7 @@ def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tens
     staged = staging.empty_rows()
     for position in range(_NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS):
         num_rows = 1 + position % 2
-        staging.stage_decodes(_batch(arrays, start=position, count=1), staged, num_rows)
+        staging.stage_decodes(trial_batch(arrays, position, 1), staged, num_rows)
         logits = found[0].new_empty((num_rows, model.vocab_size))
         model.decode(staged, tokens.first(num_rows), logits, rows=num_rows, is_long=False)
         queue.synchronize()  # the host memory is written again
@@ -60,7 +56,9 @@ def run_widest_step(
     max_seq_len: int,
     block_size: int,
 ) -> None:
-    """A packed step of `num_tokens`, or as many as `max_rows` sequences hold, all in block 0."""
+    """Run a packed step of `num_tokens`, or as many as `max_rows` sequences hold, all in block
+    0.
+    """
     num_rows = min(-(-num_tokens // max_seq_len), max_rows)
     count = min(-(-num_tokens // num_rows), max_seq_len)
     arrays = SlotArrays(num_slots=num_rows, max_seq_len=max_seq_len, block_size=block_size)
@@ -84,16 +82,3 @@ def run_widest_step(
     )
     wanted = torch.arange(max_rows, dtype=torch.int32, device=queue.device) % rows.num_tokens
     model.head(hidden, wanted)
-
-
-def _batch(arrays: SlotArrays, *, start: int, count: int) -> Batch:
-    slots = np.zeros(1, dtype=np.int32)
-    return Batch(
-        step=0,
-        arrays=arrays,
-        slots=slots,
-        num_tokens=np.array([count], dtype=np.int32),
-        starts=np.array([start], dtype=np.int32),
-        num_decodes=int(count == 1),
-        sampled_slots=slots,
-    )

@@ -156,7 +156,7 @@ class FlightReader:
                     last_launch=launch,
                     copied_s=copied_s,
                 )
-        raise FlightError("holds no engine's record, or one that just begins")
+        raise FlightError("contains no engine's record, or one that has just started")
 
     def copy(self, now: float) -> bytes:
         """The memory at `now` in the file format; rows that changed meanwhile are marked invalid.
@@ -182,7 +182,7 @@ class FlightReader:
             struct.pack_into(f"<{_NUM_RINGS}Q", data, FIRST_OFFSET, *(max(0, n) for n in firsts))
             struct.pack_into("<d", data, COPIED_OFFSET, now)
             return bytes(data)
-        raise FlightError("holds no engine's record, or one that just begins")
+        raise FlightError("contains no engine's record, or one that has just started")
 
     def close(self) -> None:
         """Unmap the memory. Idempotent."""

@@ -19,7 +19,7 @@ _SENDING: Final = frozenset({"_finish_handler_with_unary_response", "_send_messa
 
 
 class NoFault(logging.Filter):
-    """Drops only that line."""
+    """Drops gRPC's harmless error line only."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line may pass."""

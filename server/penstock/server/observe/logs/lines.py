@@ -88,7 +88,9 @@ def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failur
 
 
 def _chain_of(error: BaseException, *, is_whole: bool) -> Iterator[BaseException]:
-    """`is_whole`: include those hidden by `raise ... from None`, which ours may quote anyway."""
+    """The chain of causes. `is_whole`: include those hidden by `raise ... from None`, which ours
+    may quote anyway.
+    """
     seen: set[int] = set()
     left = [error]
     while left and len(seen) < MAX_FAILURES:
@@ -138,7 +140,9 @@ def _is_a_drivers(error: BaseException) -> bool:
 
 
 def _words_of_system(error: OSError) -> str:
-    """The message for its number: its own text may come from another library, such as SSL."""
+    """The system's message for the error number: the exception's own text may come from another
+    library, such as SSL.
+    """
     if not isinstance(error.errno, int) or error.errno <= 0:
         return ""
     return os.strerror(error.errno)

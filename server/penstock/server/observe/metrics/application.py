@@ -24,7 +24,6 @@ import msgspec
 
 from penstock.server.observe.metrics.exposition import Exposition
 from penstock.server.observe.operations.snapshot import (
-    Operations,
     OperationsError,
     RequestView,
     Snapshot,
@@ -34,6 +33,8 @@ from penstock.server.security.rights import Right
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
+
+    from penstock.server.observe.operations.service import Operations
 
 
 _log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class MetricsApplication:
             if name not in known:
                 return _Answer(HTTPStatus.BAD_REQUEST, b"there is an unknown parameter\n")
             if len(values) > 1:
-                return _Answer(HTTPStatus.BAD_REQUEST, f"{name} is there twice\n".encode())
+                return _Answer(HTTPStatus.BAD_REQUEST, f"duplicate parameter {name}\n".encode())
         return route(_Call(path, environ.get("HTTP_ACCEPT", ""), parameters))
 
     def _route(self, path: str) -> "Callable[[_Call], _Answer] | None":
@@ -261,7 +262,7 @@ class LiveStatus:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: "Operations",
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -139,7 +139,7 @@ class HistogramTable:
 
 def _of_kind(spec: MetricSpec, kind: MetricKind) -> MetricSpec:
     if spec.kind is not kind:
-        raise ValueError(f"{spec.name} is no {kind.value}")
+        raise ValueError(f"{spec.name} is not a {kind.value}")
     return spec
 
 

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestView, ...]]
 
 
-class ServiceOperations:
+class Operations:
     """The operations of a service. Lives on the observer's event loop.
 
     `tell_supervisor` sends it messages for the whole service; `carry_out` executes commands in this
@@ -67,11 +67,11 @@ class ServiceOperations:
         self._reading_flight = asyncio.Lock()
 
     def snapshot(self) -> Snapshot:
-        """See `Operations`."""
+        """The current state of the service; sends no query to other processes."""
         return self._snapshots.snapshot()
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """See `Operations`."""
+        """All live requests, by arrival. Queries engine and fronts; raises OperationsError."""
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._looked_s > _FRESH_S
         if self._looking is None or (self._looking.done() and is_old):
@@ -81,7 +81,10 @@ class ServiceOperations:
         return await asyncio.shield(self._looking)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """See `Operations`. Raises OperationsError for an invalid timeout."""
+        """Begin to drain; returns the number of live requests.
+
+        Raises OperationsError for an invalid timeout.
+        """
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
             raise OperationsError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
         num_live = self._fronts.num_live
@@ -90,7 +93,7 @@ class ServiceOperations:
         return num_live
 
     async def flight_record(self) -> bytes:
-        """See `Operations`."""
+        """A copy of the flight recorder's memory in the file format. Raises OperationsError."""
         recorder = self._recorder()
         try:
             return await self._off_the_loop(recorder.copied)
@@ -98,7 +101,7 @@ class ServiceOperations:
             raise OperationsError(f"there is no flight record: {error}") from error
 
     async def dump_flight_record(self, why: str) -> Path:
-        """See `Operations`."""
+        """Write it to a file in the flight folder. Raises OperationsError."""
         recorder = self._recorder()
         try:
             # A slow disk must not delay other calls.
@@ -107,7 +110,10 @@ class ServiceOperations:
             raise OperationsError(f"the flight record cannot be written: {error}") from error
 
     async def set_log_level(self, level: str) -> None:
-        """See `Operations`. Raises OperationsError naming an invalid level or failed processes."""
+        """Set the log level of every process.
+
+        Raises OperationsError naming an invalid level or failed processes.
+        """
         if level not in LOG_LEVELS:
             raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         # The supervisor keeps the level for processes that start later.
@@ -123,10 +129,13 @@ class ServiceOperations:
             if (problem := _problem_of(answer))
         ]
         if problems:
-            raise OperationsError(f"not everywhere: {'; '.join(problems)}")
+            raise OperationsError(f"some processes failed: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """See `Operations`."""
+        """Sample `engine`, `front N` or `observer`; yields the profile as a speedscope file.
+
+        Raises OperationsError.
+        """
         if not 0 < seconds <= MAX_PROFILE_S:
             raise OperationsError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
         limit_s = seconds + _AFTER_PROFILE_S

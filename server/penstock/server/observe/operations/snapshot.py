@@ -8,10 +8,8 @@ that one's fields. Durations are seconds; None: unknown.
 
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.state import RequestState
@@ -264,38 +262,3 @@ def _time_to_deadline_s(outputs: Sequence[LiveView], now_s: float) -> float | No
 
 class OperationsError(Exception):
     """The operation is not possible now; the message is for the operator."""
-
-
-class Operations(Protocol):
-    """Called on the observer's event loop."""
-
-    def snapshot(self) -> Snapshot:
-        """The current state of the service; sends no query to other processes."""
-        ...
-
-    async def live_requests(self) -> tuple[RequestView, ...]:
-        """All live requests, by arrival. Queries engine and fronts; raises OperationsError."""
-        ...
-
-    async def drain(self, timeout_s: float | None) -> int:
-        """Begin to drain; returns the number of live requests."""
-        ...
-
-    async def flight_record(self) -> bytes:
-        """A copy of the flight recorder's memory in the file format. Raises OperationsError."""
-        ...
-
-    async def dump_flight_record(self, why: str) -> Path:
-        """Write it to a file in the flight folder. Raises OperationsError."""
-        ...
-
-    async def set_log_level(self, level: str) -> None:
-        """Set the log level of every process."""
-        ...
-
-    def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """Sample `engine`, `front N` or `observer`; yields the profile as a speedscope file.
-
-        Raises OperationsError.
-        """
-        ...

@@ -170,7 +170,7 @@ def _add_latency(attributes: dict[str, AttributeValue], record: RequestRecord) -
 
 
 def _time_in(segments: tuple[Segment, ...], kind: SegmentKind) -> float | None:
-    """Seconds spent so; None if it never was."""
+    """Seconds in segments of this kind; None without any."""
     parts = [segment.end_s - segment.start_s for segment in segments if segment.kind is kind]
     return math.fsum(parts) if parts else None
 
@@ -253,7 +253,7 @@ def _add_wait(attributes: dict[str, AttributeValue], wait: Wait) -> None:
 def _outcome(record: RequestRecord, index: int) -> str:
     """How a wait ended: `admitted`, `deadline`, `cancelled`, `finished` or `failed`.
 
-    Between two engines: `resubmitted` when the next one came, `engine_lost` when this one went.
+    Between two engines: `resubmitted` when the next one started, `engine_lost` when this one died.
     """
     after = record.segments[index + 1 : index + 2]
     if after and after[0].kind in (SegmentKind.PREFILL, SegmentKind.DECODE):

@@ -170,7 +170,7 @@ class WithoutHeaders(logging.Filter):
         self._variable = variable
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Always passes, reworded: messages of that logger may contain the header."""
+        """Replace the message, which may contain the header; always True."""
         record.msg = "%s: what is not name=value in it is left out"
         record.args = (self._variable,)
         record.exc_info = record.exc_text = record.stack_info = None
@@ -255,7 +255,7 @@ def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
         arguments["timeout"] = DEFAULT_TIMEOUT_S
     exporter = found.load()(**arguments)
     if not isinstance(exporter, SpanExporter):
-        raise TypeError(f"OTEL_TRACES_EXPORTER: {name!r} is no exporter of spans")
+        raise TypeError(f"OTEL_TRACES_EXPORTER: {name!r} is not a span exporter")
     return exporter
 
 
@@ -317,7 +317,7 @@ def start_tracing(
     """Start tracing as configured by the `OTEL_*` variables. `model`: the one that is served.
 
     `environment`: where variables are read that are not read by the SDK itself; this process's if
-    None. Raises ValueError naming a variable that makes no sense.
+    None. Raises ValueError naming an invalid variable.
     """
     environment = os.environ if environment is None else environment
     check_numbers(environment)

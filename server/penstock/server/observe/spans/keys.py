@@ -3,10 +3,10 @@
 Owns names only. All keys are imported from here, so that a new release of the conventions is
 an edit of this file; the page docs/tracing.md is checked against it.
 
-RPC keys are those of the OpenTelemetry semantic conventions 1.44, `rpc.status_code` is what follows
-on them. `gen_ai.*` is from 1.41.1, the last release that had them; `gen_ai.latency.*` is in no
-convention, but vLLM, SGLang and TensorRT-LLM all write it. Tokens used stand on the root alone:
-dashboards add them up over spans.
+RPC keys are those of the OpenTelemetry semantic conventions 1.44, `rpc.status_code` is its
+announced successor. `gen_ai.*` is from 1.41.1, the last release that had them; `gen_ai.latency.*`
+is in no convention, but vLLM, SGLang and TensorRT-LLM all write it. Tokens used stand on the root
+alone: dashboards add them up over spans.
 """
 
 import enum

@@ -26,7 +26,7 @@ NAMES: tuple[str, ...] = (
 
 
 class SpanCounts:
-    """The counts, all there from the start."""
+    """Counts of spans; every name exists from the start."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,8 +44,9 @@ class SpanCounts:
 
 
 class QueueSlots:
-    """How many spans stand in a processor's queue or are on their way to the collector, and a place
-    to wait for one to leave the queue."""
+    """Counts the spans that are in a processor's queue or being exported, and waits for one to
+    leave the queue.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -56,7 +57,7 @@ class QueueSlots:
         self._is_abandoned = False
 
     def enter(self) -> bool:
-        """Take a place, waiting for one. False: closed, there will be none."""
+        """Take a place; waits for one. False once closed."""
         with self._changed:
             while self._num_in >= self._size and not self._is_closed:
                 self._changed.wait()

@@ -88,7 +88,7 @@ class UnixClock:
     """How far apart monotonic and Unix time are. For one thread.
 
     Measured again now and then, because Unix time is corrected; all spans of one trace are moved by
-    one distance, so that no correction tears them apart.
+    one distance, so that a correction does not change their distances.
     """
 
     def __init__(

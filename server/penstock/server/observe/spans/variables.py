@@ -1,7 +1,7 @@
 """The numbers among the `OTEL_*` variables: their bounds, checked before anything is loaded.
 
-Owns their names and bounds. Knows nothing of the SDK, which reads most of them itself, late, and
-does not always name the one that is off.
+Owns their names and bounds. Independent of the SDK, which reads most of them itself, late, and does
+not always name the invalid one.
 """
 
 import math

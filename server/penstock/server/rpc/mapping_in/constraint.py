@@ -96,14 +96,18 @@ def read_constraint(
         violations.add("constraint", "exactly one kind is required")
         return None
     if Feature(kind) not in limits.features:
-        violations.require_feature(kind, f"constraint.{kind}", is_supported=False)
+        violations.require_feature(
+            kind, f"constraint.{kind}", is_supported=False, executor=limits.executor
+        )
         return None
     _check_company(request, violations)
     return _READERS[kind](constraint, limits, violations)
 
 
 def _check_company(request: GenerateRequest, violations: Violations) -> None:
-    """A constraint that is complete allows only the end-of-sequence token."""
+    """Record options that conflict with a constraint: a complete one allows only end-of-
+    sequence.
+    """
     if request.stopping.ignore_eos:
         violations.add("stopping.ignore_eos", "must not be set together with a constraint")
     if request.stopping.min_tokens > 0:
@@ -192,7 +196,7 @@ def _is_size_right(path: str, text: str, limits: Limits, violations: Violations)
 
 
 def _is_free_of_nul(path: str, text: str, violations: Violations) -> bool:
-    """Compilers that read a C string would enforce only the part before it."""
+    """Whether a text has no NUL: compilers that read C strings would stop there."""
     if "\0" in text:
         violations.add(path, "must not contain the character U+0000")
     return "\0" not in text
@@ -225,7 +229,7 @@ def fault_of_grammar(grammar: str) -> str:
 
 
 def fault_of_schema(schema: str) -> str:
-    """Why a text is no JSON schema that can be compiled; empty if it is one."""
+    """Why a JSON schema cannot be compiled; empty if it can."""
     try:
         value: Any = json.loads(schema, parse_constant=_refuse_constant)
     except RecursionError:
@@ -361,7 +365,7 @@ def _times(token: re.Match[str]) -> int:
 
 
 def _fault_of_keys(schema: dict[str, Any], counter: _Counter) -> str:
-    """For one object at any place: a property may have the name of a keyword, and vice versa."""
+    """The fault of an object's keys, wherever it is: a property may have the name of a keyword."""
     for pattern in _patterns(schema):
         if fault := _fault_of_pattern(pattern, counter):
             return f"has an expression that {fault}"
@@ -387,7 +391,7 @@ def _patterns(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_too_far(text: str) -> bool:
-    """No text contains such a character: a compiler may build an empty class from it."""
+    """Whether it has a character beyond Unicode: a compiler may build an empty class from it."""
     for found in _FAR_CHARACTER.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
         if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:

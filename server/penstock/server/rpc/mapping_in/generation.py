@@ -32,6 +32,7 @@ from penstock.server.rpc.mapping_in.prompt import (
     read_token_ids,
 )
 from penstock.server.rpc.mapping_in.violations import Violations
+from penstock.server.settings.json_values import nearest
 from penstock.server.tenants import MAX_PRIORITY, NO_CEILINGS, NO_TENANT, PriorityCeilings
 from penstock.v1.generation_service_pb2 import GenerateRequest, ResumeRequest
 from penstock.v1.options_pb2 import SchedulingOptions
@@ -155,8 +156,9 @@ _MAX_NAMED_CHARS = 128
 def check_model(name: str | None, model_names: Collection[str]) -> None:
     """Raise RequestError unless `name` is a served model, or unset."""
     if name is not None and name not in model_names:
-        known = ", ".join(sorted(model_names))
-        message = f"model {name[:_MAX_NAMED_CHARS]!r} not found; available: {known}"
+        shown = name[:_MAX_NAMED_CHARS]
+        known = nearest(shown, model_names) or f"; available: {', '.join(sorted(model_names))}"
+        message = f"model {shown!r} not found{known}"
         raise refuse(ErrorReason.MODEL_NOT_FOUND, message, model=name)
 
 

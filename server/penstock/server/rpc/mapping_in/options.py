@@ -39,7 +39,6 @@ MAX_SALT_CHARS: Final = 128
 MAX_SESSION_CHARS: Final = 128
 _RETENTION = "cache.retention"
 _SESSION = "cache.session_id"
-_ADAPTERS = Feature.ADAPTERS.value
 _MAX_SCALE = 4.0
 _RESUME_PATH: Final = "resume_timeout"
 
@@ -71,8 +70,8 @@ def read_sampling(
         num_prompt_logprobs=_num_logprobs("prompt_logprobs", output, limits, violations),
     )
     _require_features(params, limits, violations)
-    if has("seed") and Feature.SEED not in limits.features:
-        violations.require_feature(Feature.SEED.value, "sampling.seed", is_supported=False)
+    if has("seed"):
+        _require(Feature.SEED, "sampling.seed", limits, violations)
     return Sampling(
         params=params,
         seed=options.seed if has("seed") else None,
@@ -94,7 +93,7 @@ def _temperature(options: SamplingOptions, violations: Violations) -> float:
 
 
 def _penalty(name: str, value: float, violations: Violations) -> float:
-    """Unset reads as 0, the default."""
+    """A penalty; 0, the default, if unset."""
     return value and violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
 
 
@@ -141,11 +140,21 @@ def _num_logprobs(
     return violations.integer(f"output.{name}", value, 0, max_logprobs)
 
 
+def _require(feature: Feature, path: str, limits: Limits, violations: Violations) -> None:
+    """The field at `path` needs a feature of the executor."""
+    violations.require_feature(
+        feature.value,
+        path,
+        is_supported=feature in limits.features,
+        executor=limits.executor,
+    )
+
+
 def _require_features(params: SamplingParams, limits: Limits, violations: Violations) -> None:
     """Refuse features that the executor lacks; neutral values need none."""
 
     def require(feature: Feature, path: str) -> None:
-        violations.require_feature(feature.value, path, is_supported=feature in limits.features)
+        _require(feature, path, limits, violations)
 
     if params.min_p > 0:
         require(Feature.MIN_P, "sampling.min_p")
@@ -172,10 +181,8 @@ def read_stopping(options: StoppingOptions, limits: Limits, violations: Violatio
         )
     most = limits.max_output_tokens if max_tokens is None else max_tokens
     min_tokens = violations.integer("stopping.min_tokens", options.min_tokens, 0, most)
-    if min_tokens and Feature.MIN_TOKENS not in limits.features:
-        violations.require_feature(
-            Feature.MIN_TOKENS.value, "stopping.min_tokens", is_supported=False
-        )
+    if min_tokens:
+        _require(Feature.MIN_TOKENS, "stopping.min_tokens", limits, violations)
     return Stopping(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -229,7 +236,7 @@ def read_output(
 
 
 def check_no_chunks(request: GenerateRequest) -> None:
-    """For a response in one message. Raises RequestError for options that split the stream."""
+    """Raise RequestError for options that split a stream: the response is one message."""
     violations = Violations()
     has = request.output.HasField
     for path, is_set in (
@@ -294,7 +301,7 @@ def read_retention(
     """
     if not options.HasField("retention"):
         return None
-    feature = Feature.CACHE_RETENTION
+    feature = Feature.CACHE_RETENTION  # the service can lack it too: without prefix caching
     violations.require_feature(feature.value, _RETENTION, is_supported=feature in limits.features)
     wanted, default = options.retention, CacheRetention()
     return CacheRetention(
@@ -322,12 +329,12 @@ def read_adapter(request: GenerateRequest, limits: Limits, violations: Violation
     if not request.HasField("adapter"):
         return ""
     if Feature.ADAPTERS not in limits.features:
-        violations.require_feature(_ADAPTERS, "adapter", is_supported=False)
+        _require(Feature.ADAPTERS, "adapter", limits, violations)
         return ""
     adapter = request.adapter
     if adapter.HasField("scale"):
         scale = violations.number("adapter.scale", adapter.scale, -_MAX_SCALE, _MAX_SCALE)
-        violations.require_feature(_ADAPTERS, "adapter.scale", is_supported=scale == 1)
+        violations.require_feature("adapters", "adapter.scale", is_supported=scale == 1)
     if not adapter.name:
         violations.add("adapter.name", "must not be empty")
     elif adapter.name not in limits.adapters:
@@ -350,6 +357,6 @@ def read_resumption(
 
 
 def check_not_resumable(request: GenerateRequest) -> None:
-    """For a response in one message. Raises RequestError: there is no stream to resume."""
+    """Raise RequestError for a resume timeout: the response is one message."""
     if request.HasField(_RESUME_PATH):
         raise refuse_field(_RESUME_PATH, "must not be set: the response is one message")

@@ -235,7 +235,7 @@ class _Values:
         return {name: self._plain(fields[name]) for name in fields} if fields else {}
 
     def _count(self, num_values: int) -> None:
-        """Before any of them is read: those of too long a list are not."""
+        """Count values before they are read; those of a too long list are not read."""
         self._num += num_values
         if self._num > _MAX_VALUES:
             raise OverflowError

@@ -32,7 +32,7 @@ class Violations:
         self._reason = ErrorReason.INVALID_ARGUMENT
         self._metadata: Mapping[str, str] = {}
         self._violations: list[FieldViolation] = []
-        self._unsupported: tuple[str, str] | None = None
+        self._unsupported: tuple[str, str, str] | None = None
 
     @property
     def is_any(self) -> bool:
@@ -56,10 +56,15 @@ class Violations:
         self._reason = refusal.reason
         self._metadata = refusal.metadata
 
-    def require_feature(self, feature: str, path: str, *, is_supported: bool) -> None:
-        """The field at `path` needs `feature`; the first missing one is reported."""
+    def require_feature(
+        self, feature: str, path: str, *, is_supported: bool, executor: str = ""
+    ) -> None:
+        """The field at `path` needs `feature`; the first missing one is reported.
+
+        `executor`: the name of the one that lacks it, if it depends on the executor.
+        """
         if not is_supported and self._unsupported is None:
-            self._unsupported = (feature, path)
+            self._unsupported = (feature, path, executor)
 
     def raise_if_any(self) -> None:
         """Raise RequestError with all violations, or else with the first missing feature."""

@@ -143,7 +143,7 @@ def test_an_engine_that_died_while_it_began_is_none_and_the_next_one_is(fd: int)
     os.pwrite(fd, (3).to_bytes(8, "little"), GENERATION_OFFSET)
     reader = FlightReader(fd)
     assert len(reader.new_steps()[0]) == 0
-    with pytest.raises(FlightError, match="just begins"):
+    with pytest.raises(FlightError, match="just started"):
         reader.recording()
 
     RingMemory(fd, make_facts(epoch=2))

@@ -76,7 +76,7 @@ def test_a_counter_does_not_go_down() -> None:
 def test_labels_must_be_those_of_the_metric() -> None:
     with pytest.raises(ValueError, match="has the labels"):
         CounterTable(COUNTER).add(1)
-    with pytest.raises(ValueError, match="is no gauge"):
+    with pytest.raises(ValueError, match="is not a gauge"):
         GaugeTable(COUNTER)
     with pytest.raises(ValueError, match="must rise"):
         HistogramTable(MetricSpec("h", MetricKind.HISTOGRAM, "H.", (), (1.0, 1.0)))

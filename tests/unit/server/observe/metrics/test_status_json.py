@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +14,7 @@ from penstock.server.observe.metrics.application import (
     LiveStatus,
     status_json,
 )
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
     OperationsError,
     PhaseChange,
@@ -57,7 +56,7 @@ def test_it_is_safe_within_markup_and_bounded() -> None:
     assert (len(told["requests"]), told["num_requests"]) == (MAX_REQUESTS, MAX_REQUESTS + 1)
 
 
-class FakeDesk:
+class FakeDesk(Operations):
     """Counts how often it is asked."""
 
     def __init__(self) -> None:
@@ -72,21 +71,6 @@ class FakeDesk:
         if self.problem:
             raise OperationsError(self.problem)
         return (request_view(),)
-
-    async def drain(self, timeout_s: float | None) -> int:
-        raise AssertionError
-
-    async def flight_record(self) -> bytes:
-        raise AssertionError
-
-    async def dump_flight_record(self, why: str) -> Path:
-        raise AssertionError
-
-    async def set_log_level(self, level: str) -> None:
-        raise AssertionError
-
-    def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        raise AssertionError
 
 
 async def test_however_many_look_the_desk_is_asked_seldom() -> None:

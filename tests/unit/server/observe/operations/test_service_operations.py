@@ -16,7 +16,7 @@ from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
-from penstock.server.observe.operations.service import ServiceOperations
+from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 
 SNAPSHOT = Snapshot(time_s=0.0, uptime_s=1.0, is_draining=False, models=(), fronts=())
@@ -106,10 +106,10 @@ class FakeFronts:
         return self.fakes.told(f"front {front_id}", kind, argument)
 
 
-def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> ServiceOperations:
+def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
     others: Any = fakes
     fronts: Any = FakeFronts(fakes)
-    return ServiceOperations(
+    return Operations(
         snapshots=others,
         fronts=fronts,
         engine=others,
@@ -168,7 +168,9 @@ async def test_a_log_level_goes_to_every_process() -> None:
 async def test_who_did_not_hear_a_log_level_is_named() -> None:
     fakes = Fakes()
     fakes.engine_problem = EngineUnavailable("the engine is down")
-    with pytest.raises(OperationsError, match=r"not everywhere: engine: the engine is down$"):
+    with pytest.raises(
+        OperationsError, match=r"some processes failed: engine: the engine is down$"
+    ):
         await desk_of(fakes).set_log_level("debug")
 
 

@@ -34,8 +34,9 @@ def rotate_and_write(
     dim_width: tl.constexpr,
     block_size: tl.constexpr,
 ):
-    """Tokens from `first_token` on: rotated queries [tokens, heads, dim] out; keys and values to
-    the pages. `staged` as in `embed_rows`. `has_scales`: those of keys go into the queries."""
+    """For tokens from `first_token` on: rotated queries [tokens, heads, dim] out; keys and values
+    to the pages. `staged` as in `embed_rows`. `has_scales`: those of keys go into the queries.
+    """
     token = first_token + tl.program_id(0)
     head = tl.program_id(1)
     half: tl.constexpr = dim // 2

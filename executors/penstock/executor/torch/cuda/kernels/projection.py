@@ -95,8 +95,8 @@ def row_projection(
     """out[num_out] = f(x[num_in] @ weight^T) for one row.
 
     `has_scales`: the weights are in 8 bits, with `scales` of each output. `is_normed`: x is normed
-    first. `is_gated`: weight is [gate | up], f = silu(gate) * up.
-    `is_added`: f adds what stands in `out`.
+    first. `is_gated`: weight is [gate | up], f = silu(gate) * up. `is_added`: f adds the previous
+    content of `out`.
     """
     column = tl.program_id(0) * tile_out + tl.arange(0, tile_out)
     offset = tl.arange(0, tile_in)

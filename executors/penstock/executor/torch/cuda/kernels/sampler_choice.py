@@ -90,7 +90,7 @@ def list_candidates(
     slots, table, work, part_maxima, bounds, listed_scores, listed_tokens, listed_counts,
     vocab_size, num_chunks: tl.constexpr,
 ):  # fmt: skip
-    """Write down one chunk's candidates in order, and how many it has, written or not."""
+    """Store one chunk's candidates in order, and their number, stored or not."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     if (word(table, slot, FLAGS) & (CUT | LOGPROBS)) != 0:
@@ -277,7 +277,7 @@ def choose_searched(
     out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row that is pending: it truncates, and its scores are finite and edited."""
+    """A token for one `pending` row, which truncates; its scores are finite and edited."""
     row = tl.program_id(0)
     if tl.load(pending + row) != 0:
         slot, position = tl.load(slots + row), tl.load(positions + row)

@@ -125,7 +125,9 @@ def least_kept(
 
 @triton.jit
 def candidate_bound(maxima, wanted, most, top):
-    """A number that at least `wanted` of the maxima reach, and few more than `most` if possible."""
+    """A number that at least `wanted` of the maxima reach, and not many more than `most` if
+    possible.
+    """
     keys = ordered(maxima).to(tl.int64)
     high = ordered(top).to(tl.int64)
     low = ordered(top - float("inf")).to(tl.int64)

@@ -1,7 +1,7 @@
 """Makes the engine process of a test start its own workers, or get stuck, while it loads.
 
 Python imports a module of this name by itself at its start: a test puts this folder on PYTHONPATH
-and states in ENGINE_CONDUCT what is to happen (see `support.engine_conduct`). Every other process
+and states in ENGINE_CONDUCT what is to happen (see test_orphans.py). Every other process
 is left as it is.
 """
 

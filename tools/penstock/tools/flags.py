@@ -1,0 +1,55 @@
+"""The flags of tools, declared as settings with the fields that they set.
+
+Owns which settings of a configuration become flags, and the reading of these flags.
+"""
+
+import argparse
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from penstock.server.settings.sources import Sources
+    from penstock.server.settings.table import Declared
+
+T = TypeVar("T")
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field that a SettingError names."""
+    return f"--{name.rpartition('.')[2].replace('_', '-')}"
+
+
+def add_settings(group: Any, kind: type, names: Collection[str] = ()) -> None:
+    """Add the settings that a configuration declares, all or those of these groups or names."""
+    from penstock.server.settings.table import add_to
+
+    add_to(group, _table(kind, names))
+
+
+def read_settings(
+    args: argparse.Namespace,
+    kind: type[T],
+    derived: Mapping[str, Any] | None = None,
+    names: Collection[str] = (),
+) -> T:
+    """The configuration of the flags. Raises BadSetting."""
+    return sources_of(args, kind, names).build(kind, derived or {})
+
+
+def sources_of(args: argparse.Namespace, kind: type, names: Collection[str] = ()) -> "Sources":
+    """The configuration values that the flags set. Raises BadSetting."""
+    from penstock.server.settings.sources import gather
+
+    return gather(_table(kind, names), vars(args), {})
+
+
+def _table(kind: type, names: Collection[str]) -> "tuple[Declared, ...]":
+    """The settings of a configuration; of a simulated scheduler, only one is a flag."""
+    from penstock.server.settings.table import declared
+
+    return tuple(
+        item
+        for item in declared(kind)
+        if (not names or item.setting.group in names or item.name in names)
+        and (not item.path.startswith("scheduler.") or item.name == "max_num_batched_tokens")
+    )
