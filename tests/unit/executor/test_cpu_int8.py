@@ -56,7 +56,9 @@ def test_keys_and_values_are_written_in_8_bits(dtype: torch.dtype, instructions:
 
 @each_set
 @each_dtype
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 64), (77, 70), (512, 192)])
+@pytest.mark.parametrize(
+    ("num_inputs", "num_outputs"), [(64, 64), (77, 70), (512, 192), (4160, 70)]
+)
 def test_a_product_with_weights_in_8_bits(
     num_inputs: int, num_outputs: int, dtype: torch.dtype, instructions: str
 ) -> None:
@@ -84,7 +86,9 @@ def test_a_product_with_weights_in_8_bits(
 
 
 @each_set
-@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 64), (78, 70), (512, 192)])
+@pytest.mark.parametrize(
+    ("num_inputs", "num_outputs"), [(64, 64), (78, 70), (512, 192), (2080, 70)]
+)
 def test_a_product_in_bfloat16(num_inputs: int, num_outputs: int, instructions: str) -> None:
     torch.manual_seed(1)
     weight, bias = torch.randn(num_outputs, num_inputs).bfloat16(), torch.randn(num_outputs)

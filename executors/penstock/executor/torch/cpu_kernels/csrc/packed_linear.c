@@ -16,6 +16,8 @@ enum {
   HEIGHT = 32, /* rows of two tiles */
   TILE_ROWS = 16,
   TILE_BYTES = 64, /* of a tile's row */
+  BLOCK_BYTES = 512, /* of a row: 32 of them and as many columns fit into the first cache */
+  ITEM_BYTES = 768 << 10, /* of an item's rows: processors with tiles have 2 MiB of second cache */
 #else
   WIDE = LANES == 16 ? 4 : 2, /* vectors of columns that the inner loop takes at once */
   WIDE_OF_ONE = LANES == 16 ? 4 : 8, /* of one row: a panel is read from end to end */
@@ -25,7 +27,7 @@ enum {
   AHEAD = 4096, /* bytes of a panel to ask for: memory is slower than the products of few rows */
   FEW_ROWS = 16,
   PANELS_OF_FEW_ROWS = 4, /* at once: each takes a microsecond or two */
-  ROWS = 96, /* rows of an item: with a panel they fit into the second cache */
+  ROWS = 96, /* rows of an item, at least: with a panel they fit into the second cache */
 };
 static const int64_t MIN_PARALLEL_WORK = 1 << 20; /* bytes of weights times rows, of one product */
 
@@ -42,8 +44,10 @@ typedef struct {
 #define WEIGHTS 5
 #define LAST_INPUTS 6
 #define LAST_WEIGHTS 7
-/* Up to 32 rows: sums 2 and 3, and inputs 6, are those of the rows from the 17th on. */
+/* Up to 32 rows: sums 2 and 3, and inputs 6, are those of the rows from the 17th on; 7 weights of
+ * the next columns. */
 #define MORE_INPUTS 6
+#define MORE_WEIGHTS 7
 
 typedef struct {
   uint8_t palette, first_row, none[14];
@@ -64,7 +68,7 @@ static void configure_tiles(int64_t num_rows, int64_t depth) {
 
 static void configure_pairs(int64_t num_rows) {
   TileConfig config = {.palette = 1};
-  for (int i = 0; i < 7; i++) {
+  for (int i = 0; i < 8; i++) {
     const bool is_more = i == 2 || i == 3 || i == MORE_INPUTS;
     config.bytes[i] = TILE_BYTES;
     config.rows[i] = is_more ? num_rows - TILE_ROWS : TILE_ROWS;
@@ -72,11 +76,11 @@ static void configure_pairs(int64_t num_rows) {
   _tile_loadconfig(&config);
 }
 
-#define ADD(sum, x)                                                                                \
+#define ADD(sum, x, weights)                                                                       \
   if (is_int8)                                                                                     \
-    _tile_dpbusd(sum, x, WEIGHTS);                                                                 \
+    _tile_dpbusd(sum, x, weights);                                                                 \
   else                                                                                             \
-    _tile_dpbf16ps(sum, x, WEIGHTS);
+    _tile_dpbf16ps(sum, x, weights);
 
 #define START_TILE(sum, column)                                                                    \
   if (is_int8)                                                                                     \
@@ -85,25 +89,40 @@ static void configure_pairs(int64_t num_rows) {
     _tile_zero(sum);
 
 /* to [configured rows, PANEL]: sums of a panel's columns; `depth` is a multiple of TILE_BYTES. Each
- * tile of weights serves two of inputs. */
+ * tile of weights serves two of inputs, and a block of inputs stays in the first cache for all
+ * columns. */
 INLINE void sum_pairs(const PackedMatrix *matrix, int64_t panel, Inputs x, int32_t *to,
                       bool is_int8) {
-  for (int first = 0; first < PANEL; first += 2 * LANES) {
-    START_TILE(0, first) START_TILE(1, first + LANES)
-    START_TILE(2, first) START_TILE(3, first + LANES)
-    const char *weights = matrix->packed + panel * matrix->depth * PANEL + first * GROUP;
-    for (int64_t k = 0; k < matrix->depth; k += TILE_BYTES, weights += TILE_BYTES * PANEL) {
-      _tile_loadd(INPUTS, x.at + k, x.stride);
-      _tile_loadd(MORE_INPUTS, x.at + TILE_ROWS * x.stride + k, x.stride);
-      _tile_loadd(WEIGHTS, weights, PANEL * GROUP);
-      ADD(0, INPUTS) ADD(2, MORE_INPUTS)
-      _tile_loadd(WEIGHTS, weights + TILE_BYTES, PANEL * GROUP);
-      ADD(1, INPUTS) ADD(3, MORE_INPUTS)
+  const char *packed = matrix->packed + panel * matrix->depth * PANEL;
+  for (int64_t start = 0; start < matrix->depth; start += BLOCK_BYTES) {
+    const int64_t end = start + BLOCK_BYTES < matrix->depth ? start + BLOCK_BYTES : matrix->depth;
+    for (int first = 0; first < PANEL; first += 2 * LANES) {
+      int32_t *more = to + TILE_ROWS * PANEL + first;
+      if (start) {
+        _tile_loadd(0, to + first, PANEL * 4);
+        _tile_loadd(1, to + first + LANES, PANEL * 4);
+        _tile_loadd(2, more, PANEL * 4);
+        _tile_loadd(3, more + LANES, PANEL * 4);
+      } else {
+        START_TILE(0, first) START_TILE(1, first + LANES)
+        START_TILE(2, first) START_TILE(3, first + LANES)
+      }
+      for (int64_t k = start; k < end; k += TILE_BYTES) {
+        const char *weights = packed + k * PANEL + first * GROUP;
+        _tile_loadd(INPUTS, x.at + k, x.stride);
+        _tile_loadd(WEIGHTS, weights, PANEL * GROUP);
+        _tile_loadd(MORE_INPUTS, x.at + TILE_ROWS * x.stride + k, x.stride);
+        _tile_loadd(MORE_WEIGHTS, weights + TILE_BYTES, PANEL * GROUP);
+        ADD(0, INPUTS, WEIGHTS)
+        ADD(2, MORE_INPUTS, WEIGHTS)
+        ADD(1, INPUTS, MORE_WEIGHTS)
+        ADD(3, MORE_INPUTS, MORE_WEIGHTS)
+      }
+      _tile_stored(0, to + first, PANEL * 4);
+      _tile_stored(1, to + first + LANES, PANEL * 4);
+      _tile_stored(2, more, PANEL * 4);
+      _tile_stored(3, more + LANES, PANEL * 4);
     }
-    _tile_stored(0, to + first, PANEL * 4);
-    _tile_stored(1, to + first + LANES, PANEL * 4);
-    _tile_stored(2, to + TILE_ROWS * PANEL + first, PANEL * 4);
-    _tile_stored(3, to + TILE_ROWS * PANEL + first + LANES, PANEL * 4);
   }
 }
 
@@ -325,18 +344,32 @@ static void multiply_bf16(const Product *product, int64_t panel, int64_t first, 
 }
 typedef void Multiply(const Product *, int64_t panel, int64_t first, int64_t last);
 
+/* The matrix is read once for so many rows; fewer where threads would lack items. */
+INLINE int64_t rows_of_item(const PackedMatrix *matrix, int64_t num_rows) {
+#if defined(__AMX_TILE__)
+  const int64_t most = ITEM_BYTES / matrix->depth;
+  const int64_t shared = num_rows * (matrix->columns / PANEL) / (4 * omp_get_num_threads());
+  const int64_t height = (shared < most ? shared : most) / HEIGHT * HEIGHT;
+  return height > ROWS ? height : ROWS;
+#else
+  (void)matrix, (void)num_rows;
+  return ROWS;
+#endif
+}
+
 /* All items; called by every thread of a team. */
 INLINE void multiply_items(const Product *product, int64_t num_rows, Multiply *multiply) {
   const int64_t num_panels = product->matrix->columns / PANEL;
-  const int64_t num_parts = (num_rows + ROWS - 1) / ROWS;
+  const int64_t height = rows_of_item(product->matrix, num_rows);
+  const int64_t num_parts = (num_rows + height - 1) / height;
   /* Not in equal shares: another process may have a core of ours for a while. */
   const int64_t share = num_parts * num_panels / (2 * omp_get_num_threads());
   const int64_t most = num_rows < FEW_ROWS ? PANELS_OF_FEW_ROWS : 1;
   const int64_t chunk = share < 1 ? 1 : share < most ? share : most;
 #pragma omp for schedule(dynamic, chunk)
   for (int64_t i = 0; i < num_parts * num_panels; i++) {
-    const int64_t first = i / num_panels * ROWS;
-    const int64_t last = first + ROWS < num_rows ? first + ROWS : num_rows;
+    const int64_t first = i / num_panels * height;
+    const int64_t last = first + height < num_rows ? first + height : num_rows;
     multiply(product, i % num_panels, first, last);
   }
 }

@@ -11,6 +11,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
+import dev.penstock.v1.ChatMessage;
 import dev.penstock.v1.GenerateRequest;
 import dev.penstock.v1.GenerateResponse;
 import dev.penstock.v1.GenerationServiceGrpc;
@@ -52,13 +53,15 @@ class UnicodeTest {
   @Test
   void halfPairsAreNamedWhereverTheyAre() {
     GenerateRequest.Builder dialogue = GenerateRequest.newBuilder();
-    dialogue.getChatPromptBuilder().addMessagesBuilder().setRole("user").setContent("\ud83d\ude80");
+    ChatMessage.Builder whole = dialogue.getChatPromptBuilder().addMessagesBuilder();
+    whole.setRole("user").addPartsBuilder().setText("\ud83d\ude80");
     Unicode.require(dialogue.build());
     for (String half :
         List.of("\ud83d", "\ude80", "\ude80\ud83d", "\ud83d\ud83d\ude80", "\ud83da")) {
       GenerateRequest.Builder bad = dialogue.build().toBuilder();
-      bad.getChatPromptBuilder().addMessagesBuilder().setRole("user").setContent(half);
-      assertEquals("chat.messages[1].content: has half a surrogate pair",
+      ChatMessage.Builder broken = bad.getChatPromptBuilder().addMessagesBuilder();
+      broken.setRole("user").addPartsBuilder().setText(half);
+      assertEquals("chat_prompt.messages[1].parts[0].text: has half a surrogate pair",
           refusalOf(() -> Unicode.require(bad.build())));
     }
     dialogue.getStoppingBuilder().addStopStrings("a").addStopStrings(HALF);
@@ -86,7 +89,7 @@ class UnicodeTest {
               -> multiplex.generateWithCredit(bad, 1, CallSettings.NONE),
           () -> client.tokenize(words.build(), CallSettings.NONE));
       for (Executable call : calls) {
-        assertEquals("text.text: has half a surrogate pair", refusalOf(call));
+        assertEquals("text_prompt.text: has half a surrogate pair", refusalOf(call));
       }
       assertEquals("request_id: has half a surrogate pair", refusalOf(() -> client.cancel(HALF)));
       assertEquals(0, service.numRequests.get());
