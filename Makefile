@@ -49,8 +49,8 @@ CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front link rpc text))
 TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
-# Workers that share what only computes, and what waits for processes and sockets; "0" runs it in one
-# process, for a debugger.
+# Workers that share what only computes, what waits for processes and sockets, and what kills processes;
+# "0" runs it in one process, for a debugger.
 WORKERS ?= auto
 SERVED_WORKERS ?= 3
 CHAOS_WORKERS ?= 2

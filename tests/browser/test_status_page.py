@@ -13,7 +13,7 @@ from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
 from support.chromium import Left, visited
-from support.metric_tellings import request_view, snapshot
+from support.metric_samples import request_view, snapshot
 
 pytestmark = pytest.mark.browser
 Status = Callable[[], bytes]

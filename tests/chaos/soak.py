@@ -33,8 +33,7 @@ def main() -> int:
     options = parsed()
     sys.path.insert(0, str(TESTS))
     from support.soak_plan import SoakPlan, full_plan
-    from support.soak_report import as_text
-    from support.soak_run import run_soak
+    from support.soak_run import as_text, run_soak
 
     minutes = options.minutes or (FULL_MINUTES if options.full else 5.0)
     plan = (

@@ -11,7 +11,7 @@ import pytest
 from penstock.v1 import generation_service_pb2 as pb
 from support import attacks
 from support import raw_http2 as h2
-from support.hostile_house import besieged
+from support.attacked_server import besieged
 from support.service import PATIENCE_S, stream
 
 NUM_TOKENS = 900

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.server.rpc.options import MAX_MESSAGE_BYTES
 from support import attacks
+from support.attacked_server import Siege, besieged
 from support.guarded import Premises
-from support.hostile_house import Siege, besieged
 
 MAX_GROWTH_MIB = 32
 NUM_HALF = 200

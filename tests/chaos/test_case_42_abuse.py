@@ -7,7 +7,7 @@ import pytest
 
 from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS
 from support import attacks
-from support.hostile_house import besieged
+from support.attacked_server import besieged
 
 MAX_GROWTH_MIB = 20
 """Of a front that has seen one such attack before: what it keeps for the next is no leak."""

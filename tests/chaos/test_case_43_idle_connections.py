@@ -9,7 +9,7 @@ import pytest
 
 from support import attacks
 from support import raw_http2 as h2
-from support.hostile_house import besieged
+from support.attacked_server import besieged
 from support.service import PATIENCE_S, stream
 
 

@@ -11,8 +11,8 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import raw_http2 as h2
+from support.attacked_server import besieged
 from support.fronts import collect, serving, text_of
-from support.hostile_house import besieged
 
 EVERY_SECOND = (
     ("grpc.keepalive_time_ms", 1000),

@@ -7,8 +7,7 @@ import pytest
 from support.soak_plan import (
     SoakPlan,
 )
-from support.soak_report import as_text
-from support.soak_run import run_soak
+from support.soak_run import as_text, run_soak
 
 
 @pytest.mark.timeout(180)

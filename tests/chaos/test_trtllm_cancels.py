@@ -22,7 +22,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from support.core import make_spec
-from support.trtllm_house import PATIENCE_S, TrtllmHouse, reference, watch_settings
+from support.trtllm_engine import PATIENCE_S, TrtllmHouse, reference, watch_settings
 
 NUM_REQUESTS = int(os.environ.get("PENSTOCK_NUM_REQUESTS", "2000"))
 MAX_WAITING = 60

@@ -29,7 +29,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from support.core import BLOCK_SIZE
-from support.executor_house import House, Witness
+from support.executor_runs import House, Witness
 from support.fake_trtllm import write_model_folder
 
 VOCAB = 96

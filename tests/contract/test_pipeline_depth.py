@@ -23,7 +23,7 @@ from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.scheduler.slot_arrays import SlotArrays
 from support.core import BLOCK_SIZE, make_spec
-from support.executor_house import MAX_SEQ_LEN, House, Outcome, Witness
+from support.executor_runs import MAX_SEQ_LEN, House, Outcome, Witness
 
 # An executor that computes at once, behind a pipeline of two steps: what it reads lags by one.
 

@@ -7,7 +7,7 @@ import os
 
 import grpc
 
-from support.hostile_house import besieged
+from support.attacked_server import besieged
 from support.wire_fuzz import WireFuzz
 
 NUM_CALLS = int(os.environ.get("PENSTOCK_FUZZ_CALLS", "2000"))

@@ -12,7 +12,7 @@ from penstock.server.text.model_text import ModelText
 from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
 from support.fronts import ServedFront, serving
 from support.scripted_server import ScriptedServer, scripted_server
-from support.trtllm_house import TrtllmHouse
+from support.trtllm_engine import TrtllmHouse
 
 
 @pytest.fixture

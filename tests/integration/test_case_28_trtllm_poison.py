@@ -20,7 +20,7 @@ from penstock.scheduler.request import (
     FinishReason,
     RequestSpec,
 )
-from support.trtllm_house import (
+from support.trtllm_engine import (
     Houses,
     TrtllmHouse,
     fake_module,

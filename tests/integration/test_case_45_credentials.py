@@ -37,7 +37,7 @@ from support.guarded import (
     Premises,
     bearing,
 )
-from support.operations_house import FakeDesk
+from support.operations_server import FakeDesk
 
 C = grpc.StatusCode
 ALONE = (("grpc.use_local_subchannel_pool", 1),)

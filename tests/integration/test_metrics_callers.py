@@ -18,7 +18,7 @@ from penstock.server.observe.metrics.http import (
     MAX_SILENT,
 )
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.metrics_house import PATIENCE_S, House
+from support.metric_samples import PATIENCE_S, House
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import Segment, SegmentKind
 from support.dashboards import RULES, dashboard_queries, without_variables
-from support.metric_tellings import beat, engine_hello, outcome, record, steps
+from support.metric_samples import beat, engine_hello, outcome, record, steps
 from support.service import Service, simulated, started
 
 # A real Prometheus that scrapes a port of this machine, and what its API states.

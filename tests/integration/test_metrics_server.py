@@ -16,8 +16,7 @@ from penstock.server.observe.metrics.exposition import COMPAT_NAMES
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
-from support.metric_tellings import beat, outcome, record, samples_of, steps
-from support.metrics_house import PATIENCE_S, House
+from support.metric_samples import PATIENCE_S, House, beat, outcome, record, samples_of, steps
 
 
 @pytest.fixture

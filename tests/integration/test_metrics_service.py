@@ -14,7 +14,7 @@ import pytest
 
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from support.metric_tellings import samples_of, total, value
+from support.metric_samples import samples_of, total, value
 from support.service import PATIENCE_S, Service, simulated, started, stream
 
 Samples = dict[tuple[str, frozenset[str]], float]

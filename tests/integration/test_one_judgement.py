@@ -19,7 +19,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, open_channel, serving
 from support.guarded import ACME, OPERATOR, Premises, bearing
-from support.operations_house import FakeDesk
+from support.operations_server import FakeDesk
 
 FRONT_METHODS = (
     "penstock.v1.GenerationService/Generate",

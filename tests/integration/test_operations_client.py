@@ -33,7 +33,7 @@ from penstock.client import (
 )
 from penstock.server.observe.operations.snapshot import OperationsError
 from support.fronts import PATIENCE_S
-from support.operations_house import (
+from support.operations_server import (
     NOW_UNIX_S,
     SNAPSHOT,
     ServedDesk,

@@ -15,7 +15,7 @@ from penstock.server.rpc import operations_methods
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import PATIENCE_S, rich_error
-from support.operations_house import (
+from support.operations_server import (
     NOW_UNIX_S,
     ServedDesk,
     refusal,

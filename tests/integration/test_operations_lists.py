@@ -11,7 +11,7 @@ import pytest
 
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
-from support.operations_house import (
+from support.operations_server import (
     NOW_UNIX_S,
     ServedDesk,
     numbered,

@@ -21,7 +21,7 @@ from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import model_pb2, state_pb2
 from penstock.v1 import operations_service_pb2 as pb
 from support.fronts import PATIENCE_S
-from support.operations_house import (
+from support.operations_server import (
     MODEL,
     NOW_UNIX_S,
     SNAPSHOT,

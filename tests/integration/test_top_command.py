@@ -23,7 +23,7 @@ import pytest
 from penstock.client import ModelState
 from support.cli_process import LIMIT_S, PROGRAM, environment, run
 from support.observation import model_of, observed, until_stats
-from support.operations_house import FakeDesk, ServedDesk, request_view, serving_desk, waiting_view
+from support.operations_server import FakeDesk, ServedDesk, request_view, serving_desk, waiting_view
 from support.service import simulated, stream
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.scheduler.request import FailureReason, FinishReason
-from support.trtllm_house import (
+from support.trtllm_engine import (
     GRACE_S,
     Houses,
     fake_module,

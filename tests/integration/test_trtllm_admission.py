@@ -6,7 +6,7 @@ import pytest
 
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.core import BLOCK_SIZE
-from support.trtllm_house import (
+from support.trtllm_engine import (
     GRACE_S,
     Houses,
     TrtllmHouse,

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
-from support.trtllm_house import (
+from support.trtllm_engine import (
     GRACE_S,
     HEALTH_INTERVAL_S,
     PATIENCE_S,

@@ -13,7 +13,7 @@ from penstock.executor.trtllm.response_queue import ResponseQueue
 from penstock.scheduler.events import PrefixFound
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
-from support.trtllm_house import (
+from support.trtllm_engine import (
     PATIENCE_S,
     Houses,
     TrtllmHouse,

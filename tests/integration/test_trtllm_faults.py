@@ -11,7 +11,7 @@ import pytest
 from penstock.executor.trtllm.config import Adapter, LoraSettings
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FailureReason
-from support.trtllm_house import (
+from support.trtllm_engine import (
     RESPONSE_TIMEOUT_S,
     Houses,
     fake_module,

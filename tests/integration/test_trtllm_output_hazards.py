@@ -12,7 +12,7 @@ from penstock.executor.trtllm.config import (
     SpeculativeSettings,
 )
 from penstock.scheduler.request import FailureReason, FinishReason
-from support.trtllm_house import (
+from support.trtllm_engine import (
     MAX_SEQ_LEN,
     VOCAB,
     Houses,

@@ -13,7 +13,7 @@ from penstock.executor.trtllm.watchdog import Watchdog
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FailureReason
 from support.core import make_spec
-from support.trtllm_house import RESPONSE_TIMEOUT_S, greedy_spec
+from support.trtllm_engine import RESPONSE_TIMEOUT_S, greedy_spec
 
 TIMEOUT_S = 30.0
 

@@ -49,8 +49,7 @@ from support.game_laws import (
     check_refused_alone,
     check_waits,
 )
-from support.game_records import BudgetedExecutor, Game, Told
-from support.order_witness import OrderWitness
+from support.game_records import BudgetedExecutor, Game, OrderWitness, Told
 from support.simulated_output import simulated_output
 
 VOCAB = 50

@@ -1,24 +1,396 @@
-"""The clients of a soak: steady streams, bursts, canaries, and processes to be struck.
-
-Owns who asks for what and when. What a request goes through is in soak_call.py.
-"""
+"""The clients of a soak: what they ask, how they read it, and what the answer must be."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
-from support.soak_call import Lines, SoakCall
-from support.soak_ledger import Kind, Ledger, Outcome
-from support.soak_plan import SoakPlan
-from support.soak_reference import NUM_CANARIES, Prompt, Reference, marked
+import grpc
+import grpc.aio
+import numpy as np
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from penstock.executor.models import resolve_model
+from penstock.executor.simulated.tokens import origin_of, tokens_at
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from penstock.v1 import state_pb2
+from support.service import PATIENCE_S
+from support.soak_plan import HUNG, OK, Kind, Ledger, Outcome, SoakPlan
+from support.stepped_service import ids_of, request
+
+# What every prompt of a soak must be answered with, token for token.
+
+Prompt = tuple[int, ...]
+NUM_CANARIES = 5
+_FIRST_USUAL, _LAST_USUAL = 50, 900
+_NUM_MEASURED = 24
+_MOST_TRIED = 200
+_CLOSE = 0.01
+"""Natural logarithms of two probabilities that rounding might exchange, many times over."""
+
+
+def vocab_size() -> int:
+    """Of the model that comes along."""
+    config = json.loads((resolve_model("demo") / "config.json").read_text(encoding="utf-8"))
+    return int(config["vocab_size"])
+
+
+class Reference(Protocol):
+    """Prompts, and what follows them."""
+
+    def draw(self, chance: random.Random) -> Prompt:
+        """A prompt for a usual request."""
+        ...
+
+    def canary(self, number: int) -> Prompt:
+        """One of the prompts that are asked again and again."""
+        ...
+
+    def tokens(self, prompt: Prompt, count: int) -> list[int]:
+        """The first `count` tokens after it."""
+        ...
+
+
+class SimulatedReference:
+    """Any prompt at all."""
+
+    def __init__(self) -> None:
+        self._vocab_size = vocab_size()
+
+    def draw(self, chance: random.Random) -> Prompt:
+        return tuple(
+            chance.randint(_FIRST_USUAL, _LAST_USUAL) for _ in range(chance.randint(4, 60))
+        )
+
+    def canary(self, number: int) -> Prompt:
+        return tuple(range(60 + number, 100 + number))
+
+    def tokens(self, prompt: Prompt, count: int) -> list[int]:
+        origin = np.array([origin_of(np.array(prompt, dtype=np.int32))], dtype=np.uint64)
+        positions = np.arange(len(prompt), len(prompt) + count, dtype=np.int64)
+        return [int(token) for token in tokens_at(origin, positions, self._vocab_size)]
+
+
+class MeasuredReference:
+    """A few prompts whose outputs a model reported when nothing was wrong."""
+
+    def __init__(self, known: dict[Prompt, list[int]]) -> None:
+        self._known = known
+        self._prompts = list(known)
+
+    def draw(self, chance: random.Random) -> Prompt:
+        return chance.choice(self._prompts)
+
+    def canary(self, number: int) -> Prompt:
+        return self._prompts[number % NUM_CANARIES]
+
+    def tokens(self, prompt: Prompt, count: int) -> list[int]:
+        return self._known[prompt][:count]
+
+
+async def measured(channel: grpc.aio.Channel, max_tokens: int, seed: int) -> MeasuredReference:
+    """Ask a quiet service, one prompt after the other."""
+    chance = random.Random(seed)
+    stub = pb_grpc.GenerationServiceStub(channel)
+    known: dict[Prompt, list[int]] = {}
+    for _ in range(_MOST_TRIED):
+        if len(known) == _NUM_MEASURED:
+            return MeasuredReference(known)
+        prompt: Prompt = tuple(chance.randint(_FIRST_USUAL, _LAST_USUAL) for _ in range(12))
+        message = request(max_tokens, prompt)
+        message.output.logprobs = 2
+        responses = [r async for r in stub.Generate(message, timeout=PATIENCE_S)]
+        if _is_decided(responses):
+            known[prompt] = ids_of(responses)
+    raise AssertionError("the model is never sure of itself: there is no reference")
+
+
+def _is_decided(responses: Sequence[pb.GenerateResponse]) -> bool:
+    """Whether no token was close to another one, so that no batch's rounding chooses the other."""
+    return all(
+        record.top_logprobs[0].logprob - record.top_logprobs[1].logprob > _CLOSE
+        for response in responses
+        if response.WhichOneof("event") == "tokens"
+        for record in response.tokens.records
+    )
+
+
+def marked(prompt: Sequence[int], token: int) -> Prompt:
+    """The prompt with a token in it that no client draws."""
+    return (*prompt, token)
+
+
+# One request of a soak: through refusals, lost connections and lost processes to its end.
+
+GRACE_S = 30
+MOST_S = 90.0
+"""For one request, whatever happens: beyond that it hangs."""
+_LONGEST_WAIT_S = 2.0
+_USUAL_WAIT_S = 0.2
+
+
+class Lines:
+    """Connections to a service; a lost one is replaced."""
+
+    def __init__(self, address: str, count: int) -> None:
+        self._address = address
+        self._channels = [self._connect() for _ in range(count)]
+
+    def stub(self, chance: random.Random) -> pb_grpc.GenerationServiceAsyncStub:
+        """Over any of them."""
+        return pb_grpc.GenerationServiceStub(chance.choice(self._channels))
+
+    @property
+    def first(self) -> grpc.aio.Channel:
+        return self._channels[0]
+
+    async def lose_half(self) -> None:
+        """Hang up on every second one, whatever runs over it."""
+        for index in range(0, len(self._channels), 2):
+            lost, self._channels[index] = self._channels[index], self._connect()
+            await lost.close(None)
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close(None)
+
+    def _connect(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(
+            self._address,
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 500),
+                ("grpc.enable_retries", 0),
+            ],
+        )
+
+
+def told_by(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:
+    """The reason in a status, "" if it has none, and when to come back, if at all."""
+    details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
+    info, retry = ErrorInfo(), RetryInfo()
+    has_retry = False
+    if isinstance(details, bytes):
+        for detail in Status.FromString(details).details:
+            detail.Unpack(info)
+            has_retry |= detail.Unpack(retry)
+    return info.reason, retry.retry_delay.ToMilliseconds() / 1000 if has_retry else None
+
+
+@dataclass(slots=True, kw_only=True)
+class SoakCall:
+    """`reference`: what must be received, all of it. `leaves_after`: messages, None to stay."""
+
+    kind: Kind
+    prompt: Prompt
+    reference: Sequence[int]
+    is_resumable: bool
+    lines: Lines
+    ledger: Ledger
+    chance: random.Random
+    leaves_after: int | None = None
+    reads_slowly: bool = False
+    request_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    received: list[int] = field(default_factory=list[int])
+    next_sequence: int = 0
+    first_token_s: float | None = None
+    num_resumes: int = 0
+    num_refusals: int = 0
+    was_shed: bool = False
+    _has_left: bool = False
+    _end: Any = None
+
+    async def run(self) -> Outcome:
+        """To the end, which is noted in the ledger."""
+        begun_s = time.monotonic()
+        try:
+            async with asyncio.timeout(MOST_S):
+                cause = await self._attempts()
+        except TimeoutError:
+            cause = HUNG
+        outcome = Outcome(
+            kind=self.kind,
+            cause=cause,
+            begun_s=begun_s,
+            ended_s=time.monotonic(),
+            first_token_s=self.first_token_s,
+            num_tokens=len(self.received),
+            num_resumes=self.num_resumes,
+            num_refusals=self.num_refusals,
+            was_shed=self.was_shed,
+        )
+        self.ledger.add(outcome)
+        return outcome
+
+    async def _attempts(self) -> str:
+        """Until it is over; why it is not as it should be, "" if it is."""
+        is_resuming = False
+        while True:
+            call = self._resumed() if is_resuming else self._generated()
+            try:
+                await self._read(call)
+            except grpc.aio.AioRpcError as error:
+                again = self._after(error, is_resuming=is_resuming)
+                if isinstance(again, str):
+                    return again
+                wait_s, is_resuming = again
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                if self._has_left:
+                    return OK
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # The connection was closed under it, by its own side.
+                if not self.is_resumable:
+                    return OK
+                is_resuming = True
+            else:
+                return self._verdict()
+
+    def _generated(self) -> Any:
+        self.next_sequence = 0
+        message = request(len(self.reference), self.prompt, request_id=self.request_id)
+        if self.is_resumable:
+            message.resume_timeout.FromSeconds(GRACE_S)
+        return self.lines.stub(self.chance).Generate(message, timeout=MOST_S)
+
+    def _resumed(self) -> Any:
+        self.num_resumes += 1
+        message = pb.ResumeRequest(
+            request_id=self.request_id,
+            next_sequence=self.next_sequence,
+            received_token_counts=[len(self.received)],
+        )
+        return self.lines.stub(self.chance).Resume(message, timeout=MOST_S)
+
+    async def _read(self, call: Any) -> None:
+        num_read = 0
+        async for message in call:
+            self.take(message.response if isinstance(message, pb.ResumeResponse) else message)
+            num_read += 1
+            if self.leaves_after is not None and num_read > self.leaves_after:
+                await self._leave(call)
+            if self.reads_slowly and num_read < 10:
+                await asyncio.sleep(0.3)
+
+    async def _leave(self, call: Any) -> None:
+        """By the end of the call, or by Cancel where that is not enough."""
+        self.leaves_after = None
+        self._has_left = True
+        if self.is_resumable:
+            message = pb.CancelRequest(request_id=self.request_id)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                # It may have just ended, or no client is there: the stream states which.
+                await self.lines.stub(self.chance).Cancel(message, timeout=MOST_S)
+        else:
+            call.cancel()
+
+    def take(self, message: pb.GenerateResponse) -> None:
+        """One message, checked."""
+        if message.sequence != self.next_sequence:
+            self._wrong(f"message {message.sequence} in place of {self.next_sequence}")
+        self.next_sequence = message.sequence + 1
+        match message.WhichOneof("event"):
+            case "tokens":
+                if self.first_token_s is None and message.tokens.num_tokens:
+                    self.first_token_s = time.monotonic()
+                ids = [record.id for record in message.tokens.records]
+                begin = len(self.received)
+                self.received += ids
+                if ids != list(self.reference[begin : len(self.received)]):
+                    self._wrong(f"other tokens from {begin} on")
+            case "finished":
+                self._end = message.finished
+            case _:
+                pass
+
+    def _wrong(self, what: str) -> None:
+        self.ledger.wrong.append(
+            f"{self.kind} {self.request_id}, resumed {self.num_resumes} times: {what}"
+        )
+
+    def _verdict(self) -> str:
+        """Of a stream that ended with OK."""
+        if self._end is None:
+            return "OK without an end"
+        (output,) = self._end.outputs
+        if output.num_completion_tokens != len(self.received):
+            self._wrong(f"{output.num_completion_tokens} tokens told, {len(self.received)} sent")
+        is_cut = output.finish_reason == state_pb2.FINISH_REASON_CANCELLED
+        if self._has_left and is_cut:
+            return OK
+        if len(self.received) != len(self.reference):
+            return f"only {len(self.received)} of {len(self.reference)} tokens"
+        return "was served" if self.kind in (Kind.POISON, Kind.DEADLY) else OK
+
+    def _after(self, error: grpc.aio.AioRpcError, *, is_resuming: bool) -> str | tuple[float, bool]:
+        """Its cause when it is over; else how long to wait, and whether to take it up again."""
+        reason, retry_s = told_by(error)
+        code = error.code()
+        name = f"{code.name} {reason}".strip()
+        if self._is_expected(code, reason):
+            return OK
+        wait_s = min(_LONGEST_WAIT_S, _USUAL_WAIT_S if retry_s is None else retry_s)
+        if self.received and not is_resuming and reason:
+            return f"{name} after {len(self.received)} tokens"
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and reason != "READER_STALLED":
+            if self.kind is Kind.BURST:
+                self.was_shed = True
+                return OK if retry_s is not None else f"{name} without RetryInfo"
+            self.num_refusals += 1
+            return wait_s, False
+        if is_resuming and code is grpc.StatusCode.NOT_FOUND and not self.next_sequence:
+            return wait_s, False  # it never arrived
+        if code is grpc.StatusCode.ALREADY_EXISTS and self.is_resumable:
+            return wait_s, True  # it did arrive
+        # A caller that begins a call over a connection that is being closed is reported so.
+        is_lost = code is grpc.StatusCode.CANCELLED and not reason
+        if code is not grpc.StatusCode.UNAVAILABLE and not is_lost:
+            return name
+        self.num_refusals += 1
+        return self._after_loss(reason, wait_s, is_resuming=is_resuming)
+
+    def _after_loss(
+        self, reason: str, wait_s: float, *, is_resuming: bool
+    ) -> str | tuple[float, bool]:
+        """Of UNAVAILABLE: with a reason it is the service's word, without one a lost connection."""
+        if is_resuming:
+            return wait_s, True
+        if reason:
+            return wait_s, False
+        if self.is_resumable:
+            return wait_s, True
+        if self.received:
+            return "connection lost"
+        # Under its old id it may still be there.
+        self.request_id = str(uuid.uuid4())
+        return wait_s, False
+
+    def _is_expected(self, code: grpc.StatusCode, reason: str) -> bool:
+        if self._has_left and code is grpc.StatusCode.CANCELLED:
+            return True
+        if self.kind in (Kind.POISON, Kind.DEADLY):
+            return code is grpc.StatusCode.INTERNAL
+        return self.kind is Kind.SLOW and reason == "READER_STALLED"
+
+
+# The clients of a soak: steady streams, bursts, canaries, and processes to be struck.
 
 TESTS = Path(__file__).resolve().parents[1]
 POISON, DEADLY = 21, 22

@@ -8,7 +8,9 @@ progress, and where queues persist. Does not know the queue itself, nor how a re
   probability that it ends within n (output_lengths.py).
 - **Smallest chance.** A request with less than `min_deadline_chance` is refused, dropped or, while
   it runs, ended.
-- **With other load.** The chance next to the running and waiting requests must be 96 % of the
+- **Slowdown.** Times are predicted for the present load. What is admitted later makes them longer,
+  so they are multiplied by what recent requests took over what was predicted for them.
+- **With other load.** The chance next to the running and waiting requests must be 94 % of the
   chance on an idle machine, on average over the recently admitted prompt tokens. A lower one is
   admitted where the average allows it. So no more requests run at once than leaves most of them
   time to end, and a tenant with long outputs is refused while the machine is too slow for them
@@ -42,7 +44,7 @@ from penstock.scheduler.output_lengths import (
     OutputLengths,
     RunningOutputs,
 )
-from penstock.scheduler.request import NO_TIME, Request, RequestSpec
+from penstock.scheduler.request import NO_TIME, PredictedTime, Request, RequestSpec
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
@@ -55,9 +57,12 @@ _FULL_CONTENTION = 0.5
 """With requests waiting for this share of the time the queue counts as one that never empties."""
 _ADMISSION_SHARE = 0.8
 """At admission: a queued request has waited already, and is not dropped for a small shortfall."""
-_BESIDE_OTHERS = 0.96
+_BESIDE_OTHERS = 0.94
 """Of the chance on an idle machine: the minimum next to other load."""
 _CREDIT_MEMORY_S = 60.0
+_SLOWDOWN_MEMORY_S = 30.0
+_NO_SLOWDOWN = 10_000.0
+"""Token seconds that count as predicted well: a few requests are no evidence."""
 _MAX_LINES = 4096
 _CHECK_EVERY_S = 0.25
 """How often running requests are checked."""
@@ -178,6 +183,38 @@ class PrefillCredit:
         self._at_s = max(self._at_s, now)
 
 
+class Slowdown:
+    """The time that requests took from admission to end, over the one predicted at admission.
+
+    Prompts are weighted by their tokens, which a late answer loses. Both sums decay: when few
+    requests end, the factor returns to 1, its minimum.
+    """
+
+    __slots__ = ("_at_s", "_predicted", "_taken")
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._predicted = 0.0
+        self._taken = 0.0
+
+    def factor(self, now: float) -> float:
+        """What predicted times are multiplied by."""
+        self._fade(now)
+        return max((self._taken + _NO_SLOWDOWN) / (self._predicted + _NO_SLOWDOWN), 1.0)
+
+    def note(self, num_tokens: int, *, taken_s: float, predicted_s: float, now: float) -> None:
+        """Record the end of a request with a prompt of that length."""
+        self._fade(now)
+        self._taken += num_tokens * taken_s
+        self._predicted += num_tokens * predicted_s
+
+    def _fade(self, now: float) -> None:
+        keep = math.exp(-max(now - self._at_s, 0.0) / _SLOWDOWN_MEMORY_S)
+        self._taken *= keep
+        self._predicted *= keep
+        self._at_s = max(self._at_s, now)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The prediction for a whole answer.
@@ -208,6 +245,7 @@ class CompletionPredictor:
         self._running = running
         self._check_s = -math.inf
         self.credit = PrefillCredit()
+        self.slowdown = Slowdown()
         self.exploration = Exploration()
 
     def is_check_due(self, now: float) -> bool:
@@ -225,11 +263,19 @@ class CompletionPredictor:
             num_seen = self.lengths.num_seen_of(spec.tenant)
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
-    def note_end(self, spec: RequestSpec, num_tokens: int, *, is_cut: bool) -> None:
+    def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
         """A running request ended after that many tokens; `is_cut`: truncated.
 
         If no token could have ended it, its limit is no evidence of other lengths.
         """
+        spec, predicted = request.spec, request.predicted_time
+        if predicted is not None and not request.num_preemptions:
+            self.slowdown.note(
+                spec.num_original_prompt_tokens,
+                taken_s=now - predicted.at_s,
+                predicted_s=predicted.prefill_s + max(num_tokens - 1, 0) * predicted.token_s,
+                now=now,
+            )
         if is_cut and not _may_end(spec):
             return
         self.lengths.observe(
@@ -328,6 +374,11 @@ class CompletionPredictor:
         if distribution is None:
             return None
         spec, bounds = request.spec, bounds_of(request)
+        if request.ticket >= 0:
+            request.predicted_time = PredictedTime(now, prefill_s, token_s)
+        slowdown = self.slowdown.factor(now)
+        prefill_s *= slowdown
+        token_s *= slowdown
 
         def chance_in(seconds: float, each_s: float = token_s) -> float:
             num_tokens = bounds.num_known + _tokens_in(seconds, each_s)

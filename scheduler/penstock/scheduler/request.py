@@ -11,7 +11,7 @@ its own (block_pool.py).
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,6 +220,14 @@ class RequestSpec:
         return self.num_original_prompt_tokens + self.max_tokens
 
 
+class PredictedTime(NamedTuple):
+    """The time to the next token and of each further one, as predicted at an admission."""
+
+    at_s: float
+    prefill_s: float
+    token_s: float
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """The scheduler's record of one live request. Only the scheduler writes to it.
@@ -235,8 +243,9 @@ class Request:
     to compute when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks,
     in tokens; `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions,
     as a replay does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are
-    used. While it waits, `place`: its place in the columns of wait_clock.py; `queue_mark`: the
-    start of its stay in the queue, and the counters of that moment.
+    used. `predicted_time`: None unless its whole answer was judged. While it waits, `place`: its
+    place in the columns of wait_clock.py; `queue_mark`: the start of its stay in the queue, and the
+    counters of that moment.
     """
 
     spec: RequestSpec
@@ -259,6 +268,7 @@ class Request:
     num_expected_tokens: int = 0
     is_trial: bool = False
     is_new: bool = False
+    predicted_time: PredictedTime | None = None
     place: int = -1
     queue_mark: tuple[float, tuple[int, ...]] | None = None
     _state: RequestState = RequestState.PENDING

@@ -207,7 +207,7 @@ class Transitions:
             wait = self._queue.leave(request, now)
             request.apply(RequestEvent.CANCEL)
         else:
-            self._note_length(request, reason)
+            self._note_length(request, reason, now)
             stay = self._release_slot(request, now, is_trusted=True)
             is_cancel = reason is FinishReason.CANCELLED
             request.apply(RequestEvent.CANCEL if is_cancel else RequestEvent.FINISH)
@@ -223,7 +223,7 @@ class Transitions:
         if request.state is RequestState.PENDING:
             wait = self._queue.leave(request, now)
         else:
-            self._note_length(request, rejection.reason)
+            self._note_length(request, rejection.reason, now)
             is_trusted = rejection.reason not in UNTRUSTED_ENDS
             stay = self._release_slot(request, now, is_trusted=is_trusted)
         request.apply(RequestEvent.FAIL)
@@ -259,13 +259,15 @@ class Transitions:
         running_s = self._next_deadline_s if len(self._running) else NO_TIME
         return min(self._queue.next_recheck_s(), running_s)
 
-    def _note_length(self, request: Request, reason: FinishReason | FailureReason) -> None:
+    def _note_length(
+        self, request: Request, reason: FinishReason | FailureReason, now: float
+    ) -> None:
         """Record the output length of a request that ended by itself, at its limit or by time."""
         slot, arrays = request.slot, self._arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
         is_stop = reason is FinishReason.STOP
         if is_stop or reason in _TRUNCATED or reason in _LATE:
-            self._completion.note_end(request.spec, num_generated, is_cut=not is_stop)
+            self._completion.note_end(request, num_generated, now, is_cut=not is_stop)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
         """The class of a request, raised by its age only if it was admitted for that.

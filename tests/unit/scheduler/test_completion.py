@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.completion import PrefillCredit, StandingQueues, TokenTime
+from penstock.scheduler.completion import PrefillCredit, Slowdown, StandingQueues, TokenTime
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.forecast import Load
 from penstock.scheduler.output_lengths import Exploration
@@ -218,12 +218,47 @@ def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
 
 def test_prompts_that_lost_their_chance_to_others_are_few() -> None:
     credit = PrefillCredit()
-    assert credit.least_share(100, 0.0) == pytest.approx(0.96)
+    assert credit.least_share(100, 0.0) == pytest.approx(0.94)
     credit.note(1000, 1.0, 0.0)
-    assert credit.least_share(100, 0.0) == pytest.approx(0.56), "40 tokens may be lost"
-    credit.note(100, 0.6, 0.0)
-    assert credit.least_share(100, 0.0) == pytest.approx(0.92, abs=0.01)
-    assert credit.least_share(100, 600.0) == pytest.approx(0.96, abs=0.01)
+    assert credit.least_share(100, 0.0) == pytest.approx(0.34), "60 tokens may be lost"
+    credit.note(100, 0.4, 0.0)
+    assert credit.least_share(100, 0.0) == pytest.approx(0.88, abs=0.01)
+    assert credit.least_share(100, 600.0) == pytest.approx(0.94, abs=0.01)
+
+
+def test_predicted_times_are_corrected_by_those_of_recent_requests() -> None:
+    slowdown = Slowdown()
+    assert slowdown.factor(0.0) == 1.0
+    slowdown.note(10, taken_s=20.0, predicted_s=1.0, now=0.0)
+    assert slowdown.factor(0.0) < 1.1, "one short prompt is no evidence"
+    for _ in range(100):
+        slowdown.note(10_000, taken_s=20.0, predicted_s=10.0, now=0.0)
+    assert slowdown.factor(0.0) == pytest.approx(2.0, rel=0.01)
+    assert slowdown.factor(300.0) == pytest.approx(1.0, abs=0.1)
+    for _ in range(100):
+        slowdown.note(10_000, taken_s=1.0, predicted_s=10.0, now=400.0)
+    assert slowdown.factor(400.0) == 1.0
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late: bool) -> None:
+    site = site_with(40)
+    site.submit(1, 100, max_tokens=500, min_tokens=60, deadline_s=2.0 if is_late else 20.0)
+    for key in range(2, 62):
+        site.step()
+        site.submit(key, 90, max_tokens=1)
+    site.run()
+    assert isinstance(site.ends[1], Failed) is is_late
+    assert site.engine.completion.slowdown.factor(site.clock()) > 1.01
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 2.0])
+def test_a_request_is_judged_by_the_corrected_times(slowdown: float) -> None:
+    site = site_with(100)
+    site.engine.completion.slowdown.note(
+        1_000_000, taken_s=10.0 * slowdown, predicted_s=10.0, now=site.clock()
+    )
+    assert (site.submit(1, 100, max_tokens=500, deadline_s=1.8) is None) is (slowdown == 2.0)
 
 
 def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:

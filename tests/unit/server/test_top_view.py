@@ -15,7 +15,7 @@ from penstock.server.cli.top_board import SORT_KEYS, Board
 from penstock.server.cli.top_view import frame_of
 from penstock.server.observe.operations.snapshot import CacheSnapshot, Snapshot
 from penstock.server.rpc.mapping_operations import live_request_of, stats_of
-from support.operations_house import MODEL, SNAPSHOT, request_view, waiting_view
+from support.operations_server import MODEL, SNAPSHOT, request_view, waiting_view
 
 
 def stats(snapshot: Snapshot = SNAPSHOT, **model: Any) -> ServerStats:

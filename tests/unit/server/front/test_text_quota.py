@@ -27,7 +27,7 @@ from penstock.server.front.submission import CallTimes
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.errors import TooMuchText
 from penstock.server.text.model_text import ModelText
-from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT
+from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, MAX_INLINE_CHARS
 from penstock.server.text.tokenizer_pool import in_one_step
 from support.fronts import INFO, ScriptedPort
 
@@ -128,13 +128,25 @@ async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: Model
 
 
 async def test_all_of_a_dialogue_counts_whatever_is_kept_of_it(text: ModelText) -> None:
-    least = text.tokenizer.min_num_tokens(len(WORDS) * 4000)
-    assert least > 400
-    prompts = front_of(text, max_tokens_per_minute=least).prompts
+    num_tokens = 100 * len(text.tokenizer.encode(WORDS * 40, add_special_tokens=False))
+    assert num_tokens > text.tokenizer.min_num_tokens(len(WORDS) * 4000) + 400
+    prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts
     turns = tuple(ChatMessage(role="user", content=WORDS * 40) for _ in range(100))
     chat = ChatInput(messages=turns, window_tokens=200)
     found = await prompts.encode(chat, "chat_prompt.messages", LIMITS, tenant="t")
     assert len(found.ids) <= 200
+    with pytest.raises(RequestError) as caught:
+        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
+    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+
+
+async def test_all_tokens_of_a_short_text_count(text: ModelText) -> None:
+    words = WORDS * 10
+    num_tokens = len(text.tokenizer.encode(words))
+    assert len(words) <= MAX_INLINE_CHARS
+    assert num_tokens > text.tokenizer.min_num_tokens(len(words))
+    prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts
+    await prompts.encode(TextInput(text=words), "text_prompt.text", LIMITS, tenant="t")
     with pytest.raises(RequestError) as caught:
         await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
     assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
@@ -246,6 +258,25 @@ async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
     assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
 
 
+async def test_a_text_that_is_cancelled_while_it_waits_counts_with_its_fewest_tokens(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = WORDS * 400
+    least = text.tokenizer.min_num_tokens(len(words))
+    prompts = front_of(text, max_tokens_per_minute=least).prompts
+    monkeypatch.setattr(text.tokenizer.pool, "_num_threads", 0)
+    encoding = asyncio.create_task(
+        prompts.encode(TextInput(text=words), "text_prompt.text", LIMITS, tenant="t")
+    )
+    await asyncio.sleep(0)
+    encoding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await encoding
+    with pytest.raises(RequestError) as caught:
+        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
+    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+
+
 async def test_too_much_waiting_text_is_refused_and_costs_nothing(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +288,10 @@ async def test_too_much_waiting_text_is_refused_and_costs_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(text.tokenizer.pool, "run", full)
         refused = await refusal_of(front, TextInput(text=WORDS * 100))
+        with pytest.raises(RequestError):
+            await front.prompts.detokenise(
+                TokenInput(ids=(60,) * 2000), tenant="t", skip_special_tokens=True
+            )
     assert refused.reason is ErrorReason.QUOTA_EXCEEDED
     assert refused.refusal.retry_after_s == 2.5
     assert refused.refusal.quota == QuotaViolation(

@@ -1,11 +1,13 @@
 """A message that holds too much is refused before it is read; its short fields are kept."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
 from penstock.server.front.errors import RequestError
+from penstock.server.rpc import parsing
 from penstock.server.rpc.parsing import parse, parse_request
 from penstock.v1.generation_service_pb2 import (
     GenerateOnceRequest,
@@ -58,6 +60,25 @@ def test_a_long_chat_of_few_parts_is_read() -> None:
     prompt.messages.add(role="user").parts.add(text="x" * (1 << 20))
     for message, _ in in_each_message(prompt):
         assert parse_request(type(message), message.SerializeToString()) == (message, None)
+
+
+def test_the_empty_messages_of_a_long_chat_are_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans, searched = parsing._spans, list[int]()
+
+    def counted(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+        searched.append(end - position)
+        return spans(data, position, end)
+
+    monkeypatch.setattr(parsing, "_spans", counted)
+    request = GenerateRequest()
+    for _ in range(8000):
+        request.chat_prompt.messages.add()
+    request.chat_prompt.messages.add(role="user").parts.add(text="x" * (64 << 10))
+    assert parse_request(GenerateRequest, request.SerializeToString()) == (request, None)
+    # The request, its prompt, the one message with content and its part.
+    assert len(searched) == 4
 
 
 FULL_REQUESTS: dict[str, dict[str, Any]] = {

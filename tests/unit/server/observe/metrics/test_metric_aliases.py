@@ -6,7 +6,7 @@ import pytest
 
 from penstock.server.observe.metrics.exposition import DIALECTS, Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.metric_tellings import beat, outcome, read, record, steps
+from support.metric_samples import beat, outcome, read, record, steps
 
 
 def told() -> ServiceMetrics:

@@ -14,7 +14,7 @@ from penstock.server.observe.metrics.catalogue import CATALOGUE
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import RequestOptions, Segment, SegmentKind
 from penstock.v1 import generation_service_pb2, model_service_pb2
-from support.metric_tellings import (
+from support.metric_samples import (
     GENERATE,
     beat,
     names,

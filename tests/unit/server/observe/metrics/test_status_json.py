@@ -21,7 +21,7 @@ from penstock.server.observe.operations.snapshot import (
     RequestView,
     Snapshot,
 )
-from support.metric_tellings import request_view, snapshot
+from support.metric_samples import request_view, snapshot
 
 
 def test_the_keys_are_those_of_the_snapshot() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.server.observe.operations.snapshots import SnapshotMaker
-from support.metric_tellings import engine_hello, outcome
-from support.operations_house import Ticks, beat, step_rows
+from support.metric_samples import engine_hello, outcome
+from support.operations_server import Ticks, beat, step_rows
 from support.request_records import request_record
 
 

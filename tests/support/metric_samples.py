@@ -1,10 +1,12 @@
-"""What fronts and engines report, for tests of metrics: records, beats and steps with every default
-that a test does not care about, and the figures as Prometheus would read them."""
+"""What fronts and engines report, for tests of metrics; the figures as Prometheus reads them; a
+metrics server."""
 
 from __future__ import annotations
 
+import http.client
 import math
-from collections.abc import Iterable
+import socket
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.link.frames import EngineHello
 from penstock.server.observe.flight.layout import STEP
 from penstock.server.observe.frames import Heartbeat, OutcomeCount
+from penstock.server.observe.metrics.application import status_json
 from penstock.server.observe.metrics.exposition import Exposition
+from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import (
     CacheSnapshot,
@@ -31,6 +35,9 @@ from penstock.server.observe.request_record import (
     Segment,
     TraceParent,
 )
+
+# What fronts and engines report, for tests of metrics: records, beats and steps with every
+# default that a test does not care about, and the figures as Prometheus would read them.
 
 GENERATE = "penstock.v1.GenerationService/Generate"
 
@@ -223,3 +230,39 @@ def snapshot(time_s: float = 1.79e9, **settings: Any) -> Snapshot:
     return Snapshot(
         time_s=time_s, uptime_s=7384.0, is_draining=False, models=(model,), fronts=(front,)
     )
+
+
+# A metrics server of a test, by a clock of the test.
+
+PATIENCE_S = 60.0
+
+
+class House:
+    """A server on a free port, and calls to it."""
+
+    def __init__(self) -> None:
+        self.metrics = ServiceMetrics(model='de"mo\\')
+        self.status: Callable[[], bytes] = lambda: status_json(snapshot(), (request_view(),))
+        self.now_s = 0.0
+        self.server = MetricsServer(
+            host="127.0.0.1",
+            port=0,
+            metrics=self.metrics,
+            status=lambda: self.status(),
+            clock=lambda: self.now_s,
+        )
+        self.server.start()
+
+    def ask(
+        self, path: str, method: str = "GET", headers: dict[str, str] | None = None
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, headers=headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE_S)

@@ -44,7 +44,7 @@ from penstock.server.observe.operations.snapshot import (
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import operations_service_pb2_grpc as pb_grpc
 from support.fronts import PATIENCE_S, RichError, rich_error
-from support.metric_tellings import beat as metric_beat
+from support.metric_samples import beat as metric_beat
 
 NOW_UNIX_S = 1_790_000_000.0
 

@@ -36,7 +36,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Finished
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
 from support.core import BLOCK_SIZE, FakeClock, make_spec
-from support.executor_house import Outcome, collect_events
+from support.executor_runs import Outcome, collect_events
 from support.fake_trtllm import write_model_folder
 
 if TYPE_CHECKING:
