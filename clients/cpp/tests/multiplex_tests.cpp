@@ -129,7 +129,7 @@ void what_is_no_utf8_fails_alone() {
   Stream neighbour = client.generate(text_request("good", 4), kCall);
   CHECK(neighbour.next()->has_accepted());
   Stream bad = client.generate(text_request("x\xff", 4), kCall);
-  CHECK(refuses("text.text", [&] { (void)bad.next(); }));
+  CHECK(refuses("text_prompt.text", [&] { (void)bad.next(); }));
   CallOptions odd = kCall;
   odd.traceparent = "\xff";
   Stream traced = client.generate(text_request("good", 4), odd);
@@ -146,8 +146,8 @@ void without_multiplex_it_is_not_sent_either() {
   Client client(served.address());
   const auto request = text_request("x\xff", 4);
   Stream stream = client.generate(request, kCall);
-  CHECK(refuses("text.text", [&] { (void)stream.next(); }));
-  CHECK(refuses("text.text", [&] { client.generate_once(request, kCall); }));
+  CHECK(refuses("text_prompt.text", [&] { (void)stream.next(); }));
+  CHECK(refuses("text_prompt.text", [&] { client.generate_once(request, kCall); }));
   CHECK(served.service.num_submitted == 0);
 }
 
