@@ -110,8 +110,10 @@ async def open_loop(
 async def closed_loop(
     send: Callable[[int], Awaitable[None]], concurrency: int, duration_s: float
 ) -> None:
-    """So many callers, each with its next request after its last one; `send` is given its number,
-    of which the rest by `concurrency` is the caller's."""
+    """Keep `concurrency` callers busy: each sends its next request when its last one has ended.
+
+    `send` gets the number of the request; modulo `concurrency` it is the number of the caller.
+    """
     end_s = time.monotonic() + duration_s
 
     async def caller(number: int) -> None:

@@ -53,7 +53,7 @@ class Prometheus:
         )
 
     def ask(self, query: str) -> dict[str, float]:
-        """What a query answers now, by its labels' values; empty where there is nothing."""
+        """The current values of a query by the values of their labels; empty without data."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         try:
             words = urllib.parse.urlencode({"query": query})

@@ -19,7 +19,7 @@ from penstock import client
 from support.pages import REPOSITORY
 
 for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
-    pytest.importorskip(needed, reason="needs the extra docs: pip install 'penstock[docs]'")
+    pytest.importorskip(needed, reason="needs the extra docs: install penstock[docs]")
 pytestmark = pytest.mark.docs
 
 # What a browser fetches by itself; where a reader may click is another matter.

@@ -55,7 +55,7 @@ def test_no_game_breaks_a_law(first: int) -> None:
 
 
 def test_a_game_is_repeatable() -> None:
-    """The same calls, the same batches and the same news."""
+    """A seed gives the same calls, the same batches and the same ends each time."""
     for seed in range(2):
         game, again = played(seed).game, played(seed).game
         assert again.executor.log == game.executor.log

@@ -162,7 +162,7 @@ class MortalService:
         await self._settle()
 
     async def _settle(self) -> None:
-        """What each side has stated is received by the other."""
+        """Run until each side has received what the other has sent."""
         for _ in range(4):
             self._engine.pump(0)
             await asyncio.sleep(0)

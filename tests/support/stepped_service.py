@@ -176,13 +176,13 @@ def stepped_engine(
         max_num_waiting_tokens=config.max_num_waiting_tokens,
         publishes_cache=publishes_cache,
     )
-    book = engine.keep_cache_book() if publishes_cache else None
+    cache_index = engine.enable_cache_index() if publishes_cache else None
     bounds = front or FrontConfig()
     memory = MemoryEngine(
         engine,
         hello,
         clock,
-        cache_book=book,
+        cache_index=cache_index,
         kept_limits=KeptLimits(
             max_bytes=bounds.max_resume_bytes, max_unread=bounds.max_detached_requests
         ),

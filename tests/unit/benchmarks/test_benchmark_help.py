@@ -18,12 +18,12 @@ PROGRAMS = sorted(
     if '\nif __name__ == "__main__":' in file.read_text(encoding="utf-8")
 )
 LACKING = {
-    "cpu_served.py": "torch is not installed: pip install 'penstock[torch]'",
-    "cpu_attention.py": "torch is not installed: pip install 'penstock[torch]'",
-    "cpu_step.py": "torch is not installed: pip install 'penstock[torch]'",
-    "engine_cpu.py": "torch is not installed: pip install 'penstock[torch]'",
-    "gpu.py": "torch is not installed: pip install 'penstock[torch]'",
-    "slow_pictures.py": "rich is not installed: pip install 'penstock[top]'",
+    "cpu_served.py": "torch is not installed: install penstock[torch]",
+    "cpu_attention.py": "torch is not installed: install penstock[torch]",
+    "cpu_step.py": "torch is not installed: install penstock[torch]",
+    "engine_cpu.py": "torch is not installed: install penstock[torch]",
+    "gpu.py": "torch is not installed: install penstock[torch]",
+    "slow_pictures.py": "rich is not installed: install penstock[top]",
 }
 """What is stated, instead of a usage, where a package that cannot be done without is missing."""
 PATIENCE_S = 120.0
