@@ -1,5 +1,4 @@
-"""The load of the benchmarks: requests that come when a list states so or when another has ended,
-and what their clients saw.
+"""The load of the benchmarks: open and closed loops of requests, and what clients measured.
 
 Owns the sending and the times as a client has them. `send` of a loop is any way to do one request
 and state what was seen; `sending` is the usual one, over Penstock's client. Does not know what is

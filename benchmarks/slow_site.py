@@ -1,4 +1,4 @@
-"""Who looks at a service of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
+"""The measurements of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
 
 Owns a real Prometheus and how both are reported on the page: the text between its marks.
 """

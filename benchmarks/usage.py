@@ -1,4 +1,4 @@
-"""How programs here state what they are to be given, and what they lack.
+"""Usage errors of benchmarks: wrong arguments and missing packages.
 
 For the sides of a benchmark, which are started by it and read their arguments by position, and for
 benchmarks that need more than Penstock itself does.

@@ -1,4 +1,4 @@
-"""The site builds without a complaint, from this machine alone, and asks no client for anything."""
+"""The site builds without warnings and network, and its pages fetch nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of a real service add up to what its clients saw, whatever its requests' ends."""
+"""The metrics of a real service equal its clients' counts, for all ends of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller that replays what a watch reports knows exactly what the pool has cached of its salt.
+"""Replaying the changes of a watch gives exactly the cached blocks of its salt.
 
 Any order of admissions, growth, ends, preemptions, distrust and evictions, over several salts; a
 watch may begin and be read at any time, its snapshot in pieces.

@@ -1,4 +1,4 @@
-"""Games of a hundred turns over the whole engine, each drawn from its seed.
+"""Random sequences of a hundred operations on the whole engine, each generated from a seed.
 
 Arrivals, cancels, faults, deadlines, tenants, priorities, both pipeline depths and tiny pools, over
 a strict simulated device. What is checked after every turn is in `game_laws` and `order_witness`,

@@ -1,4 +1,4 @@
-"""A front over a port that the test plays, and the same as a real gRPC server on a real socket."""
+"""A front over an engine port that the test plays, also as a real gRPC server."""
 
 from __future__ import annotations
 

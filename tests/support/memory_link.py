@@ -1,4 +1,4 @@
-"""The link without sockets: engine and fronts of one process, which the test steps.
+"""The link without sockets: engine and fronts in one process, stepped by the test.
 
 Owns the way of the bytes: what a front writes the engine takes in at its next `pump`, what the
 engine writes a front reads in the next iteration of its loop. All else are the real parts.

@@ -1,4 +1,4 @@
-"""One front and engines that die under it, all in one process and turn by turn.
+"""One front and engines that die, in one process, stepped by the test.
 
 Owns the deaths: after which turn, and how many steps an engine did before it that no client
 received of.

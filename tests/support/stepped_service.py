@@ -1,4 +1,4 @@
-"""A front on a real socket over a real engine that takes a step when the test states so.
+"""A front on a real socket over a real engine whose steps the test controls.
 
 Owns the site and the counting of steps. The executor is the strict simulated one: it refuses what a
 device would compute wrongly. After every step the engine's books are checked.

@@ -1,4 +1,4 @@
-"""Every benchmark states how it is run, or what it lacks, before it does anything."""
+"""Every benchmark prints its usage, or the missing package, before it does anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of cached blocks: which is reported of what, and what it costs where no client is."""
+"""The index of cached blocks: what a watch reports, and its cost without subscribers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of an idle engine: every fault is found, in pieces as at once, and pieces are small."""
+"""The integrity check of an idle engine finds every fault, whole or in small pieces."""
 
 from __future__ import annotations
 

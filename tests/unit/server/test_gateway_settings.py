@@ -1,4 +1,4 @@
-"""`--gateway`: what it takes, and who is reported what it needs."""
+"""`--gateway`: valid values, and errors that name missing requirements."""
 
 from __future__ import annotations
 

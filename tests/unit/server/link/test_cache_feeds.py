@@ -1,4 +1,4 @@
-"""Fronts follow what is cached: in parts, in order, through overruns and losses."""
+"""Fronts follow the cached blocks: in parts, in order, through overruns and losses."""
 
 from __future__ import annotations
 
