@@ -1,7 +1,7 @@
 """Random sequences of a hundred operations on the whole engine, each generated from a seed.
 
 Arrivals, cancels, faults, deadlines, tenants, priorities, both pipeline depths and tiny pools, over
-a strict simulated device. What is checked after every turn is in `game_laws` and `order_witness`,
+a strict simulated device. What is checked after every turn is in `game_laws` and `game_records`,
 and in the engine's own `check_integrity`; that each can fail is shown by test_engine_sabotage.py. A
 failure names its seed, which plays it again.
 

@@ -80,6 +80,12 @@ class Gateway:
         """Likewise."""
         return await asyncio.to_thread(_answer, urllib.request.Request(f"{self.url}{path}"))
 
+    async def until_healthy(self) -> None:
+        """Wait until it takes all its workers for healthy; it asks them from time to time."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(one["is_healthy"] for one in (await self.get("/workers"))["workers"]):
+                pass
+
     async def until_metric(self, name: str, least: float, **labels: str) -> None:
         """Ask for its metrics until one of them, with these labels, is at least so large."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]

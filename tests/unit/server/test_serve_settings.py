@@ -228,7 +228,7 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
     ("arguments", "message"),
     [
         (["--target-itl-ms", "0"], "target-itl-ms must be above 0, not 0.0"),
-        (["--target-itl-ms", "nan"], "target-itl-ms must be above 0, not nan"),
+        (["--target-itl-ms", "nan"], "target-itl-ms must be finite and above 0, not nan"),
         (["--aging-s", "0"], "aging-s must be above 0"),
         (
             ["--max-prefill-share", "1.5"],

@@ -28,6 +28,18 @@ def test_a_command_of_the_server_names_the_extra(
     )
 
 
+def test_a_command_with_its_own_extra_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "hdrh" else found(name)
+    )
+
+    assert main(("bench", "--help")) == 2
+    assert capsys.readouterr().err == "penstock bench: needs hdrh: install penstock[bench]\n"
+
+
 def test_a_command_of_the_client_needs_nothing_of_the_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
