@@ -1,4 +1,4 @@
-"""What each process loads: fronts, client and core start fast because heavy imports stay away."""
+"""Fronts, client and core import no heavy modules, so that they start fast."""
 
 from __future__ import annotations
 

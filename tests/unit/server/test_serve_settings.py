@@ -1,4 +1,4 @@
-"""Where the settings of `penstock serve` come from, and their way to the child processes."""
+"""The sources of the settings of `penstock serve`, and their transfer to child processes."""
 
 import argparse
 import dataclasses

@@ -1,5 +1,4 @@
-"""Settings from a file, what is stated of a wrong one, and the page and help made of
-declarations."""
+"""Settings from a file, errors for invalid ones, and the generated page and help."""
 
 import re
 from pathlib import Path

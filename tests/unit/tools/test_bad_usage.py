@@ -1,4 +1,4 @@
-"""Bad usage is one line that names what is wrong and what may have been meant; exit code 2."""
+"""Wrong usage gives one line with the error and a suggestion, and exit code 2."""
 
 from __future__ import annotations
 

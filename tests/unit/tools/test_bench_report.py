@@ -1,4 +1,4 @@
-"""What `penstock bench` states before it sends anything, and how it reports what it measured."""
+"""The output of `penstock bench` before it sends requests, and its report."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What the command line states where only the client is installed."""
+"""The errors of the command line if only the client is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted, from when, and that several recorders add up to one."""
+"""The counts of a recorder, their start, and the sum of several recorders."""
 
 import pickle
 from typing import Any
