@@ -79,5 +79,6 @@ async def test_the_gateway_hears_of_every_loss() -> None:
         os.kill(await worker.next_pid("engine"), signal.SIGKILL)
         await made.until_logged(APPLIED, 3)
         assert '"blocks":0' in [line for line in made.lines if APPLIED in line][-1]
+        await made.until_healthy()
         assert await num_cached(made, prompt(1)) == 0
         assert await num_cached(made, prompt(1)) > 0

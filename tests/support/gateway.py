@@ -1,4 +1,4 @@
-"""The smg gateway of PyPI, unmodified, in front of workers that tests start.
+"""Starts the unmodified smg gateway of PyPI in front of workers that tests start.
 
 Owns the process and what it states. It reports of its progress in its log, which is read line by
 line: nothing is asked again and again. Only that process is ever signalled.
@@ -79,6 +79,12 @@ class Gateway:
     async def get(self, path: str) -> Any:
         """Likewise."""
         return await asyncio.to_thread(_answer, urllib.request.Request(f"{self.url}{path}"))
+
+    async def until_healthy(self) -> None:
+        """Wait until it takes all its workers for healthy; it asks them from time to time."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(one["is_healthy"] for one in (await self.get("/workers"))["workers"]):
+                pass
 
     async def until_metric(self, name: str, least: float, **labels: str) -> None:
         """Ask for its metrics until one of them, with these labels, is at least so large."""

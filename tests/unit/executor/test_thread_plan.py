@@ -1,4 +1,4 @@
-"""Threads that compute: how many, how they wait, and when one does a layer alone."""
+"""Compute threads: their number, how they wait, and when one computes a layer alone."""
 
 from __future__ import annotations
 

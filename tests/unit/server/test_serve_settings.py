@@ -1,4 +1,4 @@
-"""Where the settings of `penstock serve` come from, and their way to the child processes."""
+"""The sources of the settings of `penstock serve`, and their transfer to child processes."""
 
 import argparse
 import dataclasses
@@ -230,7 +230,7 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
     ("arguments", "message"),
     [
         (["--target-itl-ms", "0"], "target-itl-ms must be above 0, not 0.0"),
-        (["--target-itl-ms", "nan"], "target-itl-ms must be above 0, not nan"),
+        (["--target-itl-ms", "nan"], "target-itl-ms must be finite and above 0, not nan"),
         (["--aging-s", "0"], "aging-s must be above 0"),
         (
             ["--max-prefill-share", "1.5"],

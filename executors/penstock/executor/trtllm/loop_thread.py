@@ -6,6 +6,7 @@ shutting down) run on a worker thread of that loop.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -79,7 +80,9 @@ async def in_worker(function: Callable[[], T], name: str) -> T:
             post(lambda: future.set_result(result))
 
     def post(set_it: Callable[[], None]) -> None:
-        if not loop.is_closed():
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the loop is closed, and nothing waits for the result
             loop.call_soon_threadsafe(settle, set_it)
 
     threading.Thread(target=work, name=name, daemon=True).start()
