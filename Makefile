@@ -6,7 +6,7 @@
 #   make unit      the tests of the serving path that only compute
 #   make tools     the tests of tools/ and benchmarks/; make gateways: those of gateways/ but for Ray
 #   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
-#   make sanitize  the tests of the CPU kernels, compiled with checks of every access: a minute
+#   make sanitize  the tests of the CPU kernels, compiled with GCC's sanitizers: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
 #   make soak      five minutes of load while processes are stopped and killed (SOAK_ARGS=--full)
 #   make cases     write the tests into the table of docs/survival-cases.md

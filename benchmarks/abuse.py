@@ -1,4 +1,4 @@
-"""What a well-behaved client notices while hostile ones are at work, attack by attack.
+"""The effect of attacks on a well-behaved client, attack by attack.
 
 A service on the simulated executor with one front; a probe sends one short generation after
 another on a separate connection, and each attack comes from a separate process, again and again

@@ -1,4 +1,4 @@
-"""Scratch memory of prefill and decode in the torch executor, and how long a long prompt takes.
+"""Scratch memory of prefill and decode in the torch executor, and the time of a long prompt.
 
 One layer in bfloat16, a prompt of 8,192 tokens in chunks of 2,048, then two decodes; each model in
 a separate process, measured by its greatest resident size above idle.

@@ -1,4 +1,4 @@
-"""A service as it is written without asyncio: grpc.server, a thread for each request.
+"""A service without asyncio: grpc.server with a thread for each request.
 
 Over the same engine as Penstock's fronts, by the same link: each handler submits and waits on a
 separate queue, one thread reads the engine's frames and fills the queues. Short requests only;

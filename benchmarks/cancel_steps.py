@@ -1,4 +1,4 @@
-"""From a client's cancel to free pages, in steps of the engine and in time.
+"""The time from a client's cancel to free pages, in steps of the engine and in seconds.
 
 Owns a service in one process, on a real socket: so the engine's steps can be counted at the moment
 when the front has noticed and states so, and again when the pages are free.

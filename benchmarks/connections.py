@@ -1,4 +1,4 @@
-"""What connections and threads cost short requests: the classic comparisons, as ratios.
+"""The cost of connections and threads for short requests, as ratios.
 
 First a new connection for each request, a pool of them, and a pool with all requests of a
 connection in one `Multiplex` call; then a blocking client and server, a thread for each request,

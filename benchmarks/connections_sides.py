@@ -1,4 +1,4 @@
-"""The clients of connections.py: they keep short requests going and report how long each took.
+"""The clients of connections.py: they send short requests in a loop and report latencies.
 
     async MODE ADDRESS CONCURRENCY SECONDS CA    Penstock's client; MODE of MODES; CA: the PEM file
                                                  of the authority for TLS, "-" for plain text

@@ -1,4 +1,4 @@
-"""Where a decode step's time continues the CPU, by cause, next to what the cores must do.
+"""The parts of a decode step's time on the CPU, next to the least that the cores need.
 
 One Llama of random weights, a number of requests that run side by side at a context of about 352
 tokens, and the engine stepped by hand, over the eager path and the fused one. Causes: the scheduler

@@ -1,4 +1,4 @@
-"""How soon the queued requests of a dead front are gone, while the engine's executor is silent.
+"""How soon a dead front's queued requests are removed while the engine's executor is silent.
 
 A self-paced executor (TensorRT-LLM paces itself) that returns nothing gives the engine's loop no
 reason to step. A front with 600 queued requests disconnects; the time until the queue is empty is

@@ -1,4 +1,4 @@
-"""A TCP proxy that plays a path with delay: bytes arrive half a round trip after they were sent.
+"""A TCP proxy that simulates a path with delay: each byte arrives half a round trip later.
 
     python benchmarks/delay_proxy.py TARGET_PORT ROUND_TRIP_S
 

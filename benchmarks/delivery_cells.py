@@ -51,7 +51,8 @@ _HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is measured: one side under one load. `warm_s`, `window_s`: see `Deliver`.
+    """What is measured: one side under one load. `warm_s`, `window_s`: seconds before it
+    is measured, and seconds that are.
 
     `round_index`: the sides of one round ran one after the other, and are compared.
     """

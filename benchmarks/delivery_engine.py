@@ -1,4 +1,4 @@
-"""What delivery costs the engine process: per token, for all its fronts' streams together.
+"""The cost of delivery in the engine process: per token, for the streams of all fronts.
 
 The engine process's own classes in one thread (scheduler, simulated executor, dispatcher, hub),
 paced in real time, a front in another process that only reads. Reported is the thread's processor

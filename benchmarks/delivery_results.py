@@ -1,4 +1,4 @@
-"""What the delivery benchmark makes of its runs: medians, ratios, tables and checks.
+"""The results of the delivery benchmark: medians, ratios, tables and checks.
 
 Pure. Does not know how a cell is run.
 """

@@ -1,4 +1,4 @@
-"""The engine on the CPU next to what it is made of: tokens per second and latency.
+"""The engine on the CPU next to its components: tokens per second and latency.
 
 Workload: 64 requests, prompts of 64 to 512 random tokens, 128 new tokens each, greedy, no end
 token, a Llama of 13.8 or 91 million parameters with random weights in bfloat16. Four ways to do it,

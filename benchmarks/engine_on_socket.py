@@ -1,4 +1,4 @@
-"""An engine behind a socket for fronts, as its own process runs it."""
+"""An engine behind a socket for fronts, as the engine process runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One OpenAI-compatible call over HTTP/1.1, read as its events come, at next to no cost.
+"""One OpenAI-compatible call over HTTP/1.1 with server-sent events, read at little cost.
 
 Owns the sending of a request and the reading of server-sent events. A client library would be in
 the figures: this parses headers, chunk sizes and the lines of events, and no more JSON than asked.

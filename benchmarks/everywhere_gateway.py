@@ -1,4 +1,4 @@
-"""What the smg gateway in front of two workers costs, survives and saves.
+"""The cost, failure handling and cache savings of the smg gateway with two workers.
 
 `ttft`: 32 streams through the gateway and straight to the workers, in turns, on the same processes.
 `drain`: 32 callers that never rest while one worker drains and a third joins. `prefix`: dialogues

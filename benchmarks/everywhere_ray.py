@@ -1,4 +1,4 @@
-"""What Ray Serve costs: the same service behind its ingress and without it, at 32 streams.
+"""The cost of Ray Serve: a service behind its ingress and without it, at 32 streams.
 
 One node, one replica, the simulated executor, and one asyncio client that counts. Rounds
 alternate between the two, each separate on processes. `steady`: steps of 20 ms, as a large model

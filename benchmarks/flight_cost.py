@@ -1,4 +1,4 @@
-"""What the flight recorder costs the scheduler's step, while another process reads what it writes.
+"""The cost of the flight recorder in a scheduler step, while another process reads it.
 
 Two engines over an executor that takes no time, one of them recorded, the other not; turn by turn,
 so what the machine does meanwhile it does to both. Two loads: every client decodes; and a closed

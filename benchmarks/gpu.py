@@ -1,4 +1,4 @@
-"""The embedded executor on one GPU, next to the goals and what vLLM reached on such a card.
+"""The embedded executor on one GPU, next to the goals and vLLM's figures on the same type.
 
 Two shapes with random weights in bfloat16, made here: 1B (16 layers, hidden 2048, 32/8 heads x 64,
 vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections: `decode`

@@ -1,4 +1,4 @@
-"""The engine on a GPU without a service around it: turns, prefill, whole loads.
+"""The engine on a GPU without a service: steps, prefill, whole loads.
 
 Owns the loads and what is measured of them. A turn is one `Engine.step`: plan, launch, collect and
 the events of it, as the service's engine process does it.

@@ -1,4 +1,4 @@
-"""Models for the GPU benchmark: usual shapes with random weights, made on the device.
+"""Models for the GPU benchmark: common shapes with random weights, created on the device.
 
 Owns the shapes and the folders. Random weights compute as fast as trained ones and state nonsense.
 """

@@ -1,4 +1,4 @@
-"""The pictures of docs/gpu.md, from what benchmarks/gpu.py measured.
+"""Draws the pictures of docs/gpu.md from the results of benchmarks/gpu.py.
 
 Owns what is in them, and docs/pictures/gpu.json: figures and timelines of the last runs without
 their noise of digits. vLLM's marks are recorded ones, of another day.

@@ -1,4 +1,4 @@
-"""What one very long prompt does to the short ones behind it.
+"""The effect of one very long prompt on the short ones behind it.
 
 Short prompts arrive at a steady pace; in the middle of it come a few of 100,000 tokens, one after
 the other. Reported is the p99 time to first token of the short ones that arrived while a long

@@ -1,4 +1,4 @@
-"""The size of the code, and how much of it one request passes through.
+"""The size of the code, and how much of it one request executes.
 
 Lines and files of each part, generated code left out; then one request of 16 tokens through a front
 (a real gRPC server), the engine and the simulated executor in one process, connected as in tests.

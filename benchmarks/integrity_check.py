@@ -1,4 +1,4 @@
-"""How long the check of an idle engine holds up a request that arrives, by the size of the KV pool.
+"""How long the check of an idle engine delays an arriving request, by size of the KV pool.
 
 The scheduler over an executor that takes no time, its pool filled with cached prefixes of 100,000
 tokens. The engine's loop checks one piece at a time: a request waits for the longest piece at most.

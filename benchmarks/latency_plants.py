@@ -1,4 +1,4 @@
-"""Machines with a separate truth for `latency_target.py`, and the load that each is put under.
+"""Simulated machines with true costs for `latency_target.py`, and the load of each.
 
 Owns what a step really takes, as no fit is reported it, and who wants what when. Does not know how
 a scheduler limits its steps.

@@ -1,4 +1,4 @@
-"""One plant under the production engine: what every step held, took and was allowed.
+"""One simulated machine under the production engine: content, time and limit of every step.
 
 Owns the run and its figures. Does not know what they are held against.
 """

@@ -1,4 +1,4 @@
-"""What the target for the time between tokens does on machines of different truth.
+"""The effect of the target for the time between tokens on different simulated machines.
 
 Requests decode while prompts wait without end, so that prefill takes all it is given. The
 production engine learns each machine (`latency_plants.py`) from nothing and paces it in virtual

@@ -1,4 +1,4 @@
-"""What the frames between a front and its engine cost to write and to read.
+"""The cost of encoding and decoding the frames between a front and its engine.
 
 Two requests, of 512 and of 8,192 prompt tokens, and two steps of 256 tokens, of which the second
 also ends eight requests. One thread, no socket.

@@ -1,5 +1,4 @@
-"""The load of the benchmarks: requests that come when a list states so or when another has ended,
-and what their clients saw.
+"""The load of the benchmarks: open and closed loops of requests, and what clients measured.
 
 Owns the sending and the times as a client has them. `send` of a loop is any way to do one request
 and state what was seen; `sending` is the usual one, over Penstock's client. Does not know what is
@@ -110,8 +109,10 @@ async def open_loop(
 async def closed_loop(
     send: Callable[[int], Awaitable[None]], concurrency: int, duration_s: float
 ) -> None:
-    """So many callers, each with its next request after its last one; `send` is given its number,
-    of which the rest by `concurrency` is the caller's."""
+    """Keep `concurrency` callers busy: each sends its next request when its last one has ended.
+
+    `send` gets the number of the request; modulo `concurrency` it is the number of the caller.
+    """
     end_s = time.monotonic() + duration_s
 
     async def caller(number: int) -> None:

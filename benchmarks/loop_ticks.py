@@ -1,4 +1,4 @@
-"""How late an event loop runs: a ticker within it, and a caller that reads its ticks from outside.
+"""The lateness of an event loop: a ticker inside it, and a reader of its ticks outside.
 
 Owns the memory between both: a file of ticks, each when it was due, how late it came, and the CPU
 time since the one before: of the loop's thread and of its process. A stop without as much of either

@@ -1,4 +1,4 @@
-"""The C++ programs of the benchmarks: compiled when they are needed, kept while they are the same.
+"""Compiles the C++ programs of the benchmarks when they are needed and have changed.
 
 Owns the compiler's command lines and the cache (in XDG_CACHE_HOME, named after the sources). Needs
 g++; the gRPC server also protoc, its C++ plugin and libgrpc++ (Debian: `apt-get install g++

@@ -1,4 +1,4 @@
-"""The prefix hit rate of a cache that knows the future: the upper bound for eviction.
+"""The prefix hit rate of an optimal cache: the upper bound for eviction.
 
 Owns Belady's rule (1966): evict what is needed again last, and of what is needed at the same time
 the block farthest from the start of its prompt, which is worth nothing without those before it. It

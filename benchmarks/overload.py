@@ -1,4 +1,4 @@
-"""What a service does that is offered more than it can carry: goodput, refusals, health.
+"""A service that is offered more than it can serve: goodput, rejections, health.
 
 A real service (fronts, engine, sockets) on the simulated executor, whose steps take 20 ms, is
 offered from half to five times what it can carry, in an open loop: clients that do not wait for

@@ -1,4 +1,4 @@
-"""Plain SVG for the pictures of docs/why-is-it-slow.md: shapes and words, nothing from outside.
+"""Plain SVG for the pictures of docs/why-is-it-slow.md: shapes and text, no external resources.
 
 Owns escaping, the look (a light ground, the fonts that a system has) and ticks of an axis of time.
 Does not know what is drawn.

@@ -1,4 +1,4 @@
-"""A flight recording as Perfetto shows it: steps, counters, slots, queue, arrows through them.
+"""A flight recording drawn as Perfetto does: steps, counters, slots, queue, arrows.
 
 Reads the trace that `penstock timeline` writes, nothing else: what is in the picture is what a
 viewer has. Pure.

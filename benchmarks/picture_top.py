@@ -1,4 +1,4 @@
-"""A frame of `penstock top` as SVG, as on a terminal with a light ground, without its window.
+"""A frame of `penstock top` as SVG, with a light background and without a window.
 
 The frame is the command's own; only the paper is ours.
 """

@@ -1,4 +1,4 @@
-"""What scheduling is worth: five ways to schedule on one trace, at rising load, in one run.
+"""The benefit of scheduling: five policies on one trace, at rising load, in one run.
 
 In-flight FCFS sets the scale: load 1 is the most at which it still meets its targets for 90 % of
 the requests. `fair` is our order alone; `penstock` also receives of the targets: every request

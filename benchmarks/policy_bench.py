@@ -1,4 +1,4 @@
-"""Who is compared with whom, on what server, and what a part of the comparison is.
+"""The compared policies, their server, and the parts of the comparison.
 
 Owns the contenders and how their runs are set up. A part names its trials first, so that all of
 them can run side by side.

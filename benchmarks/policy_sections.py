@@ -1,4 +1,4 @@
-"""The comparison's parts about load: every policy as it rises, a tight target, deadlines.
+"""The comparison's parts about load: every policy at rising load, a tight target, deadlines.
 
 Owns the runs and the columns of each. Does not judge: goals are the script's.
 """

@@ -51,7 +51,7 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
-    """A trial has ended: how many of how many, how long since they were begun, and which."""
+    """Reports a finished trial: its result, how many are done, and the time since the start."""
 
     num_done: int
     num_trials: int

@@ -1,4 +1,4 @@
-"""The comparison's part about tenants: a quiet one next to a flood, and two who both want too much.
+"""The comparison's part about tenants: a quiet one next to a flood, and two that both overload.
 
 Owns the traffic of both and its measures.
 """

@@ -1,4 +1,4 @@
-"""What `penstock serve --record` costs an engine, per step: on its own thread and next to it.
+"""The cost of `penstock serve --record` per engine step: on its own thread and in parallel.
 
 The scheduler over an executor that takes no time, with 32 and 256 requests running; turns with and
 without a recorder in alternation. The rest is what the recorder's thread makes of the same turns,

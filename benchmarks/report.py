@@ -1,4 +1,4 @@
-"""How every benchmark is asked and reports its result: options, progress, tables, checks, JSON.
+"""The common interface of benchmarks: options, progress, tables, checks, JSON.
 
 Owns the format only. A check is one figure against its goal, reported as measured, a miss included.
 """

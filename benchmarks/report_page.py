@@ -1,4 +1,4 @@
-"""A benchmark's result as one page that needs nothing next to itself.
+"""A benchmark's result as one self-contained page.
 
 Owns the order of the page: settings, checks, then tables and charts. Which charts, states the
 benchmark.

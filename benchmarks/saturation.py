@@ -1,4 +1,4 @@
-"""Requests per second that one front serves at most, untraced and with a trace of every request.
+"""The maximum requests per second of one front, untraced and with a trace of every request.
 
 128 short requests in flight (four prompt tokens, four generated) on the simulated executor, whose
 steps take no time; the load client is C++. All sides are up throughout and take turns: the front

@@ -1,4 +1,4 @@
-"""What the scheduler costs per step, without a model: schedule + update, host microseconds.
+"""The cost of the scheduler per step without a model: schedule + update, host microseconds.
 
 Three loads: decode only; decode with a 512-token prefill chunk in every step; a closed loop in
 which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget 2048).

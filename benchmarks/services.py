@@ -1,4 +1,4 @@
-"""The one way in which benchmarks start things: services, other processes, the C++ load client.
+"""Starts services, other processes and the C++ load client for benchmarks.
 
 Owns the processes, what they state of themselves and what they cost. Everything is on 127.0.0.1 and
 ends with the block that started it.

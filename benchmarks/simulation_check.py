@@ -1,4 +1,4 @@
-"""The simulator next to the service it stands for: one run, replayed, and how far off it is.
+"""The simulator compared with a real service: a recorded run is replayed, and the error reported.
 
 `penstock serve --record` with the demo model on this machine, its clients in an open loop, in
 several parts of two loads in turns. Each part is replayed by the simulator as it was recorded, with

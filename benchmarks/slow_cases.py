@@ -1,4 +1,4 @@
-"""Five ways to be slow: what is asked of a service with which settings, and where to look.
+"""Five causes of slowness: the load and settings of each, and where it is visible.
 
 Owns the scenarios of docs/why-is-it-slow.md. Steps cost what `COST` states, so the story of a run
 is the same each time and only its last digits differ.

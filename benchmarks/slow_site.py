@@ -1,4 +1,4 @@
-"""Who looks at a service of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
+"""The measurements of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
 
 Owns a real Prometheus and how both are reported on the page: the text between its marks.
 """
@@ -53,7 +53,7 @@ class Prometheus:
         )
 
     def ask(self, query: str) -> dict[str, float]:
-        """What a query answers now, by its labels' values; empty where there is nothing."""
+        """The current values of a query by the values of their labels; empty without data."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         try:
             words = urllib.parse.urlencode({"query": query})

@@ -1,4 +1,4 @@
-"""Whether spans state of every request what they should: one root each, and children that tile it.
+"""Checks the spans of every request: one root each, and children that cover it.
 
 Owns the rules. Pure: does not know where spans come from, nor what was asked.
 """

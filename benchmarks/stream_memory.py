@@ -1,4 +1,4 @@
-"""What open streams hold of a front's memory, and whether requests leave anything behind.
+"""The front's memory per open stream, and whether requests leave any allocated.
 
 Resident memory of the front processes: per open stream that waits and per one that gets a token
 every quarter of a second, at 1,000 and 5,000 streams (the latter on two fronts, each of which takes

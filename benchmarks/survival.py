@@ -1,4 +1,4 @@
-"""What a service survives, in figures: crashes, hangs, cancels, garbage, overload and abuse.
+"""Failures of a service in figures: crashes, hangs, cancels, garbage, overload and abuse.
 
 Sections, all of them by default: engine_kill, no_replay, hang, front_kill, drain, cancel,
 malformed, rejects, abuse. The last two are their own benchmarks (overload.py, abuse.py) that are

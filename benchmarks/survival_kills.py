@@ -1,4 +1,4 @@
-"""What callers notice when processes of the service die, hang or are asked to go.
+"""The effect on callers when processes of the service die, hang or are stopped.
 
 Owns the sections engine_kill, no_replay, hang, front_kill and drain of the survival benchmark. Each
 round is a fresh service, so that no round's deaths count towards another's limit.

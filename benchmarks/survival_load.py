@@ -1,4 +1,4 @@
-"""What careless and hostile callers cost: cancels by the hundred thousand, and malformed requests.
+"""The cost of careless and hostile callers: very many cancels, and malformed requests.
 
 Owns the sections cancel and malformed of the survival benchmark.
 """

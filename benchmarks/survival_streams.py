@@ -1,5 +1,4 @@
-"""Many live streams: what each was reported and when, held against what it should have been
-reported.
+"""Many live streams: what each received and when, compared with the expected output.
 
 Owns the callers' side of the survival benchmark: raw calls of the generated stub, with no retry and
 no resumption of any client, so that whatever is repaired was repaired by the service.

@@ -1,4 +1,4 @@
-"""The table of failures in docs/figures.md, made from the results of survival.py.
+"""Writes the table of failures in docs/figures.md from the results of survival.py.
 
     python benchmarks/survival_table.py FILE.json [docs/figures.md]
 

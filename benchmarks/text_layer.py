@@ -1,4 +1,4 @@
-"""What text costs a front: microseconds per streamed token, per encoded kilobyte, and at start-up.
+"""The cost of text in a front: per streamed token, per encoded kilobyte, and at start-up.
 
 Streams get one token per push, as they do when a client keeps up. The model is the one that ships
 with the package unless another folder is named; the large vocabulary is made up.

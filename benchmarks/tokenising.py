@@ -1,13 +1,13 @@
-"""What long texts of one client cost the others on the same front.
+"""The effect of one client's long texts on the other clients of the same front.
 
-A service with one front on the simulated executor, real time. First 1 MiB of text comes in, as a
-prompt that is served, one that is refused as too long, a chat, and for `Tokenize`: reported is the
-longest that the front's event loop was held up, the median of three times, with the CPU time that
-its thread and its process used then; and the same of a long answer with log probabilities. Then one
-tenant sends 64 prompts of 1 MB at once,
-wave after wave, all of which are refused: reported is the time to first token of another tenant's
-short prompts, next to what it is without the flood, and whether a front was killed. Where the
-machine held up an idle loop, neither can be reported.
+A service with one front on the simulated executor, real time. First it receives 1 MiB of text, as a
+prompt that is served, as one that is rejected as too long, as a chat, and for `Tokenize`. The
+benchmark reports the longest stop of the front's event loop, the median of three runs, with the CPU
+time that its thread and its process used meanwhile; the same for a long answer with log
+probabilities. Then one tenant sends 64 prompts of 1 MB at once, wave after wave, all of which are
+rejected. The benchmark reports the time to first token of another tenant's short prompts, with and
+without the flood, and whether a front was killed. If the machine stopped an idle loop, neither is
+reported.
 
     python benchmarks/tokenising.py [--full] [--only stops|flood] [--json FILE]
 """

@@ -1,4 +1,4 @@
-"""Whether every request leaves exactly one trace, whatever becomes of it, engine deaths included.
+"""Checks that every request leaves exactly one trace, also when engines die.
 
 A service with tracing to a real OTLP receiver in this process, a queue that is too short, and an
 engine that is killed every few seconds. Requests come at a fixed rate, some through Multiplex, and

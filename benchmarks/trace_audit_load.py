@@ -1,4 +1,4 @@
-"""The load of the trace audit: requests that end in every way there is, each under a known trace.
+"""The load of the trace audit: requests with every possible end, each under a known trace.
 
 Owns what is asked and what is known of each answer. Does not look at spans.
 """

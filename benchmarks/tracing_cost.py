@@ -1,4 +1,4 @@
-"""What tracing every request costs: processor time of the front, throughput, lag of its event loop.
+"""The cost of tracing every request: processor time of the front, throughput, loop lag.
 
 A real `penstock serve` with one front on the simulated executor (steps of 5 ms, prompts of 64
 tokens, 16 tokens each) without an observer, and with traces of all requests to a collector that is

@@ -1,4 +1,4 @@
-"""The processes that the cost of tracing is set next to: bare grpc.aio servers, and collectors.
+"""The servers that the cost of tracing is compared with: bare grpc.aio, and collectors.
 
 Every server answers `Generate` with 16 messages of one token, one for each step of 5 ms, from an
 asynchronous generator on uvloop, with as little around it as can be. Roles of this program:

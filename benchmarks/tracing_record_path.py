@@ -1,4 +1,4 @@
-"""What a front does for the record of one request, alone: processor time of its thread.
+"""The cost of a request's record in a front, alone: processor time of its thread.
 
 The front's own code, without gRPC and without the engine: the account is opened under the caller's
 trace, reported what the message asks for, closed when the request has ended, made into a record,

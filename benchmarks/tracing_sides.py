@@ -1,4 +1,4 @@
-"""The sides of the cost of tracing: what is started for each, and what one turn of it shows.
+"""The sides of the tracing benchmark: the processes of each, and the results of one turn.
 
 All sides are up throughout and take turns, so what the machine does meanwhile it does to all. The
 server under load has the last core to itself, as far as the sides go; engines, observers,

@@ -1,4 +1,4 @@
-"""A closed loop of requests, what was seen of it, and the way both travel between processes.
+"""A closed loop of requests, its measurements, and their transfer between processes.
 
 Owns the workload, the same on every side that is measured, and the arithmetic on arrival times.
 Does not know what answers.

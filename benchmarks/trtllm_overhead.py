@@ -1,4 +1,4 @@
-"""What Penstock adds to TensorRT-LLM: the stand-in driven directly, and through us.
+"""The overhead of Penstock over TensorRT-LLM: the stand-in used directly and through Penstock.
 
 A closed loop of 1, 64 and 256 requests in flight, all of them within one step's time in the
 beginning, 512 random prompt tokens each, steps of 20 ms. Burst is the time to the first token of

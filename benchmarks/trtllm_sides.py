@@ -1,4 +1,4 @@
-"""The processes of `trtllm_overhead`: each side's engine and who sends it requests.
+"""The processes of `trtllm_overhead`: each side's engine and its clients.
 
 floor FOLDER: the stand-in, driven directly. engine FOLDER SOCKET: Penstock's engine process without
 a supervisor. link SOCKET: a client of the link, no front. service ADDRESS: gRPC clients.

@@ -1,4 +1,4 @@
-"""How programs here state what they are to be given, and what they lack.
+"""Usage errors of benchmarks: wrong arguments and missing packages.
 
 For the sides of a benchmark, which are started by it and read their arguments by position, and for
 benchmarks that need more than Penstock itself does.
@@ -28,5 +28,5 @@ def needing(extra: str) -> Generator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed: pip install 'penstock[{extra}]'"
+        message = f"{error.name} is not installed: install penstock[{extra}]"
         raise SystemExit(message) from error

@@ -1,4 +1,4 @@
-"""vLLM's gRPC server on the CPU, under the same streams as `cpu_served.py` reads from Penstock.
+"""vLLM's gRPC server on the CPU, with the same streams as `cpu_served.py` reads from Penstock.
 
 Run by vLLM's interpreter, which has its protocol, it is a client process of `served_model.py`:
 

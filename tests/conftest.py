@@ -1,4 +1,4 @@
-"""What every test run needs; builders and fakes live next to the tests that use them."""
+"""Fixtures that every test run needs; builders and fakes are next to the tests that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the event loop of a front process tick, so that a benchmark sees how late it runs.
+"""Adds a ticker to the event loop of a front process, so that a benchmark can read its lateness.
 
 Python imports a module of this name by itself at its start: a benchmark puts this folder and its
 own on PYTHONPATH, and states in `loop_ticks.FOLDER_VARIABLE` where ticks go. Every other process is

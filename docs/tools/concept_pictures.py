@@ -88,10 +88,10 @@ def life() -> Canvas:
             canvas.arrow(
                 (start, y - 8), (start + 26, y - 8), (start + 26, y + 6), (start + 2, y + 6)
             )
-            canvas.text(start + 34, y + 3, words)
+            canvas.text(start + 34, y + 3, words, covers=True)
         else:
             canvas.arrow((start, y), (end, y), dashed=dashed)
-            canvas.text(min(start, end) + 8, y - 6, words)
+            canvas.text(min(start, end) + 8, y - 7, words, covers=True)
     return canvas
 
 

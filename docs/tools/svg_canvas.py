@@ -41,12 +41,24 @@ class Canvas:
             self.text(x + width / 2, y + height / 2 + offset + 4, line, anchor="middle")
 
     def text(
-        self, x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        anchor: str = "start",
+        bold: bool = False,
+        covers: bool = False,
     ) -> None:
-        """One line of words; `anchor` states which end of it is at x: start, middle, end."""
-        weight = " font-weight='bold'" if bold else ""
+        """One line of words; `anchor` states which end of it is at x: start, middle, end.
+
+        `covers`: lines drawn before do not show around the words.
+        """
+        style = " font-weight='bold'" if bold else ""
+        if covers:
+            style += f" stroke='{PAPER}' stroke-width='6' paint-order='stroke'"
         self._parts.append(
-            f"<text x='{x:g}' y='{y:g}' text-anchor='{anchor}' fill='{INK}'{weight}>"
+            f"<text x='{x:g}' y='{y:g}' text-anchor='{anchor}' fill='{INK}'{style}>"
             f"{escape(text)}</text>"
         )
 

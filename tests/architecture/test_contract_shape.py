@@ -1,4 +1,4 @@
-"""Rules of the contract that buf does not know: presence, limits, exports, mirror images."""
+"""Checks of the contract that buf lacks: presence, limits, exports, the mirrored messages."""
 
 from __future__ import annotations
 

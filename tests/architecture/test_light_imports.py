@@ -1,4 +1,4 @@
-"""What each process loads: fronts, client and core start fast because heavy imports stay away."""
+"""Fronts, client and core import no heavy modules, so that they start fast."""
 
 from __future__ import annotations
 
@@ -49,21 +49,34 @@ def test_package_loads_nothing_heavy(package: str, unwanted: set[str]) -> None:
     assert json.loads(loaded) == []
 
 
-def test_the_program_of_a_client_alone_needs_no_package_of_an_extra() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "installed", "package"),
+    [
+        (["--version"], set[str](), "penstock.client"),
+        (["bench", "--help"], {"hdrh", "numpy"}, "penstock.tools.bench"),
+    ],
+    ids=["client", "bench"],
+)
+def test_the_program_needs_no_package_of_another_extra(
+    arguments: list[str], installed: set[str], package: str
+) -> None:
     absent = SERVER | HEAVY | {"grpc_channelz", "grpc_reflection", "msgspec", "rich", "uvloop"}
+    absent = (absent | {"hdrh", "matplotlib"}) - installed
     program = (
-        "import json, sys\n"
+        "import importlib, json, sys\n"
         "class Absent:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] in json.loads(sys.argv[1]):\n"
         "            raise ModuleNotFoundError(name, name=name)\n"
         "sys.meta_path.insert(0, Absent())\n"
+        "for name in json.loads(sys.argv[2]): importlib.import_module(name)\n"
         "from penstock.tools.command_line import main\n"
-        "sys.exit(main(['--version']))"
+        "sys.exit(main(json.loads(sys.argv[3])))"
     )
+    names = (sorted(absent), modules_below(package), arguments)
 
     ended = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(sorted(absent))],
+        [sys.executable, "-c", program, *map(json.dumps, names)],
         capture_output=True,
         text=True,
         check=False,

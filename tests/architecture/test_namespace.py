@@ -1,4 +1,4 @@
-"""One namespace package over seven roots: nothing may turn a root's share of it into a package."""
+"""`penstock` is one namespace package over seven roots: no root has an `__init__.py` of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The diagram people read is the table the code runs on."""
+"""The state diagram in the docs equals the table in the code."""
 
 import re
 from pathlib import Path

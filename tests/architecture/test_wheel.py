@@ -1,4 +1,4 @@
-"""What is installed is whole: what is no Python is in the wheel too."""
+"""The wheel contains all files that the package needs, those that are not Python included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests in a browser need: one that is installed."""
+"""Fixtures of the browser tests: they are skipped if no browser is installed."""
 
 from __future__ import annotations
 

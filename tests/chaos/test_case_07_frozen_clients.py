@@ -1,4 +1,4 @@
-"""A client that is frozen, not gone: its streams are found, the idle one as well."""
+"""A client is frozen, not dead: the service finds its streams, idle ones included."""
 
 from __future__ import annotations
 

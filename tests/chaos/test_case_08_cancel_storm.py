@@ -1,4 +1,4 @@
-"""Case 8: sixty-four clients that open and leave in a loop, next to four that mean it.
+"""Case 8: 64 clients open and cancel streams in a loop, next to four ordinary clients.
 
 PENSTOCK_NUM_CANCELS sets how many leave: 100,000 for the whole case.
 """

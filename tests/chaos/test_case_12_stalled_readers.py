@@ -1,4 +1,4 @@
-"""A reader that stops is cut, by what it leaves unread or by time; no client else notices."""
+"""The streams of a client that stops reading are closed; other clients are not affected."""
 
 from __future__ import annotations
 

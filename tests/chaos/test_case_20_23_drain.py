@@ -1,4 +1,4 @@
-"""The service is reported to end, at every bad moment: it does so in order and in time."""
+"""The service is stopped at unfavourable moments: it drains in order and in time."""
 
 from __future__ import annotations
 

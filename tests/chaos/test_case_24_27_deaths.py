@@ -1,4 +1,4 @@
-"""Engine, fronts and supervisor die or hang: what it costs whom, and who comes back."""
+"""Engine, fronts and supervisor die or hang: which streams are lost and what is restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines are killed under streams; what the streams report is what it would have been."""
+"""Engines are killed under streams; the streams deliver the same tokens as without the kills."""
 
 import asyncio
 import os

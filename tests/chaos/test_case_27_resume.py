@@ -1,4 +1,4 @@
-"""A front is killed under its streams: those that may be resumed continue, token for token."""
+"""A front is killed under its streams: resumable ones continue, token for token."""
 
 from __future__ import annotations
 

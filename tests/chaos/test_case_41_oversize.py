@@ -1,4 +1,4 @@
-"""Messages and metadata beyond the limits are refused, and leave no memory taken."""
+"""Messages and metadata beyond the limits are rejected, and no memory stays allocated."""
 
 from __future__ import annotations
 

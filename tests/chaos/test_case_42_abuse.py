@@ -1,5 +1,4 @@
-"""Whatever frames one connection sends, another's calls continue, and nothing is left
-afterwards."""
+"""Malformed HTTP/2 frames on one connection affect no other connection and leave nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that state nothing, or not enough: they are closed, and real clients get through."""
+"""Connections that send too little are closed; ordinary clients still connect."""
 
 from __future__ import annotations
 

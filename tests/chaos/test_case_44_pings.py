@@ -1,4 +1,4 @@
-"""A client that pings all the time is turned out; one that pings as documented is not."""
+"""A client that pings too often is disconnected; one that pings as documented is not."""
 
 from __future__ import annotations
 

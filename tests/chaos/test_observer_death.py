@@ -1,4 +1,4 @@
-"""The observer is killed, stopped, hung; the engine dies. Streams do not notice."""
+"""The observer is killed, stopped or hung, or the engine dies: streams are not affected."""
 
 from __future__ import annotations
 

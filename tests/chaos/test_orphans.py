@@ -1,4 +1,4 @@
-"""Processes that an engine leaves behind end before the next engine starts. Real processes."""
+"""Processes that an engine leaves behind end before the next engine starts (real processes)."""
 
 import json
 import os

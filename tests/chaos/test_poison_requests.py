@@ -1,4 +1,4 @@
-"""A request that kills every engine it meets: it alone pays for it, whichever fronts others use."""
+"""A request that kills every engine fails alone, on whichever front other requests are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes are killed; nothing is orphaned, no stream hangs, the service comes back."""
+"""Processes are killed: no process is orphaned, no stream hangs, the service recovers."""
 
 import asyncio
 import os

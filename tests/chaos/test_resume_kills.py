@@ -1,4 +1,4 @@
-"""Engines are killed while requests change fronts: none of them is lost."""
+"""Engines are killed while requests move to other fronts: no request is lost."""
 
 from __future__ import annotations
 

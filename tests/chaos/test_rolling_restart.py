@@ -1,4 +1,4 @@
-"""SIGUSR2: all fronts and the engine are followed by new ones, and no request fails."""
+"""SIGUSR2 replaces all fronts and the engine, and no request fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten thousand requests with cancels, failures and deadlines at random moments leave nothing."""
+"""Ten thousand requests with random cancels, failures and deadlines leave no resources held."""
 
 from __future__ import annotations
 

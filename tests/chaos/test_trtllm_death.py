@@ -1,4 +1,4 @@
-"""The TensorRT-LLM engine dies in each phase of a real service: what clients see, what comes next.
+"""The TensorRT-LLM engine dies in each phase of a real service: what clients get, and recovery.
 
 The stand-in has a separate process besides the engine process, as MPI starts one: none may stay.
 """

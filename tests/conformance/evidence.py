@@ -1,4 +1,4 @@
-"""What each scenario leaves at the service: the root spans of its requests.
+"""The evidence that each scenario leaves at the service: the root spans of its requests.
 
 A program's word is not enough: a caller that prints "passed" has to have been there. Owns what is
 looked for; spans come from the service's exporter, so no client can make them. Does not wait for

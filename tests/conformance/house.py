@@ -1,4 +1,4 @@
-"""The service that the scenarios run against, and what it has to state of them.
+"""The service that the scenarios run against, and what the scenarios expect of it.
 
 Owns the service, its collector of traces, and what is done to it in the middle of a scenario. Knows
 nothing of programs. Everything is waited for, with a bound.

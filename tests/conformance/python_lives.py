@@ -1,6 +1,4 @@
-"""The scenarios about how a request lives and ends: cancels, deadlines, one stream for many, and
-what it survives.
-"""
+"""The scenarios about the course of a request: cancels, deadlines, Multiplex and failures."""
 
 from __future__ import annotations
 

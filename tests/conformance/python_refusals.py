@@ -1,4 +1,4 @@
-"""The scenarios about refusals: what cannot be served, and that the status states so in full.
+"""The scenarios about rejections: each status has all the details that the contract names.
 
 Each looks at the exception of the client, which decodes the google.rpc details.
 """

@@ -1,5 +1,4 @@
-"""What the Python scenarios share: the service's address, the way to state that something did not
-hold, and a stream that is read piece by piece while its order is checked.
+"""Helpers of the Python scenarios: the address, failed expectations, and checked streams.
 
 Knows nothing of any one scenario.
 """

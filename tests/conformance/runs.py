@@ -1,4 +1,4 @@
-"""One run of a conformance program: the service it talks to, its lines, and what came of each.
+"""One run of a conformance program: its service, the lines it prints, and the results.
 
 Owns the program's process and the conversation with it. The service is `House`'s. Knows nothing of
 languages. Everything is waited for, with a bound.

@@ -1,4 +1,4 @@
-"""The twenty scenarios by name, and what the driver does in the middle of two of them.
+"""The twenty scenarios by name, and the actions of the driver in the middle of two of them.
 
 Owns the list and its order. What each asks of a program is written in README.md next to this file.
 """

@@ -1,4 +1,4 @@
-"""All scenarios in all languages that run on this machine, and the page that reports of it.
+"""All scenarios in all languages that run on this machine, and the page with the results.
 
 Owns what is written in docs/conformance.md. Nothing in it depends on the day.
 """

@@ -1,4 +1,4 @@
-"""Run every language that this machine has, and write docs/conformance.md.
+"""Run the scenarios in every language of this machine, and write docs/conformance.md.
 
 `python tests/conformance/table.py`, with `--json FILE` for the results as data. Languages whose
 toolchain is missing are reported as not run. Exit code 1 when a scenario failed or a program did

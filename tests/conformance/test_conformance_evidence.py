@@ -1,4 +1,4 @@
-"""Nothing passes by its word alone: what a scenario asks for has to have left its traces."""
+"""A scenario passes only if its requests left the expected traces, whatever the program prints."""
 
 from __future__ import annotations
 

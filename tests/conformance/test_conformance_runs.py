@@ -1,5 +1,4 @@
-"""A run reports what any program does, however badly it behaves, and continues with the next
-one."""
+"""A run reports the result of a misbehaving program, and continues with the next scenario."""
 
 from __future__ import annotations
 

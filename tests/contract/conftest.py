@@ -1,4 +1,4 @@
-"""Models small enough for the contract suite, made on the spot from random numbers."""
+"""Models small enough for the contract suite, created from random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every executor owes the scheduler: one suite over all of them, driven by the engine.
+"""The contract between executors and scheduler: one suite for all executors, run by the engine.
 
 An executor is compared with itself: what a request gets alone, in one chunk, on fresh blocks is
 what it must get in any company. A new executor joins by a line in CASES.

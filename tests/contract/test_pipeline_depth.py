@@ -1,4 +1,4 @@
-"""A step under way changes nothing: whatever a request asks for, depth 2 gives what depth 1 gives.
+"""A pipeline of depth 2 gives the same results as depth 1 for every sampling option.
 
 At depth 2 the scheduler's arrays lag by the token of the step that was not collected. Every
 sampling option is run that reads a position, a length or the tokens so far.

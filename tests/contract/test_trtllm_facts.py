@@ -1,4 +1,4 @@
-"""The recorded API of TensorRT-LLM against its stand-in and against everything the adapter uses.
+"""The recorded API of TensorRT-LLM equals the stand-in's and covers what the adapter uses.
 
 The package cannot be installed here. What is certain instead: adapter and stand-in agree with one
 table, and the table states of every entry where it was read.

@@ -1,4 +1,4 @@
-"""docs/tensorrt-llm-mapping.md against the code: fields, arguments, features, settings."""
+"""docs/tensorrt-llm-mapping.md agrees with the code: fields, arguments, features, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of constraints against the real xgrammar, the oldest and the newest that engines have.
+"""The constraint check with the real xgrammar, in the oldest and newest versions of engines.
 
 `make install` puts both aside, without the packages they ask for: torch and transformers are there.
 """

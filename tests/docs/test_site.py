@@ -1,4 +1,4 @@
-"""The site builds without a complaint, from this machine alone, and asks no client for anything."""
+"""The site builds without warnings and network, and its pages fetch nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock import client
 from support.pages import REPOSITORY
 
 for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
-    pytest.importorskip(needed, reason="needs the extra docs: pip install 'penstock[docs]'")
+    pytest.importorskip(needed, reason="needs the extra docs: install penstock[docs]")
 pytestmark = pytest.mark.docs
 
 # What a browser fetches by itself; where a reader may click is another matter.

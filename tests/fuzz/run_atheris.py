@@ -1,4 +1,4 @@
-"""Search for bytes that break a reader of foreign bytes, led by the branches that they reach.
+"""Fuzz the decoders of untrusted bytes with atheris, guided by branch coverage.
 
     python tests/fuzz/run_atheris.py [--seconds 600] [--target read_request ...] [--keep FOLDER]
 

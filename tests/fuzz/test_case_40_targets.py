@@ -1,4 +1,4 @@
-"""Every reader of foreign bytes, over mutated seeds: no exception but its own.
+"""Every decoder of untrusted bytes over mutated seeds raises no exception but its own.
 
 The search that follows the code's branches is `run_atheris.py`; this one needs nothing but time.
 """

@@ -1,5 +1,4 @@
-"""Mutated messages of every method against a live service: reported what is off, and nothing
-else."""
+"""Mutated messages of every method at a live service: errors are reported, nothing else happens."""
 
 from __future__ import annotations
 

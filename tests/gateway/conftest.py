@@ -1,4 +1,4 @@
-"""What tests with the gateway need: its contract, and for some the gateway and a client for it."""
+"""Fixtures of the gateway tests: the protocol's code, and for some the gateway and a client."""
 
 from __future__ import annotations
 

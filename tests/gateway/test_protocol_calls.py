@@ -1,4 +1,4 @@
-"""The protocol as a gateway calls it: real sockets and the real contract, over a played engine."""
+"""The gateway protocol over real sockets with the real contract; the test plays the engine."""
 
 from __future__ import annotations
 

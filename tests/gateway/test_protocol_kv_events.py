@@ -17,7 +17,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 from penstock.gateway.smg.kv_events import MAX_STREAMS
 from penstock.gateway.smg.service import SERVICE_NAME, VllmEngineService
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.cache_book import CachedBlock
+from penstock.scheduler.cache_index import CachedBlock
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
@@ -306,10 +306,10 @@ class Replay:
 
     async def until_cached(self, service: SteppedService, call: Any, salt: bytes = b"c") -> None:
         """Read until it is what the engine has under that salt."""
-        book = service.engine.cache.pool.book
-        assert book is not None
-        watch = book.watch(salt)
-        book.unwatch(watch)
+        cache_index = service.engine.cache.pool.cache_index
+        assert cache_index is not None
+        watch = cache_index.watch(salt)
+        cache_index.unwatch(watch)
         wanted = {
             int.from_bytes(one.digest[:8], "little", signed=True): tuple(
                 np.frombuffer(one.tokens, dtype=np.int32).tolist()

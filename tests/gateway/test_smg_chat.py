@@ -1,4 +1,4 @@
-"""An OpenAI client through the real gateway: what crosses, and what comes back."""
+"""An OpenAI client through the real gateway: which fields are passed on, and the answers."""
 
 from __future__ import annotations
 

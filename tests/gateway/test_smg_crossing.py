@@ -1,4 +1,4 @@
-"""What crosses the real gateway and what does not, row by row of docs/gateway.md.
+"""The fields that the real gateway passes on and those it drops, row by row of docs/gateway.md.
 
 The worker has forms; what it was sent is read off between the two.
 """

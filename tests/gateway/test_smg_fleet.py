@@ -1,4 +1,4 @@
-"""Workers of the real gateway come and go: which is served does not notice, as far as can be."""
+"""Workers of the real gateway are added and removed: clients notice as little as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock build` as a process, with a builder that behaves as it is reported."""
+"""`penstock build` as a process, with a scripted builder."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Cases 1 to 5: clients that leave, in every phase; two steps later their pages are free.
+"""Cases 1 to 5: clients cancel in every phase; two steps later their pages are free.
 
 The engine takes a step when the test states so, so that steps can be counted; clients are real.
 """

@@ -1,4 +1,4 @@
-"""Cases 9 and 11: a deadline ends a request on both sides, whether the client brought it or not."""
+"""Cases 9 and 11: a deadline ends a request on both sides, whether or not the client sent one."""
 
 from __future__ import annotations
 

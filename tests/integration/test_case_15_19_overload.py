@@ -1,5 +1,4 @@
-"""Cases 10 and 15 to 19: more work than there is room for, and what those are reported who are
-refused.
+"""Cases 10 and 15 to 19: more requests than the service can take, and the statuses of rejections.
 
 The engine takes a step when the test states so. A refusal that comes while it takes none was made
 without asking it.

@@ -1,4 +1,4 @@
-"""Cases 28, 29, 31 and 34: a request that breaks something breaks nothing for the others.
+"""Cases 28, 29, 31 and 34: a request that causes a fault does not affect other requests.
 
 The whole way, from a client's stream to the executor and back. What each innocent gets is compared
 with the reference generation, token for token.

@@ -1,5 +1,4 @@
-"""Case 28 on TensorRT-LLM: grammars that cannot be compiled and requests it fails hurt no
-client."""
+"""Case 28 on TensorRT-LLM: invalid grammars and failing requests do not affect other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases 30, 33 and 37: requests that are refused, again and again, and leave no trace."""
+"""Cases 30, 33 and 37: repeatedly rejected requests leave no state behind."""
 
 from __future__ import annotations
 

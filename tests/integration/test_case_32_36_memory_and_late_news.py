@@ -1,5 +1,4 @@
-"""Cases 32, 35 and 36: too little memory, news of who has left, cleaning up with no client to
-run."""
+"""Cases 32, 35 and 36: too little memory, late cancels, and cleanup without running requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may stand in a request, and what is stated of what may not, through a service in process."""
+"""Valid and invalid request fields, and the reported violations, at a service in this process."""
 
 from __future__ import annotations
 

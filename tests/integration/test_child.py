@@ -1,4 +1,4 @@
-"""A child process that cannot be started, or states what no client understands. Real processes."""
+"""A child process that cannot be started, or sends an invalid startup report (real processes)."""
 
 from __future__ import annotations
 

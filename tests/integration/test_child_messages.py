@@ -1,4 +1,4 @@
-"""What passes between the supervisor and a child after it is ready. Real processes."""
+"""Messages between the supervisor and a child after it is ready (real processes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands as processes, against a real gRPC server that behaves as scripted."""
+"""The commands as processes, against a real gRPC server with scripted behaviour."""
 
 import asyncio
 import json

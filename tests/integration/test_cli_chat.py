@@ -1,4 +1,4 @@
-"""`penstock chat` in a pipe and at a terminal, against a server that behaves as scripted."""
+"""`penstock chat` in a pipe and at a terminal, against a scripted server."""
 
 import asyncio
 import signal

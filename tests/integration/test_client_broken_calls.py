@@ -1,4 +1,4 @@
-"""Calls that end their own way, both clients: refused under writes, cancelled, too large."""
+"""Calls that end abnormally, both clients: rejected during writes, cancelled, too large."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,4 @@
-"""Both clients over connections that are cut: their streams continue by themselves, or by a
-point."""
+"""Both clients over connections that are cut: streams resume automatically or by a resume point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo as a process: a separate whole service, three streams, a clean end, no orphans."""
+"""The demo as a process: its service, three streams, a clean end, no orphaned process."""
 
 import asyncio
 import re

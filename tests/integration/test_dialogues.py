@@ -1,4 +1,4 @@
-"""Dialogues over a real socket and a real service: what the next turn finds in the cache."""
+"""Conversations over a real socket and a real service: prefix cache hits of the next turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of two services drains while clients of every kind continue: no request of theirs fails."""
+"""One of two services drains while clients of every kind send requests: no request fails."""
 
 import asyncio
 import signal

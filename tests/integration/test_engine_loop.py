@@ -1,4 +1,4 @@
-"""The engine process's loop: when it looks over the accounting, and what comes of wrong ones."""
+"""The loop of the engine process: its integrity checks, and the handling of a failed check."""
 
 from __future__ import annotations
 

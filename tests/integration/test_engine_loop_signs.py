@@ -1,5 +1,4 @@
-"""The signs of life of an engine's loop, its chores, and what its board reports of a real
-engine."""
+"""Heartbeats of the engine loop, its periodic work, and the board of a real engine."""
 
 from __future__ import annotations
 

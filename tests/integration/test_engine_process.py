@@ -1,4 +1,4 @@
-"""The engine process by itself: a real child, with this test as supervisor and front."""
+"""The engine process alone: a real child, with this test as supervisor and front."""
 
 import asyncio
 import contextlib

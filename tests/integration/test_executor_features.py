@@ -1,4 +1,4 @@
-"""What an executor offers is published, and asking for what it lacks is refused by name."""
+"""Features of an executor are published; a request for a missing one is rejected by name."""
 
 from __future__ import annotations
 

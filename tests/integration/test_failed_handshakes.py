@@ -1,4 +1,4 @@
-"""A caller that knocks at a port with TLS and knows nothing of it leaves no line in the log."""
+"""A connection without TLS to a TLS port leaves no line in the log."""
 
 from __future__ import annotations
 

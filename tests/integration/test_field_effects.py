@@ -1,4 +1,4 @@
-"""Every field of a request does what it states, from the wire to the engine and back, and no more.
+"""Every field of a request has its documented effect, from the wire to the engine and back.
 
 For each field two requests are sent that differ in it alone, and all that follows is compared.
 """

@@ -1,4 +1,4 @@
-"""A refusal for want of time or room, from the engine's word to the client's exception."""
+"""Rejections for lack of time or room, from the engine to the client's exception."""
 
 from __future__ import annotations
 

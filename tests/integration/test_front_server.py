@@ -1,4 +1,4 @@
-"""A front server's life and its side services: drain, health, reflection, channelz, options."""
+"""Lifecycle of a front server and its services: drain, health, reflection, channelz, options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a front reports of its engine at once: not with the next beat, a second later."""
+"""Changes of its engine that a front reports at once, before its next heartbeat."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""How a Generate stream ends early: cancelled, refused, out of time, without an engine."""
+"""Early ends of a Generate stream: cancelled, rejected, expired, without an engine."""
 
 from __future__ import annotations
 

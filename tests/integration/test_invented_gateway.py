@@ -1,5 +1,4 @@
-"""A gateway that no client has received of: its service, its rights and its name come from
-itself."""
+"""A gateway that the server does not know supplies its own service, permissions and name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service runs as the manifests start it: by variables, on a root that is read-only.
+"""The service started as in the manifests: by variables, on a read-only root file system.
 
 In a separate mount namespace, where only what a pod mounts can be written to. Needs the right to
 make one, and skips without.

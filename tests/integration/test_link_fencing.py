@@ -1,4 +1,4 @@
-"""A front listens to no engine older than one it has received, nor to one that states no hello."""
+"""A front accepts no engine older than its last one, and none without a hello."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front whose engine takes nothing any more gives it up instead of piling up frames."""
+"""A front closes the link to an engine that does not read, instead of buffering frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of very many token ids: converted on a thread, refused before it by their number."""
+"""Prompts of very many token ids are converted on a thread, after a check of their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in at the metrics port, over real sockets."""
+"""Access control of the metrics port, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A real Prometheus scrapes the metrics port; the dashboard's every query has data there: once of
-synthetic tellings, which have everything, and once of a service under load.
-"""
+"""A real Prometheus scrapes the metrics port; every query of the dashboard returns data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of a real service add up to what its clients saw, whatever its requests' ends."""
+"""The metrics of a real service equal its clients' counts, for all ends of requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
 
 
 async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) -> Samples:
-    """Scrape until it is: fronts report their counts once a second."""
+    """Scrape until `is_seen` accepts the samples: fronts report their counts once a second."""
     url = await service.door("metrics")
 
     def scrape() -> Samples:

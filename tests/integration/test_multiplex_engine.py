@@ -1,4 +1,4 @@
-"""Multiplex through a real engine: what it delivers is what Generate would have delivered."""
+"""Multiplex through a real engine delivers the same as Generate."""
 
 from __future__ import annotations
 

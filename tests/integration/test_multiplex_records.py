@@ -1,4 +1,4 @@
-"""Every request of a Multiplex stream leaves one record, however it or its stream ends."""
+"""Every request of a Multiplex stream leaves one record, however the request or stream ends."""
 
 from __future__ import annotations
 

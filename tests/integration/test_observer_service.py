@@ -1,4 +1,4 @@
-"""What operators can ask a real service: the doors, live requests, drain, levels, profiles."""
+"""Operators' calls to a real service: ports, live requests, drain, log levels, profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call's credentials are judged once, and what was judged holds for the whole of it."""
+"""The credentials of a call are checked once, and the result holds for the whole call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each way a request can end, of each style, at a real service: exactly one trace, a true one."""
+"""Requests of each style and each end at a real service: exactly one correct trace each."""
 
 from __future__ import annotations
 

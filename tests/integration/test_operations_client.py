@@ -1,4 +1,4 @@
-"""Both operators' clients against the real server: values, seconds, errors, ends."""
+"""Both operators' clients against the real server: values, durations, errors, ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live requests over OperationsService: everything but content, filters, pages, one of them."""
+"""Live requests over OperationsService: fields, filters, pages, single requests, no content."""
 
 from __future__ import annotations
 

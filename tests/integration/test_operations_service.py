@@ -1,4 +1,4 @@
-"""OperationsService over a real socket: answers, refusals, pages, files, its end."""
+"""OperationsService over a real socket: responses, rejections, pages, files, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock plan` and `penstock simulate --replicas` as processes: answers, files, exit codes."""
+"""`penstock plan` and `penstock simulate --replicas` as processes: output, files, exit codes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What clients send and get is in nothing that a service lets out, unless content capture is on."""
+"""No output of a service contains client content, unless content capture is on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel states of processes, asked about real ones."""
+"""The kernel's process table, read for real processes."""
 
 import dataclasses
 import os

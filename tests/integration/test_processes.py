@@ -1,4 +1,4 @@
-"""The service as its operator sees it: start, ready, drain, exit codes. Real processes."""
+"""The service from outside: start, ready, drain, exit codes (real processes)."""
 
 import os
 import re

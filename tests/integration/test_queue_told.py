@@ -1,4 +1,4 @@
-"""What a stream states about the queue, and when, over a real socket."""
+"""The queue position and wait that a stream reports, and when, over a real socket."""
 
 from __future__ import annotations
 

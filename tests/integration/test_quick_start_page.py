@@ -1,4 +1,4 @@
-"""What docs/quick-start.md reports people to type works, typed at a real service."""
+"""The commands of docs/quick-start.md work at a real service."""
 
 from __future__ import annotations
 

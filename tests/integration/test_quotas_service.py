@@ -1,4 +1,4 @@
-"""Bounds of a whole service: over all its fronts, and as its policy file states at the time."""
+"""Quotas of a whole service: over all its fronts, and after changes of the policy file."""
 
 from __future__ import annotations
 

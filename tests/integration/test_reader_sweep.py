@@ -1,4 +1,4 @@
-"""The server by itself cuts a reader that does not read: no client has to ask it to."""
+"""The server closes streams of clients that do not read, without a request to do so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record reports besides the end of its request, and what it never reports."""
+"""The content of a request record besides the end, and data that it must never contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hundreds of requests that leave at any moment, over a real engine: one record each, no more."""
+"""Hundreds of requests cancelled at random moments on a real engine leave one record each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock serve --record` over a socket: what it writes down, and what can be done with it."""
+"""`penstock serve --record` over a socket: the recorded file, and its uses."""
 
 import asyncio
 import dataclasses

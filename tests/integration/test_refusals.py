@@ -1,4 +1,4 @@
-"""What is refused over the wire, and how it is reported."""
+"""Rejections over the wire, and their statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sent in vain is gone with its call, not when the garbage collector comes by."""
+"""The memory of rejected messages is freed with their call, not by the garbage collector."""
 
 from __future__ import annotations
 

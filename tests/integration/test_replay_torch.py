@@ -1,4 +1,4 @@
-"""A model on the CPU, whose engine dies: the next one continues with the very same tokens."""
+"""The engine of a CPU model dies: the next engine continues with exactly the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever becomes of a call that brings a request, it leaves exactly one record."""
+"""Every call with a request leaves exactly one record, however it ends."""
 
 from __future__ import annotations
 

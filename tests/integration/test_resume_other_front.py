@@ -1,4 +1,4 @@
-"""Resume on another front than the one that has the request, or had it before it was lost."""
+"""Resume on a front other than the one that has the request, or had it before it was lost."""
 
 from __future__ import annotations
 

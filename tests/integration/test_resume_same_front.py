@@ -1,4 +1,4 @@
-"""Resume on the front that has the request, on a real socket over an engine that the test steps."""
+"""Resume on the front that has the request, over a real socket; the test steps the engine."""
 
 from __future__ import annotations
 

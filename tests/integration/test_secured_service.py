@@ -1,4 +1,4 @@
-"""A whole service with TLS and a policy, as its users and operators meet it."""
+"""A whole service with TLS and a policy, used by clients and operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines, quotas and tenants of a real `penstock serve`, as clients meet them.
+"""Deadlines, quotas and tenants of a real `penstock serve`, observed by clients.
 
 Steps take 10 ms, the service was reported so and has seen it, and one request runs at a time.
 """

@@ -1,4 +1,4 @@
-"""What `penstock serve` shows on a terminal: one banner, short log lines, nothing twice."""
+"""The output of `penstock serve` on a terminal: one banner, short log lines, no repetition."""
 
 from __future__ import annotations
 

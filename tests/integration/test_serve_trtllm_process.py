@@ -1,4 +1,4 @@
-"""`penstock serve --executor trtllm` as an operator meets it; the tokenizer of another folder."""
+"""`penstock serve --executor trtllm` as a process; the tokenizer of another folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's options have their effect, and the names they go by are the core's.
+"""The server's gRPC options take effect, and gRPC core knows their names.
 
 The core ignores names that it does not know. Where a value of ours is the core's own default
 nothing would show that, so another value is tried.

@@ -1,4 +1,4 @@
-"""What `penstock serve` logs of probes, of a front that is killed, and of an orderly stop."""
+"""The log of `penstock serve` for probes, a killed front and an orderly stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock simulate` as a process: tables, files, exit codes, what is stated on stderr."""
+"""`penstock simulate` as a process: tables, files, exit codes, messages on stderr."""
 
 import json
 import subprocess

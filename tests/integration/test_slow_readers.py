@@ -1,4 +1,4 @@
-"""Readers that do not read: their streams are cut, their engine requests dropped."""
+"""Clients that do not read: their streams are closed, their engine requests cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each command of docs/stock-tools.md does against a live server what the page states."""
+"""Each command of docs/stock-tools.md has the documented result at a live server."""
 
 from __future__ import annotations
 

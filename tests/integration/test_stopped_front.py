@@ -1,4 +1,4 @@
-"""A front that stands still: the streams of the other continue."""
+"""A front is stopped (SIGSTOP): the streams of the other front continue."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""`penstock timeline` as a process, on the record of an engine that was killed; and its replay."""
+"""`penstock timeline` as a process, on the recording of a killed engine; and its replay."""
 
 import gzip
 import json

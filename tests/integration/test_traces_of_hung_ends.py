@@ -1,4 +1,4 @@
-"""Traces that have not left yet when the service is reported to end and processes of it hang."""
+"""Traces not yet exported when the service is stopped and some of its processes hang."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Collectors that are dead, hang, refuse or are slow: they cost spans, and those are counted."""
+"""Collectors that are dead, hang, reject or are slow: spans are dropped and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `OTEL_*` variables mean here what their users know, each in a separate process."""
+"""The `OTEL_*` variables have their standard meaning, each tested in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records in, spans out at a real collector: ids, times, parents, sampling, privacy."""
+"""Records become spans at a real collector: ids, times, parents, sampling, privacy."""
 
 from __future__ import annotations
 

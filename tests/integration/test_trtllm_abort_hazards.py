@@ -1,4 +1,4 @@
-"""Aborts: answered late, or never; what is waited for, and for how long."""
+"""Aborts that are acknowledged late or never: which waits there are, and their bounds."""
 
 from __future__ import annotations
 

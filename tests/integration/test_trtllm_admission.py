@@ -1,4 +1,4 @@
-"""Who decides what: our scheduler chooses, and the engine holds what it can run, no more."""
+"""The scheduler selects requests; the TensorRT-LLM engine holds no more than it can run."""
 
 from __future__ import annotations
 

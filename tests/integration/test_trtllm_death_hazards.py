@@ -1,4 +1,4 @@
-"""An engine that dies, hangs or will not end: found out, reported as what it is, within bounds."""
+"""An engine that dies, hangs or does not stop is detected and reported within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's word about itself: limits at the start, pages later, and when it is wrong."""
+"""Limits that the engine reports at the start, pages reported later, and wrong reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's results and parameters: what is known to go wrong with them, one test each."""
+"""Known faults of TensorRT-LLM's results and parameters, one test each."""
 
 from __future__ import annotations
 

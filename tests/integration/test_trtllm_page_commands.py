@@ -1,4 +1,4 @@
-"""The commands of docs/tensorrt-llm.md that need neither GPU nor container do what they should."""
+"""The commands of docs/tensorrt-llm.md that need neither GPU nor container work."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What the engine owes is a separate word; no client else's counts for it."""
+"""The watchdog detects a silent engine; rejections and cancels on our side do not hide it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full queue that two fronts share: which has the most waiting gives way, wherever it came in."""
+"""A full queue shared by two fronts: the tenant with the most waiting requests is displaced."""
 
 from __future__ import annotations
 

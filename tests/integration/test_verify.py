@@ -1,4 +1,4 @@
-"""`penstock verify` against real services, honest and not, against nothing, and with its own."""
+"""`penstock verify` against sound, faulty and missing services, and with its own service."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""`penstock verify` and the service under it: engines that die, services that end slowly."""
+"""`penstock verify` and its service when engines die or the service stops slowly."""
 
 import json
 import os

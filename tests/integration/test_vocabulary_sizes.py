@@ -1,4 +1,4 @@
-"""A tokenizer and a model that disagree about the number of tokens, over a real socket."""
+"""A tokenizer and a model with different numbers of tokens, over a real socket."""
 
 from __future__ import annotations
 

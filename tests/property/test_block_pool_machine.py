@@ -1,4 +1,4 @@
-"""The pool against a plain model: any order of what happens to blocks, with time continuing.
+"""The block pool against a plain model, for any order of operations over time.
 
 The model knows levels, ages and both eviction orders naively, so that every eviction can be held
 against it.

@@ -1,5 +1,4 @@
-"""However a stream is cut into messages, it states the same, and no message is smaller than
-asked."""
+"""Any split of a stream into messages has the same content; no message is below the minimum."""
 
 from __future__ import annotations
 

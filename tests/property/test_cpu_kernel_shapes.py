@@ -1,6 +1,6 @@
-"""The CPU kernels compute what plain torch does, for any shape, number of threads and company.
+"""The CPU kernels equal plain torch for any shape, number of threads and batch.
 
-`make sanitize` runs this with a compiled-in check of every access.
+`make sanitize` runs this with a compiled-in check of every access but those of tiles.
 """
 
 from __future__ import annotations

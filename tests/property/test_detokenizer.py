@@ -1,4 +1,4 @@
-"""Streamed text equals the text of the whole, for every family of tokenizers and any cut."""
+"""Streamed text equals the text of the whole, for every tokenizer family and any split."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Games of a hundred turns over the whole engine, each drawn from its seed.
+"""Random sequences of a hundred operations on the whole engine, each generated from a seed.
 
 Arrivals, cancels, faults, deadlines, tenants, priorities, both pipeline depths and tiny pools, over
-a strict simulated device. What is checked after every turn is in `game_laws` and `order_witness`,
+a strict simulated device. What is checked after every turn is in `game_laws` and `game_records`,
 and in the engine's own `check_integrity`; that each can fail is shown by test_engine_sabotage.py. A
 failure names its seed, which plays it again.
 
@@ -55,7 +55,7 @@ def test_no_game_breaks_a_law(first: int) -> None:
 
 
 def test_a_game_is_repeatable() -> None:
-    """The same calls, the same batches and the same news."""
+    """A seed gives the same calls, the same batches and the same ends each time."""
     for seed in range(2):
         game, again = played(seed).game, played(seed).game
         assert again.executor.log == game.executor.log

@@ -1,4 +1,4 @@
-"""Whatever happens to requests, in whatever order: the engine over a strict simulated device.
+"""The engine over a strict simulated device, for any order of events of requests.
 
 Hypothesis plays clients, time and faults with the chances and the laws of the games of
 test_engine_games.py; it chooses other games in every run, makes a failing one smaller, and prints

@@ -1,4 +1,4 @@
-"""What the games would notice: each law of the core, and an engine that breaks it.
+"""Each invariant of the engine is violated on purpose, and the games detect it.
 
 `SABOTAGES` is the table of the invariants: its first column states what must hold, its second which
 assertion of the games states so, the third breaks it. A law that no broken engine can offend checks

@@ -1,4 +1,4 @@
-"""The bounds that fair_order.py states, under any load that hypothesis finds."""
+"""The bounds documented in fair_order.py hold under any load that hypothesis generates."""
 
 from __future__ import annotations
 

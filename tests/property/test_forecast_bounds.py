@@ -1,4 +1,4 @@
-"""The forecast against the engine itself, on a clock that the cost model drives.
+"""The forecast compared with the engine itself, on a clock that the cost model drives.
 
 A caller that is refused by the best case must really have been late: no false refusals. And the
 expected wait has to be of the right size, or RetryInfo sends clients away for nothing.

@@ -1,4 +1,4 @@
-"""Any GenerateRequest and any bytes: a domain value or a refusal of the contract, never a bug."""
+"""Any GenerateRequest and any bytes give a domain value or a rejection, never a bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events written by hand are what protobuf would have written."""
+"""Events encoded by hand are byte for byte those of protobuf."""
 
 from __future__ import annotations
 

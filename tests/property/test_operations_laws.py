@@ -1,4 +1,4 @@
-"""What holds of percentiles and pages, whatever the values."""
+"""Invariants of percentiles and pages, for any values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the two limits that hold for any sequence of loads and any prices."""
+"""Invariants of the two limits, for any sequence of loads and any cost coefficients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short way of a plain token, from a step to its bytes, leads where the general way leads."""
+"""The fast path of a plain token gives the same bytes as the general path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quotas promise, under any traffic that hypothesis finds."""
+"""The guarantees of quotas, under any traffic that hypothesis generates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whenever engines die, clients are reported what they would have been reported by one that
-lives."""
+"""Clients get the same events with engines that die at any time as with one that does not."""
 
 from __future__ import annotations
 

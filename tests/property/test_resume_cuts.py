@@ -1,4 +1,4 @@
-"""Streams that are cut anywhere, any number of times, on any front: what the client got is whole.
+"""Streams cut at any point, any number of times, on any front, are complete at the client.
 
 Each example draws a request, and where its connection breaks or its front is lost. In process, with
 real sockets and a real engine that is stepped by the test.

@@ -1,4 +1,4 @@
-"""Engines that die while requests change fronts: none is lost, and none continues twice."""
+"""Engines die while requests move to other fronts: no request is lost or runs twice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Laws of routers: round robin is even, no client gets a prefix's request beyond the overload
-rule."""
+"""Invariants of routers: round robin is even, and prefix affinity ends at the overload limit."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a request, its segments tile its life."""
+"""The segments of a request cover its lifetime without gaps or overlaps."""
 
 from __future__ import annotations
 

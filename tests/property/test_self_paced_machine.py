@@ -1,4 +1,4 @@
-"""The core over an executor that answers when it pleases: any order, any number, any silence.
+"""The scheduler over an executor that returns results in any order, number and time.
 
 Whatever arrives when, every request ends once, gets its own tokens in order, and no invariant
 breaks between two steps; nothing is ever inside the executor beyond what it can run.

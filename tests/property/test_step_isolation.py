@@ -1,4 +1,4 @@
-"""A step that raises for some of its rows: exactly those fail, the others get what was theirs."""
+"""A step that raises for some of its rows: exactly those fail, the others get their results."""
 
 from __future__ import annotations
 

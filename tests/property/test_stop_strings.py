@@ -1,4 +1,4 @@
-"""The matcher finds what a search of the whole text finds, however the text is cut."""
+"""The matcher finds the same as a search of the whole text, however the text is split."""
 
 from __future__ import annotations
 

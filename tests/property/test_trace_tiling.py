@@ -1,4 +1,4 @@
-"""Any life of a request, as a trace: children tile the root, ids are all different."""
+"""The trace of any request: children cover the root, and all ids differ."""
 
 from __future__ import annotations
 

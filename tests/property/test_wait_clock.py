@@ -1,4 +1,4 @@
-"""The account of the queue against one that adds up every second of every request by itself.
+"""The queue's wait accounting against a plain sum over every request and second.
 
 The order in which things happen is drawn; a caller that is let in is any client. With few places in
 the columns of the clock, so that they grow often.

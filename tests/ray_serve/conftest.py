@@ -1,4 +1,4 @@
-"""One cluster for all tests here: it takes a while to start."""
+"""One Ray cluster for all tests in this folder, as it starts slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls through Serve's ingress to a replica's own service: what passes, and what comes back."""
+"""Calls through Serve's ingress to a replica's own service: requests and responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that die, come, go and are followed by others, while calls continue."""
+"""Replicas that die, start, stop and are replaced while calls continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One architecture through the real engine, held against its own eager forward.
+"""One architecture through the real engine, compared with its own eager forward.
 
 Owns the verdict on a type: exact, wrong, refused or not buildable. Requests are chunked, share
 prefixes and are preempted; every log probability of prompts and outputs is compared.

@@ -1,4 +1,4 @@
-"""Every causal language model of the installed transformers, and docs/architectures.md of it.
+"""Checks every causal language model of transformers, and writes docs/architectures.md.
 
 `python tests/support/architecture_sweep.py` checks all types (`architecture_check`) and writes the
 page, on a CUDA device its section on CUDA; `--type NAME` checks one and writes none. Models run in

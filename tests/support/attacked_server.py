@@ -1,4 +1,4 @@
-"""A real service under attack, with a well-behaved client at work in it all the while.
+"""A real service under attack, with a well-behaved client that runs all the time.
 
 Owns that client, the looks at what the attack left behind, and how much memory the front has.
 """

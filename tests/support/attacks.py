@@ -1,5 +1,4 @@
-"""What hostile clients do, one function each: it misbehaves, and returns when the server has dealt
-with all of it, or cut it off.
+"""Attacks of hostile clients, one function each; each returns when the server has handled it.
 
 Owns the misbehaviour; whether the server held is for those who run it to look at. As a program,
 one attack by its name, so that a benchmark's probe shares no event loop with it:

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own, and what it issues; JSON Web Tokens likewise."""
+"""A certificate authority for tests and its certificates; JSON Web Tokens likewise."""
 
 from __future__ import annotations
 

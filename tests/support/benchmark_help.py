@@ -1,4 +1,4 @@
-"""A program: `--help` of benchmarks, one after the other in this process, without what is optional.
+"""A program that runs `--help` of benchmarks in this process, without optional packages.
 
     benchmark_help.py FILE ...
 

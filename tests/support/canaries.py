@@ -1,4 +1,4 @@
-"""Secrets that a client sends, and all the forms in which a service might let one out.
+"""Secrets that a client sends, and all encodings in which a service might leak them.
 
 Owns the words and token ids, the requests that carry them, and the search. A canary is found as it
 is, as JSON or Python would quote it, cut to its beginning, and token ids also as numbers.

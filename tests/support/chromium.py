@@ -1,4 +1,4 @@
-"""A page as a headless browser leaves it: its document after scripts have run.
+"""The document of a page in headless Chromium after its scripts have run.
 
 The browser's clock runs ahead while the page only waits, so minutes of it take seconds.
 """

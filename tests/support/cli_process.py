@@ -1,4 +1,4 @@
-"""Commands as their own processes, and a terminal for them to run on."""
+"""Commands as separate processes, and a terminal for them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Both clients behind one face, and a clock that only sleeping moves.
+"""Both clients behind one interface, and a clock that only sleeping advances.
 
 The blocking client runs in a thread next to the server's event loop; its face is the async
 client's, so that one test speaks for both.

@@ -1,4 +1,4 @@
-"""Builders for tests of the scheduler core: specs, a clock, an executor that answers at once."""
+"""Builders for tests of the scheduler: specs, a clock, an executor with immediate results."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

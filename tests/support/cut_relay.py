@@ -1,4 +1,4 @@
-"""A relay between a client and a server whose connections the test can cut.
+"""A relay between client and server; the test can cut its connections.
 
 Owns the sockets on both sides. What it relays it does not look at.
 """

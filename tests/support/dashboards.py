@@ -1,4 +1,4 @@
-"""What the dashboard and the alert rules ask of Prometheus."""
+"""The Prometheus queries of the dashboard and the alert rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays clients, time and faults against one engine, and checks what it reports.
+"""Simulates clients, time and faults at one engine, and checks its output.
 
 Owns the actions of a game and its turn; what must hold is reported by the modules of laws.
 """

@@ -1,4 +1,4 @@
-"""Engines over one kind of executor, with a witness that checks every answer against its batch."""
+"""Engines over one kind of executor, and a check of every result against its batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TensorRT-LLM stand-in on the path for one test, and gone after it.
+"""Puts the TensorRT-LLM stand-in on the path for one test, and removes it afterwards.
 
 Owns putting it there and taking it away; children get it through their environment.
 """

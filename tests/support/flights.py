@@ -1,4 +1,4 @@
-"""Flights for tests: engines on a simulated device that are recorded, and what they really did."""
+"""Flight recordings for tests: recorded engines on a simulated device, and their actual steps."""
 
 import json
 from collections import Counter

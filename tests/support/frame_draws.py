@@ -1,4 +1,4 @@
-"""Values of process borders as hypothesis draws them, from the types of their fields.
+"""Hypothesis strategies for values of inter-process messages, from the types of their fields.
 
 Owns what the types do not state: the bounds that the values check themselves.
 """

@@ -1,4 +1,4 @@
-"""A front over a port that the test plays, and the same as a real gRPC server on a real socket."""
+"""A front over an engine port that the test plays, also as a real gRPC server."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ScriptedPort:
         self.is_answering = False
         self.known_elsewhere: dict[str, RequestState] = {}
         self.num_unsent_bytes = 0
-        # Whether it states that it keeps a book of what is cached; which follows it, by salt.
+        # Whether it states that it has an index of cached blocks, and who follows it, by salt.
         self.publishes_cache = False
         self.cache_listeners: dict[bytes, CacheListener] = {}
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()

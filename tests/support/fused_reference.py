@@ -1,4 +1,4 @@
-"""Attention over pages in plain float32, and pages that are poisoned where no client reads."""
+"""Attention over pages in plain float32; pages that must not be read hold invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of every kind, and what becomes of them when bytes are flipped, cut, doubled and joined.
+"""Requests of every kind, and mutations of their bytes: flipped, cut, doubled and joined.
 
 Owns the seeds and their mutation, both the same for the same seed of the draw.
 """

@@ -1,5 +1,4 @@
-"""What reads bytes of unauthenticated callers, as functions of bytes: each returns, or raises what
-is a bug.
+"""The decoders of untrusted bytes as functions of bytes: each returns, or raises for a bug.
 
 Owns the list, and what each reader may state of bytes that it does not like.
 """

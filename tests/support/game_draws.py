@@ -1,4 +1,4 @@
-"""Draws games against the engine: what it is built with, and what its clients do.
+"""Generates games for the engine: its configuration and the actions of its clients.
 
 Owns the chances. Takes any `random.Random`: one of a seed, so that a seed is a whole game, or one
 of hypothesis, so that a failing game can be made smaller.

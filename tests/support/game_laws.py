@@ -1,4 +1,4 @@
-"""What must hold after every turn of an engine's game, judged by what its clients were sent."""
+"""The invariants of a game after every turn, checked on the events that clients received."""
 
 from __future__ import annotations
 

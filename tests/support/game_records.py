@@ -1,4 +1,4 @@
-"""What a game's clients were sent, and a witness of the order in which the engine admits."""
+"""The events that a game's clients received, and the order in which the engine admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays the game of a seed, and states what it showed. Does not know the rules."""
+"""Runs the game of a seed, and returns its history. Does not know the invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smg gateway of PyPI, unmodified, in front of workers that tests start.
+"""Starts the unmodified smg gateway of PyPI in front of workers that tests start.
 
 Owns the process and what it states. It reports of its progress in its log, which is read line by
 line: nothing is asked again and again. Only that process is ever signalled.

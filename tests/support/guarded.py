@@ -1,4 +1,4 @@
-"""A policy, an authority and token issuer in a folder, for servers that ask who calls."""
+"""A policy, an authority and a token issuer in a folder, for servers with authentication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device's queue without the device: launches run at once, captured work is run again."""
+"""A device's queue on the host: launches run at once, captured work can be replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps for the CPU kernels: rows over shuffled pages, in which all that no row sees is invalid."""
+"""Inputs for the CPU kernels: rows over shuffled pages; all values outside rows are invalid."""
 
 from __future__ import annotations
 

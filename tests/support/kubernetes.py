@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes as a cluster would get them.
+"""The manifests of deploy/kubernetes as a cluster would receive them.
 
 Owns the calls of kustomize, which kubectl has inside and which needs no cluster. Skips where there
 is no kubectl that knows components.

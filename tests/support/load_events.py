@@ -1,4 +1,4 @@
-"""Events as a load sees them, and plans to send."""
+"""Events as a load generator receives them, and schedules to send."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The link without sockets: engine and fronts of one process, which the test steps.
+"""The link without sockets: engine and fronts in one process, stepped by the test.
 
 Owns the way of the bytes: what a front writes the engine takes in at its next `pump`, what the
 engine writes a front reads in the next iteration of its loop. All else are the real parts.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.engine import Engine
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.kept_streams import DEFAULT_LIMITS, KeptLimits, KeptStreams
@@ -30,12 +30,12 @@ class MemoryEngine:
         hello: EngineHello,
         clock: Callable[[], float] = time.monotonic,
         *,
-        cache_book: CacheBook | None = None,
+        cache_index: CacheIndex | None = None,
         kept_limits: KeptLimits = DEFAULT_LIMITS,
     ) -> None:
         self._clock = clock
         self._dispatcher = Dispatcher(
-            engine, hello, clock=clock, cache_book=cache_book, kept_limits=kept_limits
+            engine, hello, clock=clock, cache_index=cache_index, kept_limits=kept_limits
         )
         self._ports: dict[int, MemoryPort] = {}
         self._inbox: deque[Callable[[], None]] = deque()

@@ -1,5 +1,4 @@
-"""What fronts and engines report, for tests of metrics; the figures as Prometheus reads them; a
-metrics server."""
+"""Reports of fronts and engines for tests of metrics, and a metrics server with its samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One front and engines that die under it, all in one process and turn by turn.
+"""One front and engines that die, in one process, stepped by the test.
 
 Owns the deaths: after which turn, and how many steps an engine did before it that no client
 received of.
@@ -162,7 +162,7 @@ class MortalService:
         await self._settle()
 
     async def _settle(self) -> None:
-        """What each side has stated is received by the other."""
+        """Run until each side has received what the other has sent."""
         for _ in range(4):
             self._engine.pump(0)
             await asyncio.sleep(0)

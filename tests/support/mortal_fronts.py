@@ -1,4 +1,4 @@
-"""Two fronts that live through the deaths of their engines, and a client that comes back.
+"""Two fronts that outlive their engines, and a client that resumes.
 
 Owns the deaths: after how many turns of the engine and of the loop, and whether a front reaches the
 next engine later than the other. In process, with real sockets between client and fronts.

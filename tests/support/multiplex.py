@@ -1,4 +1,4 @@
-"""A Multiplex call: over a wire that the test plays, or as a client holds it."""
+"""A Multiplex call, over a wire that the test plays or through a client."""
 
 from __future__ import annotations
 

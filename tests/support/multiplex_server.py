@@ -1,4 +1,4 @@
-"""A real gRPC server whose Multiplex calls a test plays by hand, request by request.
+"""A real gRPC server whose Multiplex calls the test answers itself, request by request.
 
 Owns the transport and what was seen. What a request is answered is a script, as in
 `scripted_server.py`; without one it states hello.

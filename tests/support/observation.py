@@ -1,4 +1,4 @@
-"""A service with its observer, and waiting for what that has received."""
+"""A service with its observer, and waiting for what the observer has received."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A desk that states what the test states, the operations server over it, and what fronts, engines
-and recorders report."""
+"""The operations server over scripted data, and reports of fronts, engines and recorders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collector of traces for tests: a real OTLP server on this machine, well or badly behaved.
+"""A trace collector for tests: a real OTLP server on this machine that can also misbehave.
 
 Over gRPC and over HTTP. Keeps what it was sent, decoded and as bytes, and the metadata with it.
 """

@@ -1,4 +1,4 @@
-"""Calls that fill a service of which the test decides when it takes a step."""
+"""Calls that fill a service whose steps the test controls."""
 
 from __future__ import annotations
 

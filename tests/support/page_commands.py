@@ -1,4 +1,4 @@
-"""The commands in the shell blocks of a page, as the shell would take them apart."""
+"""The commands in the shell blocks of a page, split as a shell splits them."""
 
 from __future__ import annotations
 

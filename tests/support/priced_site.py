@@ -1,4 +1,4 @@
-"""An engine in virtual time over a simulated machine whose prices it knows.
+"""An engine in virtual time over a simulated machine whose cost coefficients it knows.
 
 Owns the site and what its clients were reported. Does not know what ought to be reported.
 """

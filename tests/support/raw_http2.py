@@ -1,4 +1,4 @@
-"""HTTP/2 frames as bytes, and a connection that sends them whether they make sense or not.
+"""HTTP/2 frames as bytes, and a connection that sends them, valid or not.
 
 Owns the framing of RFC 9113 and as much of HPACK (RFC 7541) as writing needs: literals, no Huffman,
 no table. Of what comes back frames are counted, and the statuses of calls read. Nothing of gRPC's

@@ -1,4 +1,4 @@
-"""Calls on the Ray cluster, and what its engines count of them."""
+"""Calls to the Ray cluster, and the counts of its engines."""
 
 import asyncio
 import time

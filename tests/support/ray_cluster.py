@@ -1,4 +1,4 @@
-"""The two Ray nodes of `ray_driver`, as tests lead them.
+"""The two Ray nodes of `ray_driver`, controlled by tests.
 
 Owns the process and what it is asked. Ray is looked for in the environment of the tests, or, where
 PENSTOCK_RAY_PYTHON names one, in that of another Python.

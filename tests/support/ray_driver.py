@@ -1,4 +1,4 @@
-"""Two Ray nodes on this machine with Penstock deployed on them, led by lines on stdin.
+"""Two Ray nodes on this machine with Penstock deployed, controlled by lines on stdin.
 
     ray_driver.py HTTP_PORT GRPC_PORT
 

@@ -1,4 +1,4 @@
-"""What a front reported of its requests: the records, as the observer would read them."""
+"""The records that a front sent of its requests, decoded as the observer decodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that bring a request, over a front that is asked to report of each."""
+"""Calls with a request, to a front that records each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front whose engines the test plays, kills and replaces, on a clock that it moves."""
+"""A front whose engines the test plays, kills and replaces, on a clock that the test advances."""
 
 from __future__ import annotations
 

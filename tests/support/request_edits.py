@@ -1,4 +1,4 @@
-"""Requests for tests of what is made of them: a plain one, and edits of single fields."""
+"""Requests for mapping tests: a plain one, and edits of single fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of requests, for tests of whatever is made from them."""
+"""Records of requests, for tests of code that reads them."""
 
 from __future__ import annotations
 

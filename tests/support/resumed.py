@@ -1,4 +1,4 @@
-"""Requests that may be resumed, and what is read of them.
+"""Resumable requests, and readers of their streams.
 
 Owns their making and the reading of a part of a stream while a stepped engine runs.
 """

@@ -1,4 +1,4 @@
-"""Requests and logits for samplers, and what a slow reference in plain numpy makes of them."""
+"""Requests and logits for samplers, and the results of a slow reference in plain numpy."""
 
 from __future__ import annotations
 

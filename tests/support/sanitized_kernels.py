@@ -1,5 +1,7 @@
 """The tests of the CPU kernels, compiled with GCC's sanitizers: every access and every conversion
 that C leaves undefined is checked, and the first fault ends the run with its place in the source.
+Tiles (AMX) are read and written by inline assembly, which no sanitizer sees: `guard_pages.py`
+checks these.
 
     python tests/support/sanitized_kernels.py [ARGUMENT ...]        arguments for pytest
 

@@ -1,4 +1,4 @@
-"""A real gRPC server on a free port that behaves as a test states, call by call.
+"""A real gRPC server on a free port with behaviour that a test scripts, call by call.
 
 Owns the transport and what was seen. What it answers is a script: a coroutine for each Generate.
 """

@@ -1,4 +1,4 @@
-"""An executor that paces itself, as a test reports it to: no threads, no waiting."""
+"""A self-paced executor under the control of a test: no threads, no waiting."""
 
 from __future__ import annotations
 

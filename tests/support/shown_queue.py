@@ -1,4 +1,4 @@
-"""A board of an engine in this process, as an engine process publishes on its own."""
+"""The board of an engine in this process, as an engine process publishes its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference for what the simulated executor generates: a request's whole output, at once."""
+"""The reference output of the simulated executor: a request's whole output at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients of a soak: what they ask, how they read it, and what the answer must be."""
+"""The clients of a soak: their requests, how they read, and the expected output."""
 
 from __future__ import annotations
 

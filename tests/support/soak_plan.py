@@ -1,4 +1,4 @@
-"""What a soak does and when, and what became of its requests."""
+"""The schedule of a soak, and the ends of its requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One soak from start to report: a real service, its faults, what is looked at once a second, and
-what must hold."""
+"""One soak from start to report: a real service, its faults, checks once a second, and gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of one record as the SDK's spans have it, in a form that tests can read."""
+"""The SDK's spans of one record as a tree that tests can compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front on a real socket over a real engine that takes a step when the test states so.
+"""A front on a real socket over a real engine whose steps the test controls.
 
 Owns the site and the counting of steps. The executor is the strict simulated one: it refuses what a
 device would compute wrongly. After every step the engine's books are checked.
@@ -176,13 +176,13 @@ def stepped_engine(
         max_num_waiting_tokens=config.max_num_waiting_tokens,
         publishes_cache=publishes_cache,
     )
-    book = engine.keep_cache_book() if publishes_cache else None
+    cache_index = engine.enable_cache_index() if publishes_cache else None
     bounds = front or FrontConfig()
     memory = MemoryEngine(
         engine,
         hello,
         clock,
-        cache_book=book,
+        cache_index=cache_index,
         kept_limits=KeptLimits(
             max_bytes=bounds.max_resume_bytes, max_unread=bounds.max_detached_requests
         ),

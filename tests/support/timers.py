@@ -1,4 +1,4 @@
-"""A clock that the test moves, with the timers that hang on it."""
+"""A clock that the test advances, with the timers that depend on it."""
 
 from __future__ import annotations
 

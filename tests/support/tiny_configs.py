@@ -1,4 +1,4 @@
-"""A tiny configuration of any causal language model that the installed transformers has.
+"""A tiny configuration of any causal language model in the installed transformers.
 
 Owns the rules by which a default configuration shrinks: attributes are found by name, and types
 that need more have a separate entry.

@@ -1,4 +1,4 @@
-"""A mixed batch through the real engine and the torch executor, to hold against naive forwards."""
+"""A mixed batch through the real engine and the torch executor, compared with naive forwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, written as Hugging Face folders, and what they state naively.
+"""Tiny models with random weights as Hugging Face folders, and their naive outputs.
 
 The initial deviation is far above the usual 0.02, so that outputs are diverse and depend on the
 whole context: with small weights a model repeats one token whatever its attention does.

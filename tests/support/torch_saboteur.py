@@ -1,4 +1,4 @@
-"""Makes steps of the torch executor raise, deep inside, for the sake of certain requests."""
+"""Makes steps of the torch executor raise, deep inside, for selected requests."""
 
 from __future__ import annotations
 

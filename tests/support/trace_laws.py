@@ -1,4 +1,4 @@
-"""What every trace must keep to, so that a viewer draws what was meant."""
+"""The invariants of every trace, which a viewer needs to draw it correctly."""
 
 from collections import defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""A process that traces a few requests as its environment states, and reports what became of them.
+"""A process that traces a few requests as its environment configures, and reports the result.
 
 Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Closes when stdin states so or
 ends, and prints one line of JSON.

@@ -1,4 +1,4 @@
-"""Where Triton kernels run in tests: on the GPU, or interpreted without one; see conftest."""
+"""The device of Triton kernels in tests: the GPU, or the interpreter without one; see conftest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler's engine over the TensorRT-LLM executor over the stand-in, driven by hand.
+"""A scheduler's engine over the TensorRT-LLM executor over the stand-in, stepped by hand.
 
 Owns three clocks that stand still until a test moves them: the scheduler's and the executor's
 (`clock`), the event loop's (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call

@@ -1,4 +1,4 @@
-"""The recorded table of TensorRT-LLM's API, and what of it a piece of code uses.
+"""The recorded table of TensorRT-LLM's API, and the part that given code uses.
 
 Owns the reading of the table and the walks over source text. Imports neither the package nor its
 stand-in.

@@ -1,4 +1,4 @@
-"""Model folders of every kind that the TensorRT-LLM executor reports apart, without weights.
+"""Model folders of every kind that the TensorRT-LLM executor distinguishes, without weights.
 
 Owns their small files as the tools write them.
 """

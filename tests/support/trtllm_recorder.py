@@ -1,4 +1,4 @@
-"""A `Package` whose classes only remember what they were made with."""
+"""A `Package` whose classes only record their arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of ours, and what a recording engine is reported about them."""
+"""Our requests, and the arguments that a recording engine gets for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutated messages of every method, sent to a live server; how each call ended, counted.
+"""Sends mutated messages of every method to a live server, and counts how the calls end.
 
 Owns the sending. Shared by the tests and the benchmark, which also is a program:
 

@@ -1,4 +1,4 @@
-"""Constraints that xgrammar must be asked about: broken, with a dead end, and good ones.
+"""Constraints for xgrammar: invalid ones, one with a dead end, and valid ones.
 
 Owns the lists, and as a program the real check of them: `python xgrammar_forms.py` prints one JSON
 object, the fault by form, with the xgrammar that is on its path.

@@ -1,4 +1,4 @@
-"""The `buf generate` templates: each has the form of version 2, and runs where its plugins are."""
+"""The `buf generate` templates have version 2's form, and run if their plugins are installed."""
 
 import os
 import shutil

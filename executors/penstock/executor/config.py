@@ -188,8 +188,10 @@ class ExecutorConfig:
             raise SettingError(
                 f"{{}} must be cpu, cuda or cuda:<index>, not {self.device!r}", "device"
             )
-        if self.kind is ExecutorKind.SIMULATED and self.quantization != "none":
-            raise SettingError("{} must be none for the simulated executor", "quantization")
+        if self.kind is ExecutorKind.SIMULATED:
+            for name, usual in (("quantization", "none"), ("kv_cache_dtype", "auto")):
+                if getattr(self, name) != usual:
+                    raise SettingError(f"{{}} must be {usual} for the simulated executor", name)
         if self.kind is ExecutorKind.TORCH and self.device == "cpu":
             self._check_cpu()
 

@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL, CachedBlocks, EvictionOrder
 from penstock.scheduler.check_pieces import PIECE, Faults
 from penstock.scheduler.request import CacheRetention
@@ -44,7 +44,7 @@ class BlockPool:
             raise ValueError("num_blocks must be at least 1")
         self.num_blocks = num_blocks
         # Called for every name that is lost; None without an index of cached blocks.
-        self.book: CacheBook | None = None
+        self.cache_index: CacheIndex | None = None
         self.ref_counts: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         # Reversed, so that a new pool hands out 0, 1, 2, ...
         self._stack: NDArray[np.int32] = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
@@ -247,8 +247,8 @@ class BlockPool:
     def _unname(self, blocks: NDArray[np.int32]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
         numbers = blocks.tolist()
-        if self.book is not None:
-            self.book.note_lost([hash_of[block] for block in numbers])
+        if self.cache_index is not None:
+            self.cache_index.note_lost([hash_of[block] for block in numbers])
         for block in numbers:
             del block_of[hash_of.pop(block)]
         self._is_hashed[blocks] = False
@@ -278,8 +278,8 @@ class BlockPool:
             yield "the number of available blocks is not that of free and cached ones"
         if not num_named == len(self._block_of) == len(self._hash_of):
             yield "hash index and block names disagree"
-        if self.book is not None and self.book.num_blocks != num_named:
-            yield "the book of what is cached and the hash index disagree"
+        if self.cache_index is not None and self.cache_index.num_blocks != num_named:
+            yield "the index of cached blocks and the hash index disagree"
         if not self._has_standing and (self._claims or self.sessions or self._cached.num_special):
             yield "a block is claimed or held and not accounted for"
         yield ""
@@ -306,8 +306,10 @@ class BlockPool:
         is_unused = (counts == 0).tolist()
         if is_cached != [a and b for a, b in zip(is_named, is_unused, strict=True)]:
             yield "free, cached and used blocks are not a partition of the pool"
-        if self.book is not None and any(name and name not in self.book for name in names):
-            yield "the book of what is cached and the hash index disagree"
+        if self.cache_index is not None and any(
+            name and name not in self.cache_index for name in names
+        ):
+            yield "the index of cached blocks and the hash index disagree"
         if self._has_standing:
             for block, is_there, name in zip(places, is_cached, names, strict=True):
                 if is_there and cached.level(block) != self._level(block):

@@ -131,7 +131,7 @@ class Contention:
         index = tenants.index_of(name)
         if index is None:
             weight = tenants.weight_of(name)
-            is_light = shares.is_light_anew(weight, num_slots=num_slots, num_blocks=num_blocks)
+            is_light = shares.would_be_light(weight, num_slots=num_slots, num_blocks=num_blocks)
         else:
             is_light = shares.is_light(index, num_slots=num_slots, num_blocks=num_blocks)
         return shares if is_light else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from penstock.scheduler.admission_control import AdmissionControl
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.batch_admission import BatchAdmission
-from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.completion import CompletionPredictor
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder, check_weights
 from penstock.scheduler.cost_model import measure_of
@@ -319,14 +319,14 @@ class Engine:
         self.tenants.set_weights(weights, default)
         self.queue.set_weights(weights, default)
 
-    def keep_cache_book(self) -> CacheBook:
+    def enable_cache_index(self) -> CacheIndex:
         """From now on index cached blocks. Call it before anything is submitted.
 
         Raises ValueError for a self-paced executor, which has its own cache.
         """
         if self._is_self_paced:
             raise ValueError("a self-paced executor keeps its own cache")
-        return self.cache.keep_book()
+        return self.cache.enable_cache_index()
 
     def look(self) -> tuple[LiveView, ...]:
         """All live requests: running ones, most senior first, then waiting ones, in order.

@@ -57,11 +57,11 @@ class FairShare:
         self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
 
     def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
-        """Whether a tenant is light, with so many slots and blocks more."""
+        """Whether a tenant is light with `num_slots` and `num_blocks` in addition to its own."""
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
 
-    def is_light_anew(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
-        """Whether an unknown tenant of that weight, without requests, is light."""
+    def would_be_light(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
+        """Whether a tenant that has no requests yet would be light; `weight`: its weight."""
         slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.block_pool import BlockPool
-from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.cached_blocks import EvictionOrder
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
@@ -44,10 +44,10 @@ class KVCache:
         self.num_reserved = 0
         self._arrays = arrays
 
-    def keep_book(self) -> CacheBook:
+    def enable_cache_index(self) -> CacheIndex:
         """Start to index hashed blocks; call it before the first block is hashed."""
-        book = self.pool.book = CacheBook(self.block_size)
-        return book
+        cache_index = self.pool.cache_index = CacheIndex(self.block_size)
+        return cache_index
 
     @property
     def num_blocks(self) -> int:
@@ -153,11 +153,13 @@ class KVCache:
             table = arrays.block_table[slot]
             places = range(first, num_full)
             self.pool.register_chain(table, digests, places)
-            if self.pool.book is not None:
+            if self.pool.cache_index is not None:
                 tokens = arrays.token_ids[
                     slot, first * self.block_size : num_full * self.block_size
                 ]
-                self.pool.book.note_named(request.spec.hash_salt, digests, places, tokens.tobytes())
+                self.pool.cache_index.note_named(
+                    request.spec.hash_salt, digests, places, tokens.tobytes()
+                )
             request.num_registered_blocks = num_full
 
     def forget(self, slot: int) -> None:

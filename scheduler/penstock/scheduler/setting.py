@@ -88,7 +88,13 @@ class Setting:
             is_inside = not self.choices or value is None or value in self.choices
         else:
             is_inside = self._holds(value)
-        return "" if is_inside else f"must be {self.bounds or 'finite'}, not {_shortened(value)}"
+        if is_inside:
+            return ""
+        wanted = self.bounds
+        if isinstance(value, float) and not (math.isfinite(value) or self.may_be_infinite):
+            has_upper = self.at_most is not None or self.below is not None
+            wanted = wanted if has_upper else f"finite and {wanted}" if wanted else "finite"
+        return f"must be {wanted}, not {_shortened(value)}"
 
     def _holds(self, value: Any) -> bool:
         is_finite = not isinstance(value, float) or math.isfinite(value)

@@ -25,7 +25,7 @@ _Launch = tuple[Batch, float, float, int, int, float, WaitReason | None]
 
 
 class StepWatch:
-    """Makes the notes of one engine's steps; times are seconds on its clock."""
+    """Reports each step of one engine to its listener; times are seconds on the engine's clock."""
 
     def __init__(
         self,

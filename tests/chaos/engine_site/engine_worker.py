@@ -1,4 +1,4 @@
-"""A worker as an engine starts them: it holds what the next engine needs, and outlives the first.
+"""A worker process of an engine: it holds what the next engine needs, and outlives its engine.
 
 Arguments: its conduct and a folder. It locks `memory` there, as a process holds an accelerator's,
 and leaves `worker-<pid>`.

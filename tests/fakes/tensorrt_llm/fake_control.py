@@ -1,4 +1,4 @@
-"""How tests steer the stand-in. The real package has no such module.
+"""Controls of the stand-in for tests. The real package has no such module.
 
 Owns the settings of engines to come (in this process by `configure`, in others by the variable
 TLLM_FAKE_CONTROL, a JSON object of the same names) and a handle on every engine that was built.

@@ -1,4 +1,4 @@
-"""A later line's `LLM`, for tests of what is looked up by signature. Not in the real package.
+"""`LLM` of a later version, for tests of signature lookups. Not in the real package.
 
 Put it in the place of `tensorrt_llm.LLM` before the package is looked at.
 """

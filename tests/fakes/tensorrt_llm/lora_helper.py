@@ -1,4 +1,4 @@
-"""Where the real package keeps `LoraConfig`."""
+"""`LoraConfig`, in the module where the real package has it."""
 
 from tensorrt_llm.llmapi.llm_configs import LoraConfig
 

@@ -1,4 +1,4 @@
-"""Every benchmark states how it is run, or what it lacks, before it does anything."""
+"""Every benchmark prints its usage, or the missing package, before it does anything."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PROGRAMS = sorted(
     if '\nif __name__ == "__main__":' in file.read_text(encoding="utf-8")
 )
 LACKING = {
-    "cpu_served.py": "torch is not installed: pip install 'penstock[torch]'",
-    "cpu_attention.py": "torch is not installed: pip install 'penstock[torch]'",
-    "cpu_step.py": "torch is not installed: pip install 'penstock[torch]'",
-    "engine_cpu.py": "torch is not installed: pip install 'penstock[torch]'",
-    "gpu.py": "torch is not installed: pip install 'penstock[torch]'",
-    "slow_pictures.py": "rich is not installed: pip install 'penstock[top]'",
+    "cpu_served.py": "torch is not installed: install penstock[torch]",
+    "cpu_attention.py": "torch is not installed: install penstock[torch]",
+    "cpu_step.py": "torch is not installed: install penstock[torch]",
+    "engine_cpu.py": "torch is not installed: install penstock[torch]",
+    "gpu.py": "torch is not installed: install penstock[torch]",
+    "slow_pictures.py": "rich is not installed: install penstock[top]",
 }
 """What is stated, instead of a usage, where a package that cannot be done without is missing."""
 PATIENCE_S = 120.0

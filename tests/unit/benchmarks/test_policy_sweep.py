@@ -1,4 +1,4 @@
-"""Many runs in one or several processes, and what the comparison of policies adds to a run."""
+"""Sweeps in one or several processes, and the values that the policy comparison adds to a run."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Tokens and certificates of a client: what is sent, and what is not sent over a network."""
+"""Tokens and certificates of a client: which are sent, and which never over a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error table: every reason of the contract has its exception, and nothing else is accepted."""
+"""The error table: every reason of the contract has its exception, and no other is accepted."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""From keywords to groups to the request message; nothing lost, nothing guessed."""
+"""Keyword arguments become option groups and a request message, without loss or guesses."""
 
 import math
 import re

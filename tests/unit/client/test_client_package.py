@@ -1,4 +1,4 @@
-"""What the client package shows, and the trace context and channel settings it sends."""
+"""The public names of the client package, and its trace context and channel settings."""
 
 import dataclasses
 import re

@@ -1,5 +1,4 @@
-"""The rules of the pool: which channel, which may go, which waits; and the targets and their
-config."""
+"""The rules of the pool: channel selection, closing, waiting; targets and their configuration."""
 
 import json
 from typing import Any

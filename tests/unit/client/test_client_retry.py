@@ -1,4 +1,4 @@
-"""The retry policy as a function of error, attempt, time and chance."""
+"""The retry policy as a function of error, attempt, time and random number."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What all calls of one client may retry together."""
+"""The retry budget that all calls of one client share."""
 
 from __future__ import annotations
 

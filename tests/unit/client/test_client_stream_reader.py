@@ -1,4 +1,4 @@
-"""The contract of a stream, as the reader holds it: order, sequence numbers, exactly one end."""
+"""The stream reader checks the contract: order, sequence numbers, exactly one end."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Half of a surrogate pair has no UTF-8: it is refused by its field, and no neighbour notices."""
+"""A lone surrogate has no UTF-8: its field is rejected, other requests are not affected."""
 
 from typing import Any
 

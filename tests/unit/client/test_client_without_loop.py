@@ -1,4 +1,4 @@
-"""Coroutines run without an event loop: results, early ends, and threads that do have a loop."""
+"""Coroutines run without an event loop: results, early ends, and threads that have a loop."""
 
 import asyncio
 import sys

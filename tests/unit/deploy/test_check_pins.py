@@ -1,4 +1,4 @@
-"""The step of the container's build that keeps what the image brings as it is."""
+"""The build step of the container that keeps the image's own packages unchanged."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask for metrics that exist, in a language Prometheus knows."""
+"""The queries of the dashboard and the alert rules are valid and use metrics that exist."""
 
 from __future__ import annotations
 

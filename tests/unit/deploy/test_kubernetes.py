@@ -1,5 +1,4 @@
-"""What the manifests of deploy/kubernetes state fits the service that they start, and each
-other."""
+"""The manifests of deploy/kubernetes agree with the service that they start and each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the autoscaler asks for is made by the adapter's rules, out of metrics that we have."""
+"""The adapter's rules produce the autoscaler's metrics from metrics that exist."""
 
 from __future__ import annotations
 

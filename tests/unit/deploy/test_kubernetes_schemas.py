@@ -1,4 +1,4 @@
-"""Every manifest that kustomize makes is one that Kubernetes takes, in old and new releases."""
+"""Old and new releases of Kubernetes accept every manifest that kustomize makes."""
 
 from __future__ import annotations
 

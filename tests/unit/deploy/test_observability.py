@@ -1,4 +1,4 @@
-"""The files that start everything around a service fit each other, and what the service is."""
+"""The files of the observability stack agree with each other and with the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The container's files state what an operator relies on."""
+"""The files of the container have the properties that operators rely on."""
 
 import re
 from pathlib import Path

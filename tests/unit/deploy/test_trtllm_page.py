@@ -1,4 +1,4 @@
-"""What docs/tensorrt-llm.md shows: settings load, commands parse, quoted words are in the code."""
+"""docs/tensorrt-llm.md: settings load, commands parse, quoted words are in the code."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Our requirements fit what the images of TensorRT-LLM carry, as far as that is recorded."""
+"""Our requirements are compatible with the TensorRT-LLM images, as far as recorded."""
 
 import re
 import tomllib

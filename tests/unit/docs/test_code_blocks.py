@@ -1,4 +1,4 @@
-"""What pages report people to type is right: commands parse, code compiles, files parse."""
+"""The code blocks of pages are valid: commands parse, code compiles, files parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of the concept pages are what the code draws, and what the scheduler does."""
+"""The pictures of the concept pages are current, and agree with the scheduler."""
 
 from __future__ import annotations
 

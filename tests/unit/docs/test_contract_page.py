@@ -1,4 +1,4 @@
-"""docs/contract.md is made of protos/, all of them, and is current."""
+"""docs/contract.md is generated from all of protos/, and is current."""
 
 from __future__ import annotations
 

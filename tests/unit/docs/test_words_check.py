@@ -1,4 +1,4 @@
-"""The check of words finds markers in prose, and in prose alone."""
+"""The check of words finds markers in prose only."""
 
 from pathlib import Path
 

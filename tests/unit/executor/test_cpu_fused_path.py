@@ -1,4 +1,4 @@
-"""Which models the fused path serves on a CPU, and that it gives way where it would be wrong."""
+"""Which models the fused path serves on a CPU, and its fallback for all others."""
 
 from __future__ import annotations
 

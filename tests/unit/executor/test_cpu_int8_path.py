@@ -1,4 +1,4 @@
-"""Models served in 8 bits on a CPU: how far from float32, how much memory, and what is refused."""
+"""Models in 8 bits on a CPU: difference from float32, memory, and rejected models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped model as it is served by default: a seed states the same alone and in company."""
+"""The shipped model with default settings: a seed gives the same output alone and in a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's way onto its device, and what the log states of it."""
+"""Loading a model onto its device, and the log lines about it."""
 
 from __future__ import annotations
 

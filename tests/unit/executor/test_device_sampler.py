@@ -1,4 +1,4 @@
-"""The device's sampler against the slow reference: interpreted where there is no GPU."""
+"""The device's sampler against the slow reference; interpreted without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of 8 bits that a GPU or a model has no kernels for are refused by name."""
+"""8-bit settings for which a GPU or a model has no kernels are rejected by name."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ FULL = ExecutorConfig(
     tokenizer_path=Path("/models/words"),
     device="cuda:1",
     dtype="bfloat16",
-    kv_cache_dtype="fp8",
+    kv_cache_dtype="auto",
     block_size=8,
     num_blocks=100,
     kv_cache_bytes=1 << 20,
@@ -126,6 +126,7 @@ def test_bad_json_names_the_field(data: dict[str, Any], message: str) -> None:
         ("quantization", "fp4"),
         ("quantization", "fp8"),  # of the simulated executor
         ("kv_cache_dtype", "int3"),
+        ("kv_cache_dtype", "int8"),  # of the simulated executor
         ("block_size", 0),
         ("num_blocks", 0),
         ("kv_cache_bytes", 0),

@@ -1,4 +1,4 @@
-"""Which models the fused step knows, and what joining their weights leaves as it was."""
+"""Which models the fused step knows, and that joined weights leave the model unchanged."""
 
 from __future__ import annotations
 

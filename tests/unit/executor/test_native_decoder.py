@@ -1,4 +1,4 @@
-"""All layers in one call against the same layers operator by operator: the same bits."""
+"""All layers in one call give the same bits as the same layers operator by operator."""
 
 from __future__ import annotations
 

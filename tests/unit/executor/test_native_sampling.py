@@ -1,4 +1,4 @@
-"""Draws by the compiled kernels are those in PyTorch: same thresholds, same numbers, same order."""
+"""The compiled kernels sample as PyTorch does: same thresholds, same numbers, same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales of 8-bit pages follow what a sequence wrote, head by head."""
+"""Scales of 8-bit pages follow the values of a sequence, head by head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in 8 bits: read as they are stored, refused by name where they ask for more."""
+"""Checkpoints in 8 bits are read as stored; unsupported ones are rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ready line reports of an executor's number formats."""
+"""The number formats of an executor in the ready line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a batch becomes what the fused step's kernels read."""
+"""The conversion of a batch into the inputs of the fused step's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated device driven by hand: what it answers, what it refuses, how it fails."""
+"""The simulated device driven by hand: results, rejections, failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated executor's limits, its time and its ends, in the engine's hands."""
+"""The simulated executor under the engine: its limits, its time and its shutdown."""
 
 from __future__ import annotations
 

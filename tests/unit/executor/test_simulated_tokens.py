@@ -1,4 +1,4 @@
-"""The reference generation: what a token depends on, and what it does not."""
+"""The reference generation: the inputs that a token depends on."""
 
 from __future__ import annotations
 

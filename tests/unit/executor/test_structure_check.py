@@ -1,4 +1,4 @@
-"""Whether a model computes what its module tree stands for; the check leaves it as it was."""
+"""The check that a model computes what its module tree implies; it leaves the model unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that compute: how many, how they wait, and when one does a layer alone."""
+"""Compute threads: their number, how they wait, and when one computes a layer alone."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ def test_threads_take_the_cores_that_fronts_leave(
         # A number of spins would override the operator's policy.
         ({"OMP_WAIT_POLICY": "active"}, None, {}, "2 threads (active)"),
         ({"GOMP_SPINCOUNT": "7"}, None, {}, "2 threads (7 spins)"),
+        # A blank one counts as unset.
+        (
+            {"OMP_NUM_THREADS": " ", "OMP_WAIT_POLICY": "", "GOMP_SPINCOUNT": ""},
+            None,
+            {"GOMP_SPINCOUNT": "5000"},
+            "2 threads (5000 spins)",
+        ),
     ],
 )
 def test_variables_of_the_operator_take_precedence(
@@ -52,7 +59,7 @@ def test_variables_of_the_operator_take_precedence(
     found = plan.environment
     assert found.pop("OMP_NUM_THREADS") == str(plan.num_threads)
     assert found == environment | ({"OMP_WAIT_POLICY": "passive"} if environment else {})
-    assert describe_threads(plan.num_threads, found | environ) == line
+    assert describe_threads(plan.num_threads, environ | found) == line
 
 
 @pytest.fixture

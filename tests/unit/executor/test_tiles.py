@@ -1,4 +1,4 @@
-"""How the kernels cut their work: what is split fits into the memory for parts."""
+"""How the kernels split their work: split parts fit into the scratch memory."""
 
 from __future__ import annotations
 

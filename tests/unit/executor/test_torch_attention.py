@@ -1,4 +1,4 @@
-"""Paged attention and its helpers by themselves: accuracy in bfloat16, grouping, packing."""
+"""Paged attention and its helpers alone: accuracy in bfloat16, grouping, packing."""
 
 from __future__ import annotations
 

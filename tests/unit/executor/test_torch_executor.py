@@ -1,4 +1,4 @@
-"""The torch executor's edges: which fails and who does not, prompts' log probabilities, limits."""
+"""Edge cases of the torch executor: isolated failures, prompts' log probabilities, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of the torch executor that raise: which is found guilty, and what the others get.
+"""Steps of the torch executor that raise: the faulty request is found, the others continue.
 
 Every step is a mix of decode rows and prefill chunks; greedy output must equal the naive model's
 whatever was run again, in whatever parts.

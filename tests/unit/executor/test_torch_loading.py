@@ -1,4 +1,4 @@
-"""Which model folders are served, and which are refused rather than served wrongly."""
+"""Which model folders are served, and which are rejected."""
 
 from __future__ import annotations
 

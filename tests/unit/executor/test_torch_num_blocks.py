@@ -1,4 +1,4 @@
-"""How many pages a device takes: what is free, or what the settings ask for, or a refusal."""
+"""The number of pages on a device: from free memory, or from the settings, or a rejection."""
 
 from __future__ import annotations
 

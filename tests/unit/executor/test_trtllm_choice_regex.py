@@ -1,4 +1,4 @@
-"""A choice as a regular expression: it matches the texts and nothing else, whatever is in them."""
+"""A choice as a regular expression matches exactly its texts, whatever characters they have."""
 
 from __future__ import annotations
 

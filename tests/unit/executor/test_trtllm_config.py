@@ -1,4 +1,4 @@
-"""The settings of the TensorRT-LLM executor: ranges, what they ask of each other, their table."""
+"""The settings of the TensorRT-LLM executor: ranges, dependencies, their table."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Whose turn it is to have a constraint checked."""
+"""Constraint checks take turns: each tenant has one check at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks constraints in a separate process, over a stand-in for xgrammar."""
+"""The separate process that checks constraints, over a stand-in for xgrammar."""
 
 from __future__ import annotations
 

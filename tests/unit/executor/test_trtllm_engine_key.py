@@ -1,4 +1,4 @@
-"""What an engine's name depends on, and what nvidia-smi states."""
+"""The inputs of an engine's name, and the output of nvidia-smi."""
 
 import os
 import struct

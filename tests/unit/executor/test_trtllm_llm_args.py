@@ -1,4 +1,4 @@
-"""From our settings to the arguments of the vendor's constructor: names, classes, refusals."""
+"""Our settings become the arguments of the vendor's constructor: names, classes, rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one loop that owns the engine, and what must not block it."""
+"""The one event loop that owns the engine, and calls that must not block it."""
 
 from __future__ import annotations
 

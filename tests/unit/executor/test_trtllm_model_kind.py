@@ -1,4 +1,4 @@
-"""What a model folder holds: reported from its small files, explained in one sentence."""
+"""The kind of a model folder, read from its small files, explained in one sentence."""
 
 from __future__ import annotations
 

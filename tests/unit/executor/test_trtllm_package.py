@@ -1,4 +1,4 @@
-"""The installed TensorRT-LLM: what is found by looking, what is refused, what MPI must not see."""
+"""The installed TensorRT-LLM: detection, rejection, and variables hidden from MPI."""
 
 from __future__ import annotations
 

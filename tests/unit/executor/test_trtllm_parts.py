@@ -1,4 +1,4 @@
-"""The parts of the TensorRT-LLM executor that need no engine: account, audit, queue, results."""
+"""The parts of the TensorRT-LLM executor without an engine: accounting, audit, queue, results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found before the long load: settings against folders, engines, adapters and GPUs."""
+"""Checks before the long load: settings against folders, engines, adapters and GPUs."""
 
 from __future__ import annotations
 

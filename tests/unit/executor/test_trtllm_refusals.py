@@ -1,4 +1,4 @@
-"""What the texts of the engine's errors mean."""
+"""The meaning of the texts of the engine's errors."""
 
 from __future__ import annotations
 

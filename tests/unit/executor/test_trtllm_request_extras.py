@@ -1,4 +1,4 @@
-"""A request as arguments of the engine: forms, caches, adapters, and what is refused."""
+"""A request as arguments of the engine: constraints, caches, adapters, rejections."""
 
 from __future__ import annotations
 

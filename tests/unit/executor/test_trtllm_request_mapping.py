@@ -1,4 +1,4 @@
-"""A request as arguments of the engine: every rule of the way there, and what is refused on it."""
+"""A request as arguments of the engine: every mapping rule, and rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests made with the stand-in's classes, which check what they are given like the real ones."""
+"""Requests made with the stand-in's classes, which validate arguments as the real ones do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which features are offered: what a sampler may ignore silently is never among them."""
+"""Which features are offered: none that the sampler may silently ignore."""
 
 from __future__ import annotations
 

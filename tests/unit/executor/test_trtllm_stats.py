@@ -1,4 +1,4 @@
-"""The reading of the engine's statistics, in each of the forms that they have had."""
+"""Decoding of the engine's statistics, in each of their known formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way the end of a stream takes, by what this Ray has."""
+"""How the end of a stream is sent, depending on the installed Ray."""
 
 from __future__ import annotations
 

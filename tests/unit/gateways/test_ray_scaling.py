@@ -1,4 +1,4 @@
-"""How many replicas the queues ask for."""
+"""The number of replicas for given queue lengths."""
 
 from __future__ import annotations
 

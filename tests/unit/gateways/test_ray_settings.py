@@ -1,4 +1,4 @@
-"""What a deployment on Ray is reported, and the files that report it."""
+"""The settings of a deployment on Ray, and the files that contain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A digest names a whole prefix and its salt."""
+"""A digest identifies a whole prefix and its salt."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""How long blocks stay: claims of requests, holds of sessions."""
+"""How long blocks are kept: references of requests, retention of sessions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The order in which cached blocks are given up."""
+"""The order in which cached blocks are evicted."""
 
 import pytest
 

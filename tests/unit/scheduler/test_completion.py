@@ -1,4 +1,4 @@
-"""Whole answers: judged by the lengths of earlier outputs, when they arrive and while they run."""
+"""Deadlines of whole answers, predicted from earlier output lengths at arrival and later."""
 
 from __future__ import annotations
 

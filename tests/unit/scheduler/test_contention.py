@@ -1,4 +1,4 @@
-"""What a request of a light tenant shares the machine with, and what it is therefore reported."""
+"""The load that a request of a light tenant competes with, and when it is rejected."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Deadlines as an input: which is refused, which is dropped, and what they are reported."""
+"""Deadlines as a scheduling input: rejected requests, dropped ones, and their statuses."""
 
 import math
 from dataclasses import replace

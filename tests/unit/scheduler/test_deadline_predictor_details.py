@@ -1,4 +1,4 @@
-"""What exactly goes into the judgement of a deadline, and when it is judged again."""
+"""The exact inputs of a deadline prediction, and when it is repeated."""
 
 from typing import Any
 

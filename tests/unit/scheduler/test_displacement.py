@@ -1,4 +1,4 @@
-"""A full queue: the tenant with the largest part of it gives way, in a fair order only."""
+"""A full queue: the tenant with the largest part of it is displaced, in a fair order only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way a request ends, in every state; refusals; odd results of an executor."""
+"""Every end of a request in every state; rejections; invalid results of an executor."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Corners of the engine that a random walk seldom turns: each was once wrong."""
+"""Edge cases of the engine that random tests rarely reach; each was a bug once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans and results in lockstep: how many steps are out, and that none is left out."""
+"""Plans and results in lockstep: the number of steps in flight, and that none is skipped."""
 
 import pytest
 

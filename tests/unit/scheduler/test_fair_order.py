@@ -1,4 +1,4 @@
-"""Tenants by service, deadlines, age, and who may pass whom."""
+"""Order by tenant service, deadline and age, and which requests may pass others."""
 
 import functools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The forecast: the formulas, by hand, and what each bound leaves out."""
+"""The forecast: formulas computed by hand, and the simplification of each bound."""
 
 from __future__ import annotations
 

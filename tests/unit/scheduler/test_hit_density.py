@@ -1,4 +1,4 @@
-"""What cached blocks are worth, what is remembered of them, and what a pool makes of it."""
+"""The value of cached blocks, the hits that are recorded, and their use in a pool."""
 
 import numpy as np
 import pytest

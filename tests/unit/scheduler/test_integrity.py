@@ -1,4 +1,4 @@
-"""The check of an idle engine: every fault is found, in pieces as at once, and pieces are small."""
+"""The integrity check of an idle engine finds every fault, whole or in small pieces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
     info = make_info(num_blocks=NUM_BLOCKS, max_seq_len=2 * NUM_BLOCKS)
     config = SchedulerConfig(eviction=eviction, session_ttl_s=100.0, max_num_batched_tokens=8192)
     engine = Engine(NullExecutor(info), config, FakeClock())
-    engine.keep_cache_book()
+    engine.enable_cache_index()
     serve(engine, 1, NUM_BLOCKS)
     serve(engine, 100, NUM_BLOCKS, retention=CacheRetention(level=80, duration_s=50.0))
     serve(engine, 200, 9, session_id="a")
@@ -95,8 +95,8 @@ def lose_name(pool: BlockPool) -> None:
 
 
 def forget_in_book(pool: BlockPool) -> None:
-    assert pool.book is not None
-    pool.book.note_lost([pool._hash_of[last_cached(pool)]])
+    assert pool.cache_index is not None
+    pool.cache_index.note_lost([pool._hash_of[last_cached(pool)]])
 
 
 def move_level(pool: BlockPool) -> None:

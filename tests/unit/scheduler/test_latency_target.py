@@ -1,4 +1,4 @@
-"""The two limits: what they allow, how they move, and that nothing in the loop oscillates.
+"""The two limits: their values, their changes, and that the control loop does not oscillate.
 
 The closed loop is a plant (true step times, noise, pauses), the fit, and the pacer: sequences are
 asserted, never seconds of this machine.

@@ -1,4 +1,4 @@
-"""What light tenants do not go before: a higher class under way, and a turn that age is due."""
+"""Requests that light tenants do not pass: a higher class in progress, and aged requests."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is light next to whom, what goes before others for it, and who gives way."""
+"""Which tenants are light, which requests they pass for it, and which are preempted."""
 
 from collections.abc import Sequence
 from typing import Any

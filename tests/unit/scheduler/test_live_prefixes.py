@@ -1,4 +1,4 @@
-"""Which blocks of a prompt a client who lives may come to compute."""
+"""Which blocks of a prompt another unfinished request may still compute."""
 
 from penstock.scheduler.live_prefixes import MAX_LOOKED_AT, LivePrefixes
 from penstock.scheduler.request import Request

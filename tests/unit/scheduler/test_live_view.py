@@ -1,4 +1,4 @@
-"""Who looks sees every client who lives, and changes nothing."""
+"""The live view lists every request and changes no state."""
 
 from __future__ import annotations
 

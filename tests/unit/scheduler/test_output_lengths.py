@@ -1,4 +1,4 @@
-"""How long outputs are: what is learnt from those that ended and from those that were cut."""
+"""Output lengths learnt from finished and from cancelled requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the prefill budget waits after a rise that the prices took back."""
+"""How long the prefill budget waits after an increase that the cost coefficients reverted."""
 
 from itertools import pairwise
 

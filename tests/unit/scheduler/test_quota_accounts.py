@@ -1,4 +1,4 @@
-"""Quotas in an engine: what is counted, when it is paid, and what a change of limits does."""
+"""Quotas in an engine: what is counted, when it is charged, and changes of limits."""
 
 from __future__ import annotations
 

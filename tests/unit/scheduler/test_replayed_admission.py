@@ -1,4 +1,4 @@
-"""A request that was let in once is let in again, whatever the queue and the forecasts state."""
+"""A request that was admitted once is admitted again, whatever queue and forecasts report."""
 
 from __future__ import annotations
 

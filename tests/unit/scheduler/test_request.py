@@ -1,4 +1,4 @@
-"""What a spec refuses, and what replay means."""
+"""Specs that are rejected, and the meaning of replay."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a request may ask of its executor: the values refuse what makes no sense."""
+"""The options that a request passes to its executor: invalid values are rejected."""
 
 from __future__ import annotations
 

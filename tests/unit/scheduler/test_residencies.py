@@ -1,4 +1,4 @@
-"""What a stay in the running batch was: chunks, steps, and how many ran next to it."""
+"""A request's residency in the running batch: chunks, steps, and concurrent requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots, and the order of those who prefill in them."""
+"""Slots, and the order of prefilling requests in them."""
 
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.running import RunningSet

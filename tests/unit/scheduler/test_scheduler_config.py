@@ -1,4 +1,4 @@
-"""A bad setting is named."""
+"""An invalid setting is reported by name."""
 
 import pytest
 

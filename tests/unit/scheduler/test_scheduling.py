@@ -1,4 +1,4 @@
-"""Who runs in which step: budget, chunks, order, prefix reuse, siblings, pipeline."""
+"""Which request runs in which step: budget, chunks, order, prefix reuse, siblings, pipeline."""
 
 import itertools
 

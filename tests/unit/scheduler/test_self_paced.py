@@ -1,4 +1,4 @@
-"""The scheduler over an executor that batches by itself: which is in, and what silence means."""
+"""The scheduler over a self-paced executor: which requests run, and steps without results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and retention through the engine: what a turn leaves, and who yields."""
+"""Sessions and retention through the engine: what a turn keeps, and which is evicted."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The fit of the step prices: what it learns, what it ignores, when it states that it is good."""
+"""The fit of step times: what it learns, what it ignores, when it reports a good fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asked is reported of every step once its result is in."""
+"""Listeners get a report of every step once its result is in."""
 
 from __future__ import annotations
 

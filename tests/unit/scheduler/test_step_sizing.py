@@ -1,4 +1,4 @@
-"""Step times on their way from the engine to the limits of the next steps."""
+"""Step times from the engine set the limits of the next steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace

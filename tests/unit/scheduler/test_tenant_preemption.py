@@ -1,4 +1,4 @@
-"""Which running requests give way, how many, and which never do."""
+"""Which running requests are preempted, how many, and which never are."""
 
 from collections.abc import Sequence
 from dataclasses import replace

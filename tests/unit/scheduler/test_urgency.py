@@ -1,4 +1,4 @@
-"""Prompts under way that are late if they share: which has the steps, and who is let in next to."""
+"""Running prompts that would be late if they shared steps: which gets them, and admission."""
 
 from typing import Any
 

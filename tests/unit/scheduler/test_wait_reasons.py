@@ -1,4 +1,4 @@
-"""Why a request waits: each reason, and every way out of the queue."""
+"""The reasons why a request waits, and every exit from the queue."""
 
 from __future__ import annotations
 

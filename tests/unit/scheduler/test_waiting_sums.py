@@ -1,4 +1,4 @@
-"""Who goes before a client new: the sums against a walk over the queue."""
+"""The requests ahead of a new one: the sums against a walk over the queue."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Where the commands look for a service when no client states."""
+"""The default address of the commands."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whose exception ended an engine: the log reports an executor's from the scheduler's."""
+"""Which exception ended an engine: the log distinguishes executor and scheduler."""
 
 import pytest
 

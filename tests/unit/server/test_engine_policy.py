@@ -1,4 +1,4 @@
-"""The tenants' limits on their way from the policy file to the engine."""
+"""The tenants' limits from the policy file reach the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one line that a command prints of a failed call."""
+"""The line that a command prints for a failed call."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""What the flags of `generate` and `chat` ask for."""
+"""The requests that the flags of `generate` and `chat` make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings as JSON and back: what the executors' own settings do not hold."""
+"""Settings as JSON and back: value types that the executors' settings do not use."""
 
 from __future__ import annotations
 

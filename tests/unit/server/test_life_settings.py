@@ -1,4 +1,4 @@
-"""The settings of the processes' lives: from flag and variable to the service's settings."""
+"""Process settings from flags and variables to the service's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's log states about limits that fall short of what was asked for."""
+"""The engine's log warnings about limits below the requested ones."""
 
 import logging
 

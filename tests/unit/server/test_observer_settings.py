@@ -1,4 +1,4 @@
-"""What operators' settings mean: ports, traces by variables, the flight recorder."""
+"""The operators' settings: ports, traces by variables, the flight recorder."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Where the settings of `penstock serve` come from, and their way to the child processes."""
+"""The sources of the settings of `penstock serve`, and their transfer to child processes."""
 
 import argparse
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from penstock.server.config import (
 from penstock.server.front.config import FrontConfig
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import LOG_LEVELS
+from penstock.server.processes.spawn_context import engine_environment
 from penstock.server.settings.json_values import to_json_value
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
@@ -107,7 +109,7 @@ EVERY_OPTION = (
     *("--max-num-batched-tokens", "99", "--max-seq-len", "77", "--max-num-waiting", "11"),
     *("--admission-policy", "guaranteed_no_evict", "--block-size", "8", "--num-blocks", "31"),
     *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
-    *("--quantization", "none", "--kv-cache-dtype", "fp8"),
+    *("--quantization", "none", "--kv-cache-dtype", "auto"),
     *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
     *("--log-format", "json", "--log-foreign-text", "on"),
     *("--simulated-config", '{"is_strict": true}'),
@@ -134,7 +136,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             model_path=tmp_path.resolve(),
             device="cuda:1",
             dtype="float32",
-            kv_cache_dtype="fp8",
+            kv_cache_dtype="auto",
             block_size=8,
             num_blocks=31,
             kv_cache_bytes=2 * 1024 * 1024,
@@ -228,7 +230,7 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
     ("arguments", "message"),
     [
         (["--target-itl-ms", "0"], "target-itl-ms must be above 0, not 0.0"),
-        (["--target-itl-ms", "nan"], "target-itl-ms must be above 0, not nan"),
+        (["--target-itl-ms", "nan"], "target-itl-ms must be finite and above 0, not nan"),
         (["--aging-s", "0"], "aging-s must be above 0"),
         (
             ["--max-prefill-share", "1.5"],
@@ -337,6 +339,27 @@ def test_threads_of_the_environment_have_the_bound_of_the_flag_that_overrides_th
         configured("--executor", "simulated", OMP_NUM_THREADS="100000").executor.num_threads is None
     )
     assert configured(OMP_NUM_THREADS="1").executor.num_threads is None
+
+
+@pytest.mark.parametrize("value", ["", " ", "4"])
+def test_torch_reads_the_number_of_threads_that_the_plan_has(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    executor = configured(OMP_NUM_THREADS=value).executor
+
+    environment = os.environ | engine_environment(executor, num_cores=2, num_fronts=1)
+
+    assert environment["OMP_NUM_THREADS"] == (value.strip() or "1")
+
+
+@pytest.mark.parametrize("value", ["auto", "0", "-1", ",2"])
+def test_threads_of_the_environment_are_a_number_above_0(value: str) -> None:
+    message = f"OMP_NUM_THREADS must be a whole number from 1, not '{value}'"
+    with pytest.raises(BadSetting, match=message):
+        configured(OMP_NUM_THREADS=value)
+    assert configured("--threads", "2", OMP_NUM_THREADS=value).executor.num_threads == 2
+    assert configured("--executor", "simulated", OMP_NUM_THREADS=value).executor.num_threads is None
 
 
 @pytest.mark.parametrize(

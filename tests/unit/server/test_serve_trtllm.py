@@ -1,4 +1,4 @@
-"""`penstock serve --executor trtllm`: where its section comes from, and what it settles."""
+"""`penstock serve --executor trtllm`: the source of its settings, and derived values."""
 
 from __future__ import annotations
 

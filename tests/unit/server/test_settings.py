@@ -1,5 +1,4 @@
-"""Settings from a file, what is stated of a wrong one, and the page and help made of
-declarations."""
+"""Settings from a file, errors for invalid ones, and the generated page and help."""
 
 import re
 from pathlib import Path
@@ -75,6 +74,7 @@ def test_a_variable_names_the_file(file: Path) -> None:
         ("[cache]\nport = 1", "cache.port is unknown; did you mean network.port?"),
         ("port = 1", "port is not a table; did you mean network.port?"),
         ("[netwrk]\nport = 1", "netwrk is not a table; did you mean network?"),
+        ("[[network]]\nport = 1", "network is not a table; write [network]"),
         ("[network]\nport = 'x'", "network.port must be an integer, not 'x'"),
         ("[network]\nport = 65536", "network.port must be in 0..65535, not 65536"),
         ("[cache]\nprefix_caching = 'on'", "cache.prefix_caching must be true or false, not 'on'"),
@@ -147,8 +147,9 @@ def test_the_page_of_settings_is_current() -> None:
         (Setting(at_least=1), 0, "must be at least 1, not 0"),
         (Setting(above=0, at_most=1), 0.0, "must be above 0 and at most 1, not 0.0"),
         (Setting(at_least=0, at_most=3), 4, "must be in 0..3, not 4"),
-        (Setting(above=0), float("nan"), "must be above 0, not nan"),
-        (Setting(above=0), float("inf"), "must be above 0, not inf"),
+        (Setting(above=0), float("nan"), "must be finite and above 0, not nan"),
+        (Setting(above=0), float("inf"), "must be finite and above 0, not inf"),
+        (Setting(above=0, at_most=1), float("inf"), "must be above 0 and at most 1, not inf"),
         (Setting(above=0, may_be_infinite=True), float("inf"), ""),
         (Setting(), float("inf"), "must be finite, not inf"),
         (Setting(choices=("a", "b")), "c", "must be one of a, b, not 'c'"),

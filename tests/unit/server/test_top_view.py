@@ -1,4 +1,4 @@
-"""What `penstock top` draws, and what it remembers."""
+"""The frame of `penstock top`, and its history."""
 
 from __future__ import annotations
 

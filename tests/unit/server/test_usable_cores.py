@@ -1,4 +1,4 @@
-"""How many cores a service counts on: a quota limits it where the mask of cores does not."""
+"""The number of usable cores: by quota if it is lower than the affinity mask."""
 
 from __future__ import annotations
 

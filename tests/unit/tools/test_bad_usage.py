@@ -1,4 +1,4 @@
-"""Bad usage is one line that names what is wrong and what may have been meant; exit code 2."""
+"""Wrong usage gives one line with the error and a suggestion, and exit code 2."""
 
 from __future__ import annotations
 
@@ -22,6 +22,30 @@ from penstock.tools.command_line import main
         ("bench 192.0.2.1:1 --rates 1", "192.0.2.1:1 is not this machine; add --allow-remote"),
         ("bench 127.0.0.1:1 --rates 1 --channels 0", "--channels must be in 1.."),
         ("bench --own-service --rates 0", "--rates must be above 0"),
+        ("bench 127.0.0.1:1 --rates 1 --processes 0", "--processes must be in 1..256"),
+        *(
+            # Before anything is started or reached: either would end with code 3.
+            (f"bench {where} --rates 1 {option}", f"bench: {line}")
+            for where in ("127.0.0.1:1", "--own-service")
+            for option, line in (
+                ("--channels 0", "--channels must be in 1..1024, not 0"),
+                ("--prompt-tokens foo", "--prompt-tokens: must be N, uniform:MIN:MAX or"),
+                ("--duration-s x", "--duration-s must be a number, not 'x'"),
+                ("--duration-s nan", "--duration-s must be finite and above 0, not nan"),
+                ("--target-ttft-s -1", "--target-ttft-s must be above 0, not -1.0"),
+                ("--deadline-s 1e300", "--deadline-s must be above 0 and at most 86400"),
+            )
+        ),
+        *(
+            (f"bench --own-service --trace /dev/null {option}", f"bench: {line}")
+            for option, line in (
+                ("--load x", "--load must be a number, not 'x'"),
+                ("--start-s nan", "--start-s must be finite and at least 0, not nan"),
+                ("--max-prompt-tokens 0", "--max-prompt-tokens must be at least 1, not 0"),
+                ("--max-output-tokens 0", "--max-output-tokens must be at least 1, not 0"),
+                ("--warm-up-s 0", "/dev/null: contains no requests"),
+            )
+        ),
         ("serve --bogus", "penstock serve: error: unrecognized arguments: --bogus (see penstock"),
         ("serve --max-num-seq=4", "--max-num-seq=4; did you mean --max-num-seqs? (see penstock"),
         ("serve --order lifo", "penstock serve: --order must be one of fair, fcfs, not 'lifo'"),

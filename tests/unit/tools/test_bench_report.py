@@ -1,4 +1,4 @@
-"""What `penstock bench` states before it sends anything, and how it reports what it measured."""
+"""The output of `penstock bench` before it sends requests, and its report."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from penstock.server.cli.connection import UsageError
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.bench.figures import figures_of
 from penstock.tools.bench.fleet import LoadRun, merged_run
-from penstock.tools.bench.options import check_options, plans_of, sender_of
+from penstock.tools.bench.options import check_options, plans_for, plans_of, sender_of
 from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.recorder import Recorder
 from penstock.tools.bench.report import document_of
@@ -50,8 +50,7 @@ def parsed(*arguments: object) -> argparse.Namespace:
 
 def plans(*arguments: object, **limits: Any) -> list[LoadPlan]:
     args = parsed(*arguments)
-    check_options(args)
-    return plans_of(args, model(**limits), seed=7)
+    return plans_for(model(**limits), plans_of(args, check_options(args), seed=7))
 
 
 def measured(made: LoadPlan, ttft_s: float) -> LoadRun:

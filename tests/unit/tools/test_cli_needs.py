@@ -1,4 +1,4 @@
-"""What the command line states where only the client is installed."""
+"""The errors of the command line if only the client is installed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def test_a_command_of_the_server_names_the_extra(
     assert capsys.readouterr().err == (
         f"penstock {command[0]}: needs uvloop: install penstock[server]\n"
     )
+
+
+def test_a_command_with_its_own_extra_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "hdrh" else found(name)
+    )
+
+    assert main(("bench", "--help")) == 2
+    assert capsys.readouterr().err == "penstock bench: needs hdrh: install penstock[bench]\n"
 
 
 def test_a_command_of_the_client_needs_nothing_of_the_server(

@@ -1,4 +1,4 @@
-"""What the demo shows: states and text as lines, panes that stay in place, the final table."""
+"""The demo's output: states and text as lines, fixed panes, the final table."""
 
 import io
 

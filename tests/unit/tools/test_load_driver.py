@@ -1,4 +1,4 @@
-"""Requests are sent when they are due, bounded, and no client's wait is hidden. Time is virtual."""
+"""Requests are sent on schedule, bounded, and every wait is counted (virtual time)."""
 
 import asyncio
 import itertools

@@ -1,6 +1,5 @@
-"""What is counted, from when, and that several recorders add up to one."""
+"""The counts of a recorder, their start, and the sum of several recorders."""
 
-import importlib
 import pickle
 from typing import Any
 
@@ -10,11 +9,7 @@ from penstock.client import FinishReason
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.bench.figures import figures_of, percentile_curve, warnings_of
 from penstock.tools.bench.fleet import merged_run
-from penstock.tools.bench.latency_histogram import (
-    LatencyHistogram,
-    RecordingUnavailable,
-    require_hdr_histogram,
-)
+from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.plan import Arrivals
 from penstock.tools.bench.recorder import Recorder
 from penstock.tools.bench.worker import WorkerDone
@@ -215,6 +210,14 @@ def test_nothing_measured_is_no_figure_and_no_fault() -> None:
     assert warnings_of(figures) == []
 
 
+def test_a_late_client_without_first_tokens_has_no_median_to_compare_with() -> None:
+    recorder = Recorder(plan())
+    recorder.begin(0.0, 0.2, 2).failed(0.3, "INTERNAL", "")
+
+    [warning] = warnings_of(figures_of(merged_run(plan(), [done(recorder)])))
+    assert warning.startswith("100.0% of the requests failed")
+
+
 def test_the_percentile_curve_ends_where_single_durations_begin() -> None:
     nines, durations_s = percentile_curve(histogram_of(*[0.1] * 99, 5.0))
 
@@ -222,13 +225,3 @@ def test_the_percentile_curve_ends_where_single_durations_begin() -> None:
     assert nines[-1] == pytest.approx(100.0)
     assert durations_s[0] == pytest.approx(0.1, rel=1e-3)
     assert percentile_curve(LatencyHistogram()) == ([], [])
-
-
-def test_the_missing_library_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-
-    with pytest.raises(RecordingUnavailable, match=r"install penstock\[bench\]"):
-        require_hdr_histogram()

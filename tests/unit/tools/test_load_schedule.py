@@ -1,4 +1,4 @@
-"""When requests are due and how long they are: seeded, and the same on any number of processes."""
+"""Arrival times and lengths of requests: seeded, and equal for any number of processes."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Which addresses are this machine's, and where a load may go."""
+"""Which addresses are local, and which may receive a load."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A plan of which the answer is known: servers that take three seconds for each request."""
+"""A plan with a known answer: servers that take three seconds for each request."""
 
 import json
 from pathlib import Path

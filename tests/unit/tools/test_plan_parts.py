@@ -1,4 +1,4 @@
-"""The parts of a plan: the search, the window, the targets, what candidates may state."""
+"""The parts of a plan: the search, the window, the targets, the candidates' settings."""
 
 import dataclasses
 import math

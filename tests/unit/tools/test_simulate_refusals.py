@@ -1,4 +1,4 @@
-"""`penstock simulate` and `plan` with what cannot be meant: one line that names it, code 2."""
+"""Invalid arguments of `penstock simulate` and `plan`: one line that names them, code 2."""
 
 import gzip
 from pathlib import Path

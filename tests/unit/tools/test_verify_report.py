@@ -1,4 +1,4 @@
-"""The report of `penstock verify`: its form, and what stays out of it."""
+"""The report of `penstock verify`: its format, and data that it omits."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What becomes of a check: its outcome, its reason, its time."""
+"""The result of a check: its outcome, its reason, its time."""
 
 import asyncio
 from dataclasses import replace

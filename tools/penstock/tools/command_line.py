@@ -8,7 +8,7 @@ Owns the parser, not the commands. Commands import heavy packages only when they
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.server.cli import chat, generate, health, models, serve, top, version
 from penstock.server.cli.command import ExitCode, Parser
@@ -25,16 +25,17 @@ _COMMANDS = (
     *(serve, build, generate, chat, models, health, top, verify, bench, simulate, plan),
     *(timeline, demo, version),
 )
-_SERVER_COMMANDS = ("serve", "build", "verify", "simulate", "plan", "timeline", "demo")
-_SERVER_PACKAGES = (
-    "numpy",
-    "uvloop",
-    "tokenizers",
-    "msgspec",
-    "jinja2",
-    "prometheus_client",
-    "grpc_reflection",
-)
+_EXTRAS: Mapping[str, tuple[Collection[str], Sequence[str]]] = {
+    "server": (
+        ("serve", "build", "verify", "simulate", "plan", "timeline", "demo"),
+        (
+            *("numpy", "uvloop", "tokenizers", "msgspec", "jinja2", "prometheus_client"),
+            "grpc_reflection",
+        ),
+    ),
+    "bench": (("bench",), ("numpy", "hdrh")),
+}
+"""Extras, the commands that need them and the packages that they install."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ExitCode.USAGE
         missing = _missing_package(words[0])
         if missing:
-            print(
-                f"penstock {words[0]}: needs {missing}: install penstock[server]", file=sys.stderr
-            )
+            print(f"penstock {words[0]}: needs {missing}", file=sys.stderr)
             return ExitCode.USAGE
         if words[0] == "serve":
             serve.report_start(words)
@@ -68,10 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing_package(command: str) -> str:
-    """The first missing package that a command needs and the client does not install."""
-    if command not in _SERVER_COMMANDS:
-        return ""
-    return next((name for name in _SERVER_PACKAGES if not importlib.util.find_spec(name)), "")
+    """The first missing package that a command needs and the client does not install, and the
+    extra that does.
+    """
+    for extra, (commands, packages) in _EXTRAS.items():
+        for package in packages:
+            if command in commands and not importlib.util.find_spec(package):
+                return f"{package}: install penstock[{extra}]"
+    return ""
 
 
 def build_parser() -> argparse.ArgumentParser:

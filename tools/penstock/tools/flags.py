@@ -5,6 +5,7 @@ Owns which settings of a configuration become flags, and the reading of these fl
 
 import argparse
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -44,11 +45,15 @@ def sources_of(args: argparse.Namespace, kind: type, names: Collection[str] = ()
 
 
 def _table(kind: type, names: Collection[str]) -> "tuple[Declared, ...]":
-    """The settings of a configuration; of a simulated scheduler, only one is a flag."""
+    """The settings of a configuration; of a simulated scheduler, only one is a flag, and no device
+    decides its default.
+    """
     from penstock.server.settings.table import declared
 
     return tuple(
-        item
+        replace(item, setting=replace(item.setting, shown=""))
+        if item.path.startswith("scheduler.")
+        else item
         for item in declared(kind)
         if (not names or item.setting.group in names or item.name in names)
         and (not item.path.startswith("scheduler.") or item.name == "max_num_batched_tokens")

@@ -46,21 +46,26 @@ def plan_threads(
     *, num_cores: int, num_fronts: int, num_threads: int | None, environ: Mapping[str, str]
 ) -> ThreadPlan:
     """The plan for an engine next to `num_fronts`; `num_threads`: the operator's option, which
-    takes precedence over the variables in `environ`.
+    takes precedence over the variables in `environ`. Raises ValueError naming a variable.
     """
     num_free = max(num_cores - num_fronts, 1)
     chosen = num_threads or num_threads_of(environ) or num_free
-    if _POLICY in environ or _SPINS in environ:
+    if environ.get(_POLICY) or environ.get(_SPINS):
         return ThreadPlan(num_threads=chosen, num_spins=None)
     is_alone = chosen <= num_free and num_cores > num_fronts
     return ThreadPlan(num_threads=chosen, num_spins=_SPINS_ALONE if is_alone else _SPINS_IN_COMPANY)
 
 
 def num_threads_of(environ: Mapping[str, str]) -> int | None:
-    """Of the operator's variable; None where it is not set to a number above 0."""
+    """Of the operator's variable; None where it is unset or blank. Raises ValueError naming it."""
+    text = environ.get(NUM_THREADS_VARIABLE, "").strip()
+    if not text:
+        return None
     # A list has an entry for each level of nested parallelism.
-    outer = environ.get(NUM_THREADS_VARIABLE, "").partition(",")[0].strip()
-    return (int(outer) or None) if outer.isdecimal() else None
+    outer = text.partition(",")[0].strip()
+    if not (outer.isascii() and outer.isdecimal() and int(outer) > 0):
+        raise ValueError(f"{NUM_THREADS_VARIABLE} must be a whole number from 1, not {text!r}")
+    return int(outer)
 
 
 def describe_threads(num_threads: int, environ: Mapping[str, str]) -> str:

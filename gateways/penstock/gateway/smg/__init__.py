@@ -20,9 +20,7 @@ _GENERATED: Final = "smg_grpc_proto"
 def check_installed() -> None:
     """Raise ValueError naming the extra where the generated code is missing."""
     if importlib.util.find_spec(_GENERATED) is None:
-        raise ValueError(
-            "gateway smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
-        )
+        raise ValueError("gateway smg needs the package smg-grpc-proto: install penstock[gateway]")
 
 
 def make_service(

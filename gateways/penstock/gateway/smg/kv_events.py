@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from smg_grpc_proto.generated import common_pb2 as common
 
-from penstock.scheduler.cache_book import CacheChange, CachedBlock
+from penstock.scheduler.cache_index import CacheChange, CachedBlock
 from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
 from penstock.server.front.event_router import STALLED
 from penstock.server.front.front import Front

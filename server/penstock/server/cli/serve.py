@@ -23,6 +23,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +313,7 @@ def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
     commands = [(True, f'penstock generate "{_PROMPT}"')]
     if default_address(os.environ) != ready.address:
         commands = [(True, f"{commands[0][1]} --address {ready.address}")]
-    if (operations := ready.operations_address) is not None:
+    if (operations := ready.operations_address) is not None and find_spec("rich"):
         is_default = default_operations_address(os.environ) == operations
         commands.append(
             (False, "penstock top" + ("" if is_default else f" --address {operations}"))

@@ -104,7 +104,7 @@ def _console() -> "Console":
         from rich.console import Console
     except ModuleNotFoundError:
         raise UsageError(
-            "needs the package rich: pip install 'penstock[top]', or use --once --json"
+            "needs the package rich: install penstock[top], or use --once --json"
         ) from None
     if sys.stdout.isatty():
         return Console()

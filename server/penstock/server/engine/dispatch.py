@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed, Queued, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
@@ -62,9 +62,9 @@ class Dispatcher:
 
     `carry_out`: runs a command of an observer; without it commands are refused. `quarantine`: holds
     back requests that may have crashed an earlier engine. `mark_submitting` gets the first key of
-    the request that is being submitted, and 0 afterwards. `clock`: the engine's. `cache_book`: what
-    is cached in the engine; without it fronts cannot subscribe. `kept_limits`: for streams that
-    outlive their calls.
+    the request that is being submitted, and 0 afterwards. `clock`: the engine's. `cache_index`: of
+    the engine's blocks; without it fronts cannot subscribe. `kept_limits`: for streams that outlive
+    their calls.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Dispatcher:
         quarantine: Quarantine | None = None,
         mark_submitting: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        cache_book: CacheBook | None = None,
+        cache_index: CacheIndex | None = None,
         kept_limits: KeptLimits = DEFAULT_LIMITS,
     ) -> None:
         self.engine = engine
@@ -87,7 +87,7 @@ class Dispatcher:
         self.kept = KeptStreams(clock, on_drop=self._drop, limits=kept_limits)
         self._clock = clock
         self._reconnected_at_s = clock() + _RECONNECT_S if hello.epoch > 1 else clock()
-        self._cache_feeds = CacheFeeds(cache_book)
+        self._cache_feeds = CacheFeeds(cache_index)
         self._outgoing: list[tuple[int, bytes]] = []
         self._quarantine = quarantine or Quarantine((), lambda _: None)
         self._mark_submitting = mark_submitting

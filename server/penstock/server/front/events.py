@@ -69,7 +69,7 @@ class TokensPiece(NamedTuple):
 
 
 class PromptPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the prompt, as asked for by echo or prompt logprobs: see `prompt_echo.py`."""
+    """A part of the prompt, as asked for by echo or prompt logprobs: see `stream_head.py`."""
 
     text: str = ""
     records: Sequence[TokenRecord] = ()

@@ -42,7 +42,7 @@ _OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 class LiveRequest:
     """A request that has not been released yet.
 
-    `ends`: of its outputs, once all have ended. `has_last_word`: the engine has reported how its
+    `ends`: of its outputs, once all have ended. `has_engine_end`: the engine has reported how its
     first output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: its cancellation was
     sent to the engine. `num_replays`: engines that received it after the first. `is_detached`: no
     client reads it; it is kept here only to be sent to another engine. `is_catching_up`: its events

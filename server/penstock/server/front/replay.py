@@ -2,7 +2,7 @@
 
 Owns which requests wait, for how long, and the end of those that cannot continue: without an
 engine, only this checks their deadlines. Does not know how an engine is reached, nor what is
-submitted (`replay_specs.py`). Single event loop.
+submitted (`kept_requests.py`). Single event loop.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.scheduler.cache_book import CacheBook, CacheWatch
+from penstock.scheduler.cache_index import CacheIndex, CacheWatch
 from penstock.server.link.frames import CacheUpdate, EngineHello, Follow, SnapshotPart, Unfollow
 from penstock.server.link.ports import CacheListener, EngineUnavailable
 from penstock.server.link.wire import LinkError
@@ -37,8 +37,8 @@ class _Feed:
 class CacheFeeds:
     """The feeds of all fronts; without an index no front may subscribe."""
 
-    def __init__(self, book: CacheBook | None) -> None:
-        self._book = book
+    def __init__(self, cache_index: CacheIndex | None) -> None:
+        self._cache_index = cache_index
         self._feeds: dict[tuple[int, int], _Feed] = {}
 
     @property
@@ -48,19 +48,21 @@ class CacheFeeds:
 
     def follow(self, front_id: int, request: Follow) -> None:
         """Subscribe a front. Raises LinkError where it may not."""
-        if self._book is None:
+        if self._cache_index is None:
             raise LinkError("cached blocks are not published")
         if (front_id, request.ticket) in self._feeds:
             raise LinkError("a ticket is used twice")
         if sum(front == front_id for front, _ in self._feeds) >= MAX_FEEDS_PER_FRONT:
             raise LinkError(f"a front follows at most {MAX_FEEDS_PER_FRONT} times")
-        self._feeds[front_id, request.ticket] = _feed_of(self._book, request.ticket, request.salt)
+        self._feeds[front_id, request.ticket] = _feed_of(
+            self._cache_index, request.ticket, request.salt
+        )
 
     def unfollow(self, front_id: int, ticket: int) -> None:
         """Unsubscribe; no error if there is no such subscription."""
         feed = self._feeds.pop((front_id, ticket), None)
-        if feed is not None and self._book is not None:
-            self._book.unwatch(feed.watch)
+        if feed is not None and self._cache_index is not None:
+            self._cache_index.unwatch(feed.watch)
 
     def front_gone(self, front_id: int) -> None:
         """The front has disconnected."""
@@ -72,16 +74,18 @@ class CacheFeeds:
         """The updates to send to each front now."""
         updates: list[tuple[int, CacheUpdate]] = []
         for (front_id, ticket), feed in self._feeds.items():
-            if feed.watch.is_overrun and self._book is not None:
+            if feed.watch.is_overrun and self._cache_index is not None:
                 # More has changed than is kept: a new snapshot is shorter.
-                self._book.unwatch(feed.watch)
-                feed = self._feeds[front_id, ticket] = _feed_of(self._book, ticket, feed.watch.salt)
+                self._cache_index.unwatch(feed.watch)
+                feed = self._feeds[front_id, ticket] = _feed_of(
+                    self._cache_index, ticket, feed.watch.salt
+                )
             updates += [(front_id, one) for one in _updates_of(feed)]
         return updates
 
 
-def _feed_of(book: CacheBook, ticket: int, salt: bytes) -> _Feed:
-    watch = book.watch(salt)
+def _feed_of(cache_index: CacheIndex, ticket: int, salt: bytes) -> _Feed:
+    watch = cache_index.watch(salt)
     # An empty one is sent too: it voids earlier updates.
     num_parts = max(1, -(-watch.num_blocks // BLOCKS_PER_PART))
     return _Feed(ticket=ticket, watch=watch, num_parts=num_parts)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.block_hash import DIGEST_BYTES
-from penstock.scheduler.cache_book import CacheChange
+from penstock.scheduler.cache_index import CacheChange
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.live_view import LiveView

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.create import create_executor
-from penstock.scheduler.cache_book import CacheBook
+from penstock.scheduler.cache_index import CacheIndex
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
@@ -109,14 +109,14 @@ def main(arguments: list[str]) -> int:
         board = _board(launch, executor)
         recorder = _recorder(launch.server, executor)
         engine = _engine(launch, StatusBoardExecutor(executor, board), recorder)
-        book = _cache_book(launch, engine)
+        cache_index = _cache_index(launch, engine)
         dispatcher = Dispatcher(
             engine,
-            _hello(launch, executor, publishes_cache=book is not None),
+            _hello(launch, executor, publishes_cache=cache_index is not None),
             carry_out=Orders("engine").carry_out,
             quarantine=Quarantine(launch.suspects, board.mark_probation),
             mark_submitting=board.mark_submitting,
-            cache_book=book,
+            cache_index=cache_index,
             kept_limits=KeptLimits(
                 max_bytes=launch.server.front.max_resume_bytes,
                 max_unread=launch.server.front.max_detached_requests,
@@ -240,11 +240,11 @@ def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None)
     )
 
 
-def _cache_book(launch: EngineLaunch, engine: Engine) -> CacheBook | None:
+def _cache_index(launch: EngineLaunch, engine: Engine) -> CacheIndex | None:
     """The index of cached blocks for gateways; None if no gateway is served or it is unknown."""
     if launch.server.gateway == NO_GATEWAY or engine.ready_fd is not None:
         return None
-    return engine.keep_cache_book()
+    return engine.enable_cache_index()
 
 
 def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:

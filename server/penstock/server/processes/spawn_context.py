@@ -57,7 +57,9 @@ def engine_environment(
             "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
+    wanted = _unless_set(wanted)
     if executor.kind is ExecutorKind.TORCH:
+        # The plan follows the operator's variables: torch must not read a blank one.
         plan = plan_threads(
             num_cores=num_cores,
             num_fronts=num_fronts,
@@ -65,7 +67,7 @@ def engine_environment(
             environ=os.environ,
         )
         wanted |= plan.environment
-    return _unless_set(wanted)
+    return wanted
 
 
 def front_environment() -> dict[str, str]:

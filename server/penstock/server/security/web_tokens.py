@@ -59,9 +59,7 @@ def check_installed() -> None:
         import cryptography
         import jwt
     except ImportError:
-        raise ValueError(
-            "JSON Web Tokens need the extra jwt: pip install 'penstock[jwt]'"
-        ) from None
+        raise ValueError("JSON Web Tokens need the extra jwt: install penstock[jwt]") from None
     del cryptography, jwt
 
 

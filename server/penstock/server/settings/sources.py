@@ -123,7 +123,8 @@ def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
     given: dict[str, Given] = {}
     for group, values in read_table(file, "--config", is_toml=True).items():
         if group not in groups or not isinstance(values, dict):
-            raise BadSetting(f"{file}: {group} is not a table{_meant(table, group, groups)}")
+            meant = f"; write [{group}]" if group in groups else _meant(table, group, groups)
+            raise BadSetting(f"{file}: {group} is not a table{meant}")
         for name, value in cast("Mapping[str, object]", values).items():
             key = f"{group}.{name}"
             if key not in known:

@@ -37,7 +37,7 @@ class TokenTable:
 
     `pieces` [vocab_size or more]: by token id; unknown ids, and special tokens if they are skipped,
     give "". `first_piece` of an id replaces it at the start of a text when `first` is
-    HAS_OWN_PIECE. `is_skipped` ids do not count as the start. `is_per_byte`: each invalid byte
+    HAS_OWN_PIECE. `skipped` ids do not count as the start. `is_per_byte`: each invalid byte
     becomes a U+FFFD (byte fallback), otherwise each broken character.
     """
 

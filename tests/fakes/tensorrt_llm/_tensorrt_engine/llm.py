@@ -1,4 +1,4 @@
-"""`LLM` of the TensorRT backend: the same engine, from a folder with a built engine's config."""
+"""`LLM` of the TensorRT backend: the same engine, from a folder with a prebuilt engine's config."""
 
 from __future__ import annotations
 

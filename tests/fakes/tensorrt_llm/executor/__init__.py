@@ -1,1 +1,1 @@
-"""Results, requests and the way between the caller and the engine."""
+"""Results, requests and the channel between the caller and the engine."""

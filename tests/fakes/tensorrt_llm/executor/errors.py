@@ -1,4 +1,4 @@
-"""What goes wrong, as the caller sees it."""
+"""The errors that a caller gets."""
 
 
 class RequestError(RuntimeError):

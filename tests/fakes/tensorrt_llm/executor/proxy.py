@@ -1,4 +1,4 @@
-"""The caller's side of the engine: ids, results, errors from the background, the end."""
+"""The caller's side of the engine: ids, results, background errors, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may carry besides its tokens."""
+"""The optional parts of a request besides its tokens."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the caller reads: one object per request that changes under its hands."""
+"""The result that a caller reads: one object per request, which the engine changes in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings statistics to their reader, late: the real dispatcher sleeps between reads."""
+"""Delivers statistics to their reader with a delay: the real dispatcher sleeps between reads."""
 
 from __future__ import annotations
 

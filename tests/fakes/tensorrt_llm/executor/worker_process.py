@@ -1,4 +1,4 @@
-"""A process of the engine's own, as MPI starts one: it does nothing but live.
+"""A process of the engine, as MPI starts one: it does nothing until it is ended.
 
 It outlives a parent that dies silently, which is what real workers may do, though not for
 ever. When it dies first, the engine is reported.

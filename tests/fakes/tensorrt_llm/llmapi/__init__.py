@@ -1,4 +1,4 @@
-"""The public names of the package, where the real one keeps them."""
+"""The public names of the package, in the module where the real one has them."""
 
 from tensorrt_llm.executor.errors import RequestError
 from tensorrt_llm.executor.request import LoRARequest

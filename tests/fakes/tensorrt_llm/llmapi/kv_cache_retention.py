@@ -1,4 +1,4 @@
-"""How long parts of a request's cache stay: the binding's classes, read in the C++ source."""
+"""Retention of parts of a request's cache: the binding's classes, after the C++ source."""
 
 from __future__ import annotations
 

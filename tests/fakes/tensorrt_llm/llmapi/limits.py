@@ -1,4 +1,4 @@
-"""What an engine was built with, in numbers."""
+"""The limits that an engine was built with."""
 
 from __future__ import annotations
 

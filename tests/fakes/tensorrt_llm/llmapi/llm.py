@@ -1,4 +1,4 @@
-"""`LLM`: the way in."""
+"""`LLM`: the entry point of the package."""
 
 from __future__ import annotations
 

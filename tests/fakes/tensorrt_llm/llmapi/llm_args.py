@@ -1,4 +1,4 @@
-"""`TorchLlmArgs`: what `LLM(...)` turns its arguments into."""
+"""`TorchLlmArgs`: the validated arguments of `LLM(...)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculative decoding, by its configuration classes; the engine uses `max_draft_len` alone.
+"""The configuration classes of speculative decoding; the engine uses `max_draft_len` only.
 
 Fields as in the text of 1.2's release candidates; later ones call the draft model
 `speculative_model`.

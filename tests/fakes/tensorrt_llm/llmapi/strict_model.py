@@ -1,4 +1,4 @@
-"""Models that refuse unknown fields, as the real package's pydantic models do."""
+"""Models that reject unknown fields, as the real package's pydantic models do."""
 
 from __future__ import annotations
 

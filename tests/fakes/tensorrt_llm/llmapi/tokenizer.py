@@ -1,4 +1,4 @@
-"""A tokenizer out of a model's folder."""
+"""A tokenizer that is loaded from a model's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the gateway protocol need: the gateway protocol's generated code."""
+"""Fixtures of the gateway protocol's tests: the generated code of the protocol."""
 
 from __future__ import annotations
 

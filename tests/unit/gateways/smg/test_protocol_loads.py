@@ -1,4 +1,4 @@
-"""The load of a worker, from the engine's figures at two moments."""
+"""The load of a worker, from the engine's figures at two times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a gateway sends: a request of ours, or a refusal that names a separate field."""
+"""Any request of a gateway becomes one of ours, or a rejection that names the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway's request as one of ours: every field of the real contract, and every default."""
+"""A gateway's request becomes one of ours: every field of the real contract, every default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our events as a gateway's messages: what is new in chunks, a final message for each output."""
+"""Our events become a gateway's messages: new text in chunks, a final message per output."""
 
 from __future__ import annotations
 

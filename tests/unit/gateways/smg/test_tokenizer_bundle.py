@@ -1,4 +1,4 @@
-"""The archive of a tokenizer: the right files, the same bytes everywhere, within bounds."""
+"""The archive of a tokenizer: the right files, reproducible bytes, bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancels that wait for their turn are work: the loop does not rest before they are done."""
+"""Pending cancels count as work: the loop does not sleep before they are done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept requests that are submitted again: none runs twice, and none for no client."""
+"""Detached requests that are submitted again: none runs twice, none without a client."""
 
 from __future__ import annotations
 

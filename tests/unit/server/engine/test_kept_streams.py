@@ -1,4 +1,4 @@
-"""What an engine keeps of streams that outlive their calls: all of it, once, and within bounds."""
+"""Streams that the engine keeps after their calls: complete, once, and within bounds."""
 
 from __future__ import annotations
 

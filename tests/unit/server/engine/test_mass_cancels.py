@@ -1,4 +1,4 @@
-"""Many requests that end at once: cancelled between steps, a bounded number each time."""
+"""Many requests end at once: they are cancelled between steps, a bounded number each time."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What an observer asks of an engine: the dispatcher's answers, the hub over a socket."""
+"""Observer commands to an engine: the dispatcher's responses, and the hub over a socket."""
 
 from __future__ import annotations
 

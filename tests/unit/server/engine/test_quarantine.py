@@ -1,4 +1,4 @@
-"""Suspects come back one at a time, the poison never, and no client else waits for them."""
+"""Suspected requests run again one at a time, the faulty one never; others do not wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounts: one record each, with the engine's final message where it comes in time."""
+"""Accounts: one record each, with the engine's final message if it arrives in time."""
 
 from __future__ import annotations
 

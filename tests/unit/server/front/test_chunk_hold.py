@@ -1,4 +1,4 @@
-"""Streams whose clients want larger messages: what is held back, and how long."""
+"""Streams whose clients ask for larger messages: how much text is held back, and how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings of cut readers: one a second, and none is lost from the count."""
+"""Warnings about closed streams: at most one a second, and the count includes all."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The bounds of connections: each wrong value is named, by its flag on the command line."""
+"""Bounds of connections: each invalid value is reported by its command-line flag."""
 
 from __future__ import annotations
 

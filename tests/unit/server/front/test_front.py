@@ -1,4 +1,4 @@
-"""The front without gRPC: what happens between the steps of opening a request."""
+"""The front without gRPC: events between the steps of opening a request."""
 
 from __future__ import annotations
 

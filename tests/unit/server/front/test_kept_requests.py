@@ -1,4 +1,4 @@
-"""What a front keeps of ended requests for the next engine: no more than it may."""
+"""The ended requests that a front keeps for the next engine, within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a front reports of the requests that live on it."""
+"""The live requests that a front reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seeds of a request's outputs: a caller that replays one needs the same number for ever."""
+"""The seeds of a request's outputs: they must never change, because replays depend on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time goes."""
+"""The phases of a request and the time in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a front refuses by what the engine shows of its queue."""
+"""Rejections by a front according to the queue that the engine publishes."""
 
 from __future__ import annotations
 

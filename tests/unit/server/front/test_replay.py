@@ -1,4 +1,4 @@
-"""What the next engine is given of requests that lost theirs, and what clients receive of it."""
+"""Requests that lost their engine: what the next engine gets, and what clients receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests end that wait for an engine, or whose next engine does not do."""
+"""The ends of requests that wait for an engine, or whose next engine is unsuitable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened to a request and what the engine explains, as the segments of its record."""
+"""The events of a request and the engine's explanations become segments of its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One writer of many streams: marked, woken once, cut."""
+"""One writer for many streams: marking, one wake-up, closing."""
 
 from __future__ import annotations
 

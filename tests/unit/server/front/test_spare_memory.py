@@ -1,4 +1,4 @@
-"""Memory is given back when much more is held than before, and not all the time."""
+"""Memory is returned to the system after large growth, and not all the time."""
 
 from __future__ import annotations
 

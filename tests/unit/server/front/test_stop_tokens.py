@@ -1,4 +1,4 @@
-"""The token that ends an output is counted and reported, and its text is not delivered."""
+"""The stop token is counted and reported, and its text is not delivered."""
 
 from __future__ import annotations
 

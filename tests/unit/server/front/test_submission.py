@@ -1,4 +1,4 @@
-"""From a generation to what the engine is given."""
+"""From a generation to the submission for the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tenant may be called, and ids that tenants choose without knowing of each other."""
+"""Valid tenant names, and equal request ids of different tenants."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Text counts against its tenant's limits before it is tokenised, whatever becomes of it."""
+"""Text counts against its tenant's limits before it is tokenised, whatever its outcome."""
 
 from __future__ import annotations
 

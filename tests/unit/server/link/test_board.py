@@ -1,5 +1,4 @@
-"""The engine's board and the fronts' beats: what is written is what is read, a caller that is
-dead."""
+"""The engine's board and the fronts' heartbeats: reads return what was written; dead writers."""
 
 from __future__ import annotations
 

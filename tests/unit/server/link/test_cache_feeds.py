@@ -1,4 +1,4 @@
-"""Fronts follow what is cached: in parts, in order, through overruns and losses."""
+"""Fronts follow the cached blocks: in parts, in order, through overruns and losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.cache_book import CacheBook, CachedBlock
+from penstock.scheduler.cache_index import CachedBlock, CacheIndex
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.link.cache_feeds import (
     BLOCKS_PER_PART,
@@ -34,12 +34,12 @@ SALT = b"salt"
 WISH = Follow(ticket=7, salt=SALT)
 
 
-def named(book: CacheBook, num_blocks: int, start: int = 0) -> tuple[bytes, ...]:
+def named(cache_index: CacheIndex, num_blocks: int, start: int = 0) -> tuple[bytes, ...]:
     """A chain of `num_blocks` is cached, from the block `start` on; all its digests."""
     tokens = np.arange(num_blocks * BLOCK, dtype=np.int32)
     digests = hash_blocks(tokens, BLOCK, chain_root(SALT))
     data = tokens[start * BLOCK :].tobytes()
-    book.note_named(SALT, digests, range(start, num_blocks), data)
+    cache_index.note_named(SALT, digests, range(start, num_blocks), data)
     return digests
 
 
@@ -50,12 +50,12 @@ def stored(news: Iterable[CacheUpdate]) -> list[bytes]:
 
 
 def test_a_snapshot_comes_in_parts_and_changes_after_it() -> None:
-    book = CacheBook(BLOCK)
+    cache_index = CacheIndex(BLOCK)
     num_blocks = 5 * BLOCKS_PER_PART + 1
-    digests = named(book, num_blocks)
-    feeds = CacheFeeds(book)
+    digests = named(cache_index, num_blocks)
+    feeds = CacheFeeds(cache_index)
     feeds.follow(1, WISH)
-    book.note_lost(digests[-1:])
+    cache_index.note_lost(digests[-1:])
 
     turns: list[list[CacheUpdate]] = []
     while feeds.has_work:
@@ -72,7 +72,7 @@ def test_a_snapshot_comes_in_parts_and_changes_after_it() -> None:
 
 
 def test_an_empty_cache_is_told_too() -> None:
-    feeds = CacheFeeds(CacheBook(BLOCK))
+    feeds = CacheFeeds(CacheIndex(BLOCK))
     feeds.follow(1, WISH)
 
     assert [news.part for _, news in feeds.take()] == [
@@ -82,12 +82,12 @@ def test_an_empty_cache_is_told_too() -> None:
 
 
 def test_many_changes_make_several_frames() -> None:
-    book = CacheBook(BLOCK)
-    feeds = CacheFeeds(book)
+    cache_index = CacheIndex(BLOCK)
+    feeds = CacheFeeds(cache_index)
     feeds.follow(1, WISH)
     feeds.take()
 
-    digests = named(book, 2 * BLOCKS_PER_PART + 3)
+    digests = named(cache_index, 2 * BLOCKS_PER_PART + 3)
 
     news = [one for _, one in feeds.take()]
     assert [len(one.changes) for one in news] == [BLOCKS_PER_PART, BLOCKS_PER_PART, 3]
@@ -95,23 +95,23 @@ def test_many_changes_make_several_frames() -> None:
 
 
 def test_one_that_is_overrun_begins_anew() -> None:
-    book = CacheBook(BLOCK, max_num_changes=2)
-    feeds = CacheFeeds(book)
+    cache_index = CacheIndex(BLOCK, max_num_changes=2)
+    feeds = CacheFeeds(cache_index)
     feeds.follow(1, WISH)
     feeds.take()
 
-    digests = named(book, 3)
+    digests = named(cache_index, 3)
 
     (news,) = [one for _, one in feeds.take()]
     assert news.part == SnapshotPart(index=0, num_parts=1, num_blocks=3)
     assert stored([news]) == list(digests)
-    book.note_lost(digests[2:])
+    cache_index.note_lost(digests[2:])
     assert [one.changes for _, one in feeds.take()] == [digests[2:]]
 
 
 def test_a_front_that_stops_or_goes_hears_no_more() -> None:
-    book = CacheBook(BLOCK)
-    feeds = CacheFeeds(book)
+    cache_index = CacheIndex(BLOCK)
+    feeds = CacheFeeds(cache_index)
     for front_id in (1, 2, 3):
         feeds.follow(front_id, WISH)
     feeds.take()
@@ -119,7 +119,7 @@ def test_a_front_that_stops_or_goes_hears_no_more() -> None:
     feeds.unfollow(1, 7)
     feeds.unfollow(1, 7)
     feeds.front_gone(2)
-    named(book, 1)
+    named(cache_index, 1)
 
     assert [front_id for front_id, _ in feeds.take()] == [3]
 
@@ -127,7 +127,7 @@ def test_a_front_that_stops_or_goes_hears_no_more() -> None:
 def test_what_a_front_may_not_do() -> None:
     with pytest.raises(LinkError, match="not published"):
         CacheFeeds(None).follow(1, WISH)
-    feeds = CacheFeeds(CacheBook(BLOCK))
+    feeds = CacheFeeds(CacheIndex(BLOCK))
     feeds.follow(1, WISH)
     with pytest.raises(LinkError, match="twice"):
         feeds.follow(1, WISH)
@@ -138,9 +138,9 @@ def test_what_a_front_may_not_do() -> None:
 
 
 def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> None:
-    book = CacheBook(BLOCK)
-    digests = named(book, 5 * BLOCKS_PER_PART)
-    dispatcher = Dispatcher(simulated_engine(), hello(), cache_book=book)
+    cache_index = CacheIndex(BLOCK)
+    digests = named(cache_index, 5 * BLOCKS_PER_PART)
+    dispatcher = Dispatcher(simulated_engine(), hello(), cache_index=cache_index)
     for front_id in (1, 2):
         dispatcher.front_connected(front_id)
 
@@ -153,7 +153,7 @@ def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> N
     told = [decode(one) for _, frame in frames for one in FrameBuffer().feed(frame)]
     assert stored(one for one in told if isinstance(one, CacheUpdate)) == list(digests)
     dispatcher.handle(1, Unfollow(ticket=7))
-    book.note_lost(digests)
+    cache_index.note_lost(digests)
     assert dispatcher.step() == []
 
 

@@ -1,4 +1,4 @@
-"""Frames survive the way there and back, and what is no frame is refused."""
+"""Frames survive encoding and decoding; invalid frames are rejected."""
 
 import struct
 from collections.abc import Iterator

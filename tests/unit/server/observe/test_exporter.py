@@ -1,4 +1,4 @@
-"""A front's line to the observer, over a real socket: batches, bounds, counted drops, answers."""
+"""A front's connection to the observer over a real socket: batches, bounds, drops, responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where fronts report the observer what happens, over real sockets; and who listens there."""
+"""The observer receives the reports of fronts over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A front's heartbeat on a loop whose clock and lateness the test sets."""
+"""A front's heartbeat on a loop with a clock and lateness set by the test."""
 
 from __future__ import annotations
 

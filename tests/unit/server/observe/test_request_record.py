@@ -1,4 +1,4 @@
-"""Records cross the process border whole or not at all."""
+"""Records are sent between processes whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ended is counted, a caller that listens."""
+"""Ended requests are counted, with or without a listener."""
 
 from __future__ import annotations
 

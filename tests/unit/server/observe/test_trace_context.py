@@ -1,4 +1,4 @@
-"""W3C trace context: read strictly, written rightly, never a reason to fail."""
+"""W3C trace context: parsed strictly, written correctly, never a cause of failure."""
 
 from __future__ import annotations
 

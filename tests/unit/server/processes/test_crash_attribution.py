@@ -1,4 +1,4 @@
-"""Who is suspected after an engine's death, which is tried by the next, and who is convicted."""
+"""Which requests are suspected after an engine's death, and which is found responsible."""
 
 from __future__ import annotations
 

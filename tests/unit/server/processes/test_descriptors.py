@@ -1,4 +1,4 @@
-"""A process may open as many sockets as its hard limit lets it."""
+"""A process may open as many sockets as its hard limit allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hangs: as many looks in a row without a beat as it takes, and nothing else."""
+"""A process hangs after the configured number of checks in a row without a heartbeat."""
 
 from penstock.server.processes.hang_watch import HangWatch
 

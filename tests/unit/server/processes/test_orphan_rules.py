@@ -1,4 +1,4 @@
-"""Who is ended, how and for how long, reported by a process table that is made up."""
+"""Which processes are ended, how and how long, with a made-up process table."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""How soon a dead process is followed by another, and when no more."""
+"""How soon a dead process is restarted, and when no longer."""
 
 from penstock.server.processes.supervised_process import RestartPolicy
 

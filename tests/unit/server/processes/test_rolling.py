@@ -1,4 +1,4 @@
-"""Who belongs to the processes, whose end is a loss, and what breaks a rolling restart off."""
+"""Which processes belong to the service, which deaths count, and aborted rolling restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of running threads as a speedscope file, with a clock of the test's."""
+"""Samples of running threads as a speedscope file, with a clock set by the test."""
 
 from __future__ import annotations
 

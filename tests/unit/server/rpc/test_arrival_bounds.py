@@ -1,4 +1,4 @@
-"""The bounds on calls of services that come with gRPC, on a connection that is played."""
+"""Bounds on calls of gRPC's own services, on a connection that the test plays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a form may ask of its compiler, and what may not stand next to it: refused with its
-field."""
+"""Bounds of constraints, and options that they exclude: rejected with the field."""
 
 from __future__ import annotations
 

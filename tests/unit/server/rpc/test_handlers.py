@@ -1,4 +1,4 @@
-"""The border between our exceptions and gRPC's."""
+"""The translation of our exceptions to gRPC's."""
 
 from __future__ import annotations
 

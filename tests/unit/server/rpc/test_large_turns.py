@@ -1,4 +1,4 @@
-"""Large messages are handled one at a time, callers in turn, and leave the loop time for others."""
+"""Large messages are handled one at a time, callers in turn, without blocking the loop."""
 
 from __future__ import annotations
 

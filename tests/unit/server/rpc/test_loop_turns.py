@@ -1,4 +1,4 @@
-"""The event loop turns between the parts of a response, however they are spread over batches."""
+"""The event loop runs between the parts of a response, however they are batched."""
 
 import asyncio
 import itertools

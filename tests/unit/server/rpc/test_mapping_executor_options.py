@@ -1,4 +1,4 @@
-"""What only some executors do: form, adapter, retention; every bound, and what is missing."""
+"""Options of some executors: constraint, adapter, retention; bounds and missing features."""
 
 from __future__ import annotations
 

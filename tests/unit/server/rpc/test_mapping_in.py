@@ -1,4 +1,4 @@
-"""GenerateRequest to domain values: every bound, every field."""
+"""GenerateRequest becomes domain values: every bound, every field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream events to messages."""
+"""Stream events become messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a Multiplex call ends, and what it leaves behind; engine and wire are played by the test."""
+"""The ends of a Multiplex call and its remaining state; the test plays engine and wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a call that was cancelled is judged."""
+"""The outcome of a cancelled call."""
 
 from __future__ import annotations
 

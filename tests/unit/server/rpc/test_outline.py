@@ -1,4 +1,4 @@
-"""A message that holds too much is refused before it is read; its short fields are kept."""
+"""A message that is too large is rejected before it is parsed; its short fields are kept."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may read a message, when there are more that want to than there are slots."""
+"""Which calls may read a message when more want to than there are slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals to gRPC statuses."""
+"""Rejections become gRPC statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of token ids as arrays are what the lists are."""
+"""Token ids converted to an array have the values of the list."""
 
 from __future__ import annotations
 

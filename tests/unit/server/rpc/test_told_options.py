@@ -1,4 +1,4 @@
-"""What a record reports of what its message asked for."""
+"""The options of a request in its record."""
 
 from __future__ import annotations
 

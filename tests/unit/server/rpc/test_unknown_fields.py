@@ -1,4 +1,4 @@
-"""What a request has that no client knows is counted, and no more than a bounded amount of it."""
+"""Unknown fields of a request are counted, up to a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported about single values that are off."""
+"""The reported violations of single values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a caller is by what it shows, and that doubt means no client."""
+"""Authentication of callers; in doubt the caller is rejected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""No client opens a service to a network by accident, and files that are off are reported at the
-start."""
+"""No service is exposed to a network by accident; invalid files are reported at the start."""
 
 from __future__ import annotations
 

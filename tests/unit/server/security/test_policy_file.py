@@ -1,4 +1,4 @@
-"""One judgement of a policy and its key set, in whichever process they are read."""
+"""A policy and its key set are validated the same in every process that reads them."""
 
 from __future__ import annotations
 

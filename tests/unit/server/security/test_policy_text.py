@@ -1,4 +1,4 @@
-"""The policy as people write it: what it means, and what is refused with the place named."""
+"""The policy file: its meaning, and rejections that name the place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats rendered as model authors wrote them, and what a template may not do."""
+"""Chats rendered by the templates of models, and actions that a template may not do."""
 
 from __future__ import annotations
 

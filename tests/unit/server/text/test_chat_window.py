@@ -1,4 +1,4 @@
-"""Where a long dialogue is cut, and that the cut stays where it is while the dialogue grows."""
+"""Where a long conversation is truncated, and that the cut stays there while it grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that ships with the package, as the text layer sees it."""
+"""The shipped model in the text layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model folder must hold, and errors that name the file."""
+"""The required files of a model folder, and errors that name the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to ids: control tokens stay out of client text, bounds hold."""
+"""Text to ids: control tokens are not created from client text, bounds hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants take turns on the tokenizer's threads, and have only so much text there."""
+"""Tenants take turns on the tokenizer's threads, each with a bounded amount of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several replicas: which serves what, how they add up, the same every time."""
+"""Several replicas: request assignment, totals, and repeatability."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Routers on hand-made loads and prefixes, and what a balancer knows of loads when."""
+"""Routers on hand-made loads and prefixes, and the age of a balancer's load information."""
 
 import math
 

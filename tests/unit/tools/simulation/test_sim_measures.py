@@ -1,4 +1,4 @@
-"""The histogram, the fit of the cost model, the cache that knows the future, the charts."""
+"""The histogram, the fit of the cost model, the optimal cache, the charts."""
 
 import json
 import math

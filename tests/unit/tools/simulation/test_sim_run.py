@@ -1,4 +1,4 @@
-"""A run: exact times worked out by hand, every request once, the same again, gates, prefixes."""
+"""A run: times computed by hand, each request once, repeatability, gates, prefixes."""
 
 import csv
 import dataclasses

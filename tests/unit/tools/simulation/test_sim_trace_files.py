@@ -1,4 +1,4 @@
-"""Traces: every format read and written, what is wrong named with its line."""
+"""Traces: every format is read and written, errors name the line."""
 
 import gzip
 import math

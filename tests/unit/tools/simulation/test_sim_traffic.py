@@ -1,4 +1,4 @@
-"""Made-up traffic and the changes to a trace: the same seed gives the same, shares are kept."""
+"""Synthetic traffic and changed traces: a seed repeats them, shares are preserved."""
 
 import itertools
 import math

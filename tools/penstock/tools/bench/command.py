@@ -1,11 +1,12 @@
 """`penstock bench`: loads a service and reports measurements.
 
-Owns the order: reach or start a service, run each point, report. The flags are in `bench_options`,
+Owns the order: reach or start a service, run each point, report. The flags are in `options`,
 sending and measuring are in the other modules of this package, the report in `report`.
 """
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import secrets
@@ -21,6 +22,7 @@ from penstock.tools.bench.options import (
     add_load_options,
     add_target_options,
     check_options,
+    plans_for,
     plans_of,
     sender_of,
     trace_changes,
@@ -91,23 +93,27 @@ def run(args: argparse.Namespace) -> int:
 
 async def _bench(args: argparse.Namespace) -> int:
     from penstock.tools.bench.fleet import FleetFailed
-    from penstock.tools.bench.latency_histogram import RecordingUnavailable, require_hdr_histogram
 
     options = check_options(args)
+    # The address of an own service is known once it is started.
+    address = "localhost" if args.own_service else [*args.rest, default_address(os.environ)][0]
+    sender = sender_of(args, address)
+    plans = plans_of(args, options, secrets.randbelow(2**32))
     try:
-        require_hdr_histogram()
-        if not args.own_service:
-            address = args.rest[0] if args.rest else default_address(os.environ)
-            return await _measure(args, options, address)
-        return await _with_own_service(args, options)
-    except RecordingUnavailable as error:
-        raise UsageError(str(error)) from error
+        if args.own_service:
+            return await _with_own_service(args, options, sender, plans)
+        return await _measure(args, options, sender, plans)
     except FleetFailed as error:
         print(f"penstock bench: {error}", file=sys.stderr, flush=True)
         return ExitCode.FAILED
 
 
-async def _with_own_service(args: argparse.Namespace, options: "BenchOptions") -> int:
+async def _with_own_service(
+    args: argparse.Namespace,
+    options: "BenchOptions",
+    sender: "SenderConfig",
+    plans: "list[LoadPlan]",
+) -> int:
     service = OwnService(
         args.rest,
         start_timeout_s=options.start_timeout_s,
@@ -117,18 +123,23 @@ async def _with_own_service(args: argparse.Namespace, options: "BenchOptions") -
     )
     try:
         async with service:
-            return await _measure(args, options, service.address)
+            sender = dataclasses.replace(sender, address=service.address)
+            return await _measure(args, options, sender, plans)
     except ServiceFailed as failure:
         print(f"penstock bench: {failure}", file=sys.stderr, flush=True)
         return ExitCode.UNAVAILABLE if service.start_s is None else ExitCode.FAILED
 
 
-async def _measure(args: argparse.Namespace, options: "BenchOptions", address: str) -> int:
+async def _measure(
+    args: argparse.Namespace,
+    options: "BenchOptions",
+    sender: "SenderConfig",
+    plans: "list[LoadPlan]",
+) -> int:
     from penstock.tools.bench.fleet import Fleet
 
-    sender = sender_of(args, address)
     model = await _model_at(sender, args.model)
-    plans = plans_of(args, model, secrets.randbelow(2**32))
+    plans = plans_for(model, plans)
     async with Fleet(sender, options.num_processes) as fleet:
         runs = await _run_all(args, fleet, plans)
     return _report(args, sender, model, runs)

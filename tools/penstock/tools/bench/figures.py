@@ -146,7 +146,7 @@ def warnings_of(figures: LoadFigures) -> list[str]:
     """Reasons why the figures may be misleading."""
     warnings: list[str] = []
     late_s, median_s = figures.lateness.p99_s, figures.ttft.p50_s
-    if late_s > max(_HARMLESS_LATENESS_S, MAX_LATE_SHARE * median_s):
+    if figures.ttft.num and late_s > max(_HARMLESS_LATENESS_S, MAX_LATE_SHARE * median_s):
         warnings.append(
             f"the client sent late: p99 {late_s * 1e3:.1f} ms after the request was due, against a"
             f" median TTFT of {median_s * 1e3:.1f} ms, which includes it; raise --processes"

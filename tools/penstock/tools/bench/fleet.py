@@ -13,7 +13,6 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.tools.bench.latency_histogram import require_hdr_histogram
 from penstock.tools.bench.pipe import MessagePipe
 from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.recorder import Recorder
@@ -57,8 +56,8 @@ class LoadRun:
 class Fleet:
     """`async with Fleet(...) as fleet`: inside the block every process has reached the service.
 
-    Entering raises PenstockError if the service is unreachable, RecordingUnavailable without the
-    extra `bench`, FleetFailed for a process that dies.
+    Entering raises PenstockError if the service is unreachable, FleetFailed for a process
+    that dies.
     """
 
     def __init__(self, config: SenderConfig, num_processes: int = 1) -> None:
@@ -68,7 +67,6 @@ class Fleet:
         self._pipes: list[MessagePipe] = []
 
     async def __aenter__(self) -> Self:
-        require_hdr_histogram()
         try:
             context = multiprocessing.get_context("spawn")
             for number in range(self._num_processes):

@@ -1,38 +1,26 @@
 """Durations in an HdrHistogram: three digits from a microsecond to an hour, in a few kilobytes.
 
-Owns the unit and the import of the library, which is the optional extra `bench`.
+Owns the unit.
 """
 
-import importlib
 import math
 from typing import Any
+
+from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
 _MAX_S = 3600.0
 _UNITS_PER_S = 1_000_000
 _DIGITS = 3
 
 
-class RecordingUnavailable(Exception):
-    """HdrHistogram is not installed; the message names the extra."""
-
-
-def require_hdr_histogram() -> Any:
-    """The class. Raises RecordingUnavailable."""
-    try:
-        return importlib.import_module("hdrh.histogram").HdrHistogram
-    except ModuleNotFoundError as error:
-        raise RecordingUnavailable("needs HdrHistogram: install penstock[bench]") from error
-
-
 class LatencyHistogram:
     """Counts durations. Percentiles are within 0.1 %; count, mean and maximum are exact.
 
-    Longer than an hour counts as an hour in percentiles. It may be pickled. Raises
-    RecordingUnavailable without the library.
+    Longer than an hour counts as an hour in percentiles. It may be pickled.
     """
 
     def __init__(self) -> None:
-        self._counts: Any = require_hdr_histogram()(1, int(_MAX_S * _UNITS_PER_S), _DIGITS)
+        self._counts: Any = HdrHistogram(1, int(_MAX_S * _UNITS_PER_S), _DIGITS)
         self._num = 0
         self._sum_s = 0.0
         self._max_s = 0.0
@@ -82,5 +70,5 @@ class LatencyHistogram:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._counts = require_hdr_histogram().decode(state["encoded"])
+        self._counts = HdrHistogram.decode(state["encoded"])  # pyright: ignore[reportUnknownMemberType]  # it has no types
         self._num, self._sum_s, self._max_s = state["num"], state["sum_s"], state["max_s"]

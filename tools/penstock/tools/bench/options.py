@@ -130,39 +130,37 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
     return config
 
 
-def plans_of(args: argparse.Namespace, model: "Model", seed: int) -> "list[LoadPlan]":
-    """One plan for each point. `seed`: used if none is given.
+def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "list[LoadPlan]":
+    """One plan for each point, for the smallest vocabulary. `seed`: used if none is given.
 
     Raises UsageError, BadSetting, TraceError, OSError.
     """
-    from penstock.tools.bench.plan import Arrivals, BenchOptions, LoadPlan
+    from penstock.tools.bench.plan import Arrivals, LoadPlan
 
-    if model.limits.vocab_size is None:
-        raise UsageError(f"{model.name} has no vocabulary size")
     sources = sources_of(args, LoadPlan)
     rows = _rows(args, sources)
-    options = read_settings(args, BenchOptions)
     points: list[dict[str, Any]] = [
         *({"arrivals": options.arrivals, "rate_per_s": rate} for rate in options.rates),
         *({"arrivals": Arrivals.CLOSED, "concurrency": num} for num in options.concurrency),
     ] or [{"arrivals": Arrivals.REPLAY}]
     common = {
-        "vocab_size": model.limits.vocab_size,
+        "vocab_size": 1,
         "rows": rows,
         "prompt_tokens": _lengths("--prompt-tokens", options.prompt_tokens),
         "output_tokens": _lengths("--output-tokens", options.output_tokens),
         "seed": sources.get("seed", seed),
     }
-    plans = [
+    return [
         sources.build(LoadPlan, {**common, **point, "run_index": index})
         for index, point in enumerate(points)
     ]
-    _check_limits(plans[0], model)
-    return plans
 
 
-def _check_limits(plan: "LoadPlan", model: "Model") -> None:
-    """Raise UsageError for lengths that the model would refuse."""
+def plans_for(model: "Model", plans: "list[LoadPlan]") -> "list[LoadPlan]":
+    """The plans with the model's vocabulary. Raises UsageError for lengths that it would refuse."""
+    if model.limits.vocab_size is None:
+        raise UsageError(f"{model.name} has no vocabulary size")
+    plan = plans[0]
     for what, most, limit in (
         ("a prompt", plan.max_prompt_tokens, model.limits.max_prompt_tokens),
         ("an output", plan.max_output_tokens, model.limits.max_output_tokens),
@@ -172,6 +170,7 @@ def _check_limits(plan: "LoadPlan", model: "Model") -> None:
             raise UsageError(
                 f"{what} may have {most:,} tokens; {model.name} accepts at most {limit:,}"
             )
+    return [dataclasses.replace(plan, vocab_size=model.limits.vocab_size) for plan in plans]
 
 
 def _lengths(option: str, text: str) -> Any:

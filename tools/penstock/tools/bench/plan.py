@@ -116,7 +116,9 @@ class LoadPlan:
         at_least=1,
         at_most=MAX_CONCURRENCY,
     )
-    deadline_s: float | None = setting(120.0, "load", "deadline of each call, seconds", above=0)
+    deadline_s: float | None = setting(
+        120.0, "load", "deadline of each call, seconds", above=0, at_most=MAX_DURATION_S
+    )
     targets: Targets = field(default_factory=Targets)
     model: str | None = setting(None, "service", "name of a model", shown="the service's default")
     tenant: str = setting("", "service", "tenant of the requests", shown="none")

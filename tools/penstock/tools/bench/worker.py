@@ -122,7 +122,7 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
     # Objects made so far are long-lived; repeated collections of them would delay reads.
     gc.collect()
     gc.freeze()
-    cpu_s = time.process_time()
+    cpu_s, begun_s = time.process_time(), time.monotonic()
     # During the run, the parent sends nothing: receive() returns only when the pipe is closed.
     over = asyncio.create_task(pipe.receive())
     reporting = asyncio.create_task(_send_progress(driver, pipe))
@@ -136,11 +136,10 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
         for task in (over, reporting, running):
             task.cancel()
         await asyncio.gather(over, reporting, running, return_exceptions=True)
-    wall_s = max(time.monotonic() - start.at_s, 1e-9)
     pipe.send(
         WorkerDone(
             recorder=driver.recorder,
-            cpu_share=(time.process_time() - cpu_s) / wall_s,
+            cpu_share=(time.process_time() - cpu_s) / (time.monotonic() - begun_s),
             was_sending_at_end=driver.was_sending_at_end,
         )
     )

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
-    """Three clients, one of them with a short deadline. Seeds make the demo the same every time."""
+    """Three clients, one of them with a priority. Seeds make the demo the same every time."""
     return (
         DemoRequest(
             name="menenius",

@@ -62,11 +62,6 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         choices=[one.value for one in TraceFormat],
         help="default: recognised by the first line",
     )
-    trace.add_argument(
-        "--tenants",
-        metavar="NAME=SHARE,...",
-        help="give the requests to these tenants, by their shares (default: as in the trace)",
-    )
     add_settings(trace, TransformConfig)
 
 
@@ -75,14 +70,15 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     from penstock.tools.simulation.settings import SimulationConfig
 
     server = parser.add_argument_group("server")
-    add_settings(server, SimulationConfig, ["server"])
-    server.add_argument(
-        "--max-num-batched-tokens", metavar="N", help="token budget of one step (default: 2048)"
-    )
+    add_settings(server, SimulationConfig, ["server", "max_num_batched_tokens"])
     server.add_argument(
         "--scheduler", metavar="JSON", help="further fields of SchedulerConfig, all but the order"
     )
-    server.add_argument("--no-prefix-caching", action="store_true")
+    server.add_argument(
+        "--no-prefix-caching",
+        action="store_true",
+        help="compute every prompt whole, also what earlier ones have in common with it",
+    )
     cost = server.add_mutually_exclusive_group()
     add_settings(cost, SimulationConfig, ["cost"])
     cost.add_argument(

@@ -62,7 +62,7 @@ class Summary:
     `prefix_hit_rate`: prompt tokens found in the cache over prompt tokens, of admitted requests.
     `prefill_waste`: prefill tokens computed for requests that then passed a deadline or were given
     up for one, over all that were computed.
-    `served_ratio`: see `fairness.py`; None when tenants never competed.
+    `served_ratio`: see the function; None when tenants never competed.
     """
 
     num_requests: int

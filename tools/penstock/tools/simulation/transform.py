@@ -38,7 +38,14 @@ class TransformConfig:
     max_output_tokens: int | None = setting(
         None, "trace", "cut outputs to N", at_least=1, shown="uncut"
     )
-    tenants: tuple[TenantShare, ...] = ()
+    tenants: tuple[TenantShare, ...] = setting(
+        (),
+        "trace",
+        "give the requests to these tenants, by their shares",
+        kind=str,
+        metavar="NAME=SHARE,...",
+        shown="as in the trace",
+    )
     ttft_deadline_s: float = setting(
         math.inf, "trace", "seconds for the first token", above=0, may_be_infinite=True
     )

@@ -1,1 +1,1 @@
-"""The engine loop and what it is made of."""
+"""The engine loop and its parts."""

@@ -1,4 +1,4 @@
-"""One step's work on its requests: prefill, tokens, ends, the pages given back.
+"""The work of one step on its requests: prefill, tokens, ends, and released pages.
 
 Owns what happens to a request in an iteration. Does not choose who takes part.
 """

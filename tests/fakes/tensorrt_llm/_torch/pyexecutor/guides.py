@@ -1,4 +1,4 @@
-"""Guided decoding in miniature: a guide becomes a few texts that obey it, one of which is written.
+"""Guided decoding in miniature: a guide becomes a few matching texts, one of which is generated.
 
 Literal alternatives (of a regex, of a grammar's root rule, of a schema's enum) are all kept; of any
 other guide one smallest text is made. Enough to see that a guide arrived whole and is obeyed.

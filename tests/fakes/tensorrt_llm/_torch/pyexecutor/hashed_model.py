@@ -1,4 +1,4 @@
-"""The model: what comes next is a hash of every token before, whatever batch or chunk it ran in.
+"""The model: each token is a hash of all tokens before it, independent of batch and chunk.
 
 Owns vocabulary, context length and logits. The highest logit is known without computing the
 others, so that greedy requests cost next to nothing.

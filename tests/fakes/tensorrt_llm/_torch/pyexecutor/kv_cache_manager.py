@@ -1,4 +1,4 @@
-"""The page pool: held pages, pages that keep what they held for reuse, eviction.
+"""The page pool: pages in use, released pages that are kept for reuse, and eviction.
 
 Whole pages are reused, never parts (the real pool can copy parts). A page that no client holds is
 free although it may still be found by what it holds; the least important, then least recent goes

@@ -1,4 +1,4 @@
-"""A request inside the engine: its parameters as they arrived, its tokens, its pages, its end."""
+"""A request inside the engine: its original parameters, its tokens, its pages, its end."""
 
 from __future__ import annotations
 

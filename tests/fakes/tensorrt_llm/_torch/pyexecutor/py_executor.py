@@ -1,4 +1,4 @@
-"""The engine loop: takes requests in, runs iterations, answers.
+"""The engine loop: accepts requests, runs iterations, sends results.
 
 One thread. What it states goes to `respond` and `report` after each iteration, from that thread.
 """

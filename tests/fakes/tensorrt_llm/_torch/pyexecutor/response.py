@@ -1,4 +1,4 @@
-"""What the engine states about a request after a step."""
+"""The result of one step for one request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two samplers of line 1.2 and what each of them reads of a request.
+"""The two samplers of line 1.2 and the request parameters that each of them reads.
 
 TorchSampler, the default: ignores penalties (NVIDIA/TensorRT-LLM issue #9442), seeds (one generator
 for everyone) and min_p, and holds `min_tokens` against the whole length, for `end_id` alone.

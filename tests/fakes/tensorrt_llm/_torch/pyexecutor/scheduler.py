@@ -1,4 +1,4 @@
-"""Who takes part in a step: pages first, then the step's budget of tokens.
+"""Selects the requests of a step: by free pages first, then by the step's token budget.
 
 Owns both policies of letting requests in, and taking pages. Knows nothing of tokens' values.
 """

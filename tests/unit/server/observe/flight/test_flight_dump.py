@@ -1,4 +1,4 @@
-"""Files of recordings: whose they are, how many, whole or not at all."""
+"""Files of recordings: their owner, their number, and that they are written whole."""
 
 import os
 import stat

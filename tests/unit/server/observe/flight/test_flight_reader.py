@@ -1,5 +1,4 @@
-"""A reader sees whole rows, reported in order, whatever the writer does meanwhile, dead or
-alive."""
+"""A reader gets whole rows in order while the writer writes, or after it died."""
 
 import os
 import signal

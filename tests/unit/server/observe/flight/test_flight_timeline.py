@@ -1,4 +1,4 @@
-"""A recording becomes a trace that viewers read: tracks, counters, arrows, what continues still."""
+"""A recording becomes a trace for viewers: tracks, counters, arrows, unfinished requests."""
 
 import dataclasses
 from typing import Any

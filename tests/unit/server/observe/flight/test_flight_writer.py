@@ -1,5 +1,4 @@
-"""What is written of an engine's flight is what it did: counted, timed, whose, and nothing
-stated."""
+"""The flight recorder writes what the engine did: counts, times, owners, no content."""
 
 import dataclasses
 import logging

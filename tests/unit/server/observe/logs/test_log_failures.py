@@ -1,4 +1,4 @@
-"""Whose words of an exception a log may have."""
+"""Which exception messages a log may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one line that is no error is held back, and no other that looks like it."""
+"""A known harmless error line is suppressed, and no other that looks like it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few lines of a kind: a burst, then one a second, and none of what must not be missing."""
+"""Rate limit of log lines: a burst, then one a second; required lines are never dropped."""
 
 from __future__ import annotations
 

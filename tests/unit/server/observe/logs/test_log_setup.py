@@ -1,4 +1,4 @@
-"""What a process writes to stderr, whatever goes wrong in it; real ones, for hooks are global."""
+"""The stderr output of a process after any fault (real processes, as hooks are global)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our numbers under the names of others."""
+"""Our metrics under the names of other servers."""
 
 from __future__ import annotations
 

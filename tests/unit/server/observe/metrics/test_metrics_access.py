@@ -1,4 +1,4 @@
-"""Who may read the metrics port where other machines reach it."""
+"""Access to the metrics port when other machines can reach it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the steps of an engine make of the metrics, and what its death does."""
+"""The metrics of an engine's steps, and after its death."""
 
 from __future__ import annotations
 

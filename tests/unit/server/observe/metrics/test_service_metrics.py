@@ -1,4 +1,4 @@
-"""What records, steps and beats make of the metrics."""
+"""Metrics computed from records, steps and heartbeats."""
 
 from __future__ import annotations
 

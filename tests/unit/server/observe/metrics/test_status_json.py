@@ -1,4 +1,4 @@
-"""The status page's JSON, and how it is fetched from the event loop."""
+"""The status page's JSON, and how the event loop fetches it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records, beats and steps become a snapshot."""
+"""Records, heartbeats and steps become a snapshot."""
 
 from __future__ import annotations
 

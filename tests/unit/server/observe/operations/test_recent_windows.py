@@ -1,4 +1,4 @@
-"""Sums over ten seconds and percentiles over a minute: right, bounded, forgetful."""
+"""Sums over ten seconds and percentiles over a minute: exact, bounded, and they expire."""
 
 from __future__ import annotations
 

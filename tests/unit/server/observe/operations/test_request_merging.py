@@ -1,4 +1,4 @@
-"""What engine and fronts know of live requests becomes one list."""
+"""The live requests of engine and fronts are merged into one list."""
 
 from __future__ import annotations
 

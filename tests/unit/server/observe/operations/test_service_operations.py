@@ -1,4 +1,4 @@
-"""The operators' operations: which process is asked for what, and what if none answers."""
+"""The operators' calls: which process each is sent to, and missing responses."""
 
 from __future__ import annotations
 

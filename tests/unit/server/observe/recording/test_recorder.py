@@ -1,4 +1,4 @@
-"""From an engine's turns to files and back: whole lines, bounded, private, never in the way."""
+"""From an engine's steps to files and back: whole lines, bounded, private, non-blocking."""
 
 import errno
 import json

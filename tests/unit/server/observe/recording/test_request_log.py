@@ -1,4 +1,4 @@
-"""What is written of a request, lengths, times, order, and what is not: ids, names, hashes."""
+"""The recorded fields of a request: lengths, times, order; no ids, names or hashes."""
 
 import math
 from typing import Any

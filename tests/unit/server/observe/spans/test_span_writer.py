@@ -1,4 +1,4 @@
-"""A record and the trace written from it: what each end states, and where."""
+"""A record and its trace: the attributes of each end, and their spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which traces are kept: by rule, by the caller, by the sampler that the environment names."""
+"""Which traces are kept: by rule, by the caller, by the sampler of the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of keys: complete, unambiguous, written down in the page, and kept to."""
+"""The table of keys is complete, unambiguous, documented and used."""
 
 from __future__ import annotations
 

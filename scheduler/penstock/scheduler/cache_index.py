@@ -80,7 +80,7 @@ class _Chain:
         self.watches: list[CacheWatch] = []
 
 
-class CacheBook:
+class CacheIndex:
     """An index of every named block of one pool. `block_size`: in tokens."""
 
     def __init__(self, block_size: int, max_num_changes: int = 65_536) -> None:

@@ -1,4 +1,4 @@
-"""A caller that replays what a watch reports knows exactly what the pool has cached of its salt.
+"""Replaying the changes of a watch gives exactly the cached blocks of its salt.
 
 Any order of admissions, growth, ends, preemptions, distrust and evictions, over several salts; a
 watch may begin and be read at any time, its snapshot in pieces.
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.cache_book import CachedBlock, CacheWatch
+from penstock.scheduler.cache_index import CachedBlock, CacheWatch
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -61,12 +61,12 @@ class Replay:
         self.blocks[block.digest] = block
 
 
-class BookMachine(RuleBasedStateMachine):
+class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.arrays = SlotArrays(num_slots=NUM_SLOTS, max_seq_len=MAX_LEN, block_size=BLOCK)
         self.cache = KVCache(self.arrays, NUM_BLOCKS)
-        self.book = self.cache.keep_book()
+        self.cache_index = self.cache.enable_cache_index()
         self.running: dict[int, Request] = {}
         self.salt_of: dict[bytes, bytes] = {}
         self.replays: list[Replay] = []
@@ -133,7 +133,7 @@ class BookMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.replays) < 3)
     @rule(salt=st.sampled_from(SALTS))
     def begin_watch(self, salt: bytes) -> None:
-        self.replays.append(Replay(self.book.watch(salt)))
+        self.replays.append(Replay(self.cache_index.watch(salt)))
 
     @precondition(lambda self: self.replays)
     @rule(max_num=st.integers(1, 3))
@@ -145,10 +145,12 @@ class BookMachine(RuleBasedStateMachine):
     def end_watch(self) -> None:
         replay = self.replays.pop(0)
         replay.read_all()
-        cached = {digest for digest in self.book._chain_of if self.cache.pool.match([digest])}
+        cached = {
+            digest for digest in self.cache_index._chain_of if self.cache.pool.match([digest])
+        }
         salt = replay.watch.salt
         assert set(replay.blocks) == {one for one in cached if self.salt_of[one] == salt}
-        self.book.unwatch(replay.watch)
+        self.cache_index.unwatch(replay.watch)
 
     @invariant()
     def books_balance(self) -> None:
@@ -159,5 +161,5 @@ class BookMachine(RuleBasedStateMachine):
             self.end_watch()
 
 
-TestCacheBook = BookMachine.TestCase
-TestCacheBook.settings = settings(max_examples=60, stateful_step_count=40)
+TestCacheIndex = IndexMachine.TestCase
+TestCacheIndex.settings = settings(max_examples=60, stateful_step_count=40)

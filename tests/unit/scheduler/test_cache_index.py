@@ -1,4 +1,4 @@
-"""The book of what is cached: which is reported of what, and what it costs where no client is."""
+"""The index of cached blocks: what a watch reports, and its cost without subscribers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.create import create_executor
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.cache_book import CacheBook, CachedBlock, CacheWatch
+from penstock.scheduler.cache_index import CachedBlock, CacheIndex, CacheWatch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
@@ -31,56 +31,56 @@ def stored(watch: CacheWatch) -> list[bytes]:
 
 
 def test_a_watch_is_told_of_its_salt_alone() -> None:
-    book = CacheBook(BLOCK)
-    mine, theirs = book.watch(b"mine"), book.watch(b"theirs")
+    cache_index = CacheIndex(BLOCK)
+    mine, theirs = cache_index.watch(b"mine"), cache_index.watch(b"theirs")
     digests, tokens = chain(b"mine", 3)
 
-    book.note_named(b"mine", digests, range(3), tokens)
-    book.note_lost([digests[2]])
+    cache_index.note_named(b"mine", digests, range(3), tokens)
+    cache_index.note_lost([digests[2]])
 
     assert stored(mine) == [*digests, b"lost " + digests[2]]
     assert stored(theirs) == []
-    assert book.watch(b"theirs").num_blocks == 0
+    assert cache_index.watch(b"theirs").num_blocks == 0
 
 
 def test_a_block_is_told_with_its_parent_and_its_tokens() -> None:
-    book = CacheBook(BLOCK)
-    watch = book.watch(b"s")
+    cache_index = CacheIndex(BLOCK)
+    watch = cache_index.watch(b"s")
     digests, tokens = chain(b"s", 2)
 
-    book.note_named(b"s", digests, range(1, 2), tokens[4 * BLOCK :])
-    book.note_named(b"s", digests, range(2), tokens)  # the second is known by now
+    cache_index.note_named(b"s", digests, range(1, 2), tokens[4 * BLOCK :])
+    cache_index.note_named(b"s", digests, range(2), tokens)  # the second is known by now
 
     assert watch.take_changes() == [
         CachedBlock(digest=digests[1], parent=digests[0], tokens=tokens[4 * BLOCK :]),
         CachedBlock(digest=digests[0], parent=b"", tokens=tokens[: 4 * BLOCK]),
     ]
     # The parent was named after its child, and comes before it all the same.
-    late = book.watch(b"s")
+    late = cache_index.watch(b"s")
     assert [block.digest for block in late.take_blocks(5)] == list(digests)
 
 
 def test_a_snapshot_is_of_when_the_watch_began() -> None:
-    book = CacheBook(BLOCK)
+    cache_index = CacheIndex(BLOCK)
     digests, tokens = chain(b"s", 4)
-    book.note_named(b"s", digests, range(4), tokens)
-    watch = book.watch(b"s")
+    cache_index.note_named(b"s", digests, range(4), tokens)
+    watch = cache_index.watch(b"s")
 
     first = watch.take_blocks(1)
-    book.note_lost(digests[2:])
+    cache_index.note_lost(digests[2:])
 
     assert [block.digest for block in (*first, *watch.take_blocks(9))] == list(digests)
     assert stored(watch) == [b"lost " + digest for digest in digests[2:]]
 
 
 def test_changes_that_nobody_takes_are_bounded() -> None:
-    book = CacheBook(BLOCK, max_num_changes=3)
-    watch = book.watch(b"s")
+    cache_index = CacheIndex(BLOCK, max_num_changes=3)
+    watch = cache_index.watch(b"s")
     digests, tokens = chain(b"s", 4)
 
-    book.note_named(b"s", digests[:3], range(3), tokens[: 12 * BLOCK])
+    cache_index.note_named(b"s", digests[:3], range(3), tokens[: 12 * BLOCK])
     overruns = [watch.is_overrun]
-    book.note_named(b"s", digests, range(3, 4), tokens[12 * BLOCK :])
+    cache_index.note_named(b"s", digests, range(3, 4), tokens[12 * BLOCK :])
     overruns.append(watch.is_overrun)
 
     assert overruns == [False, True]
@@ -88,16 +88,16 @@ def test_changes_that_nobody_takes_are_bounded() -> None:
 
 
 def test_what_nobody_watches_any_more_gathers_nothing() -> None:
-    book = CacheBook(BLOCK)
-    watch = book.watch(b"s")
-    book.unwatch(watch)
+    cache_index = CacheIndex(BLOCK)
+    watch = cache_index.watch(b"s")
+    cache_index.unwatch(watch)
     digests, tokens = chain(b"s", 1)
 
-    book.note_named(b"s", digests, range(1), tokens)
-    book.note_lost(digests)
+    cache_index.note_named(b"s", digests, range(1), tokens)
+    cache_index.note_lost(digests)
 
     assert watch.take_changes() == []
-    assert book.num_blocks == 0
+    assert cache_index.num_blocks == 0
 
 
 def simulated_engine() -> Engine:
@@ -125,8 +125,8 @@ def run(engine: Engine, key: int, ids: list[int]) -> None:
 
 def test_an_engine_writes_down_what_its_requests_leave_and_what_is_evicted() -> None:
     engine = simulated_engine()
-    book = engine.keep_cache_book()
-    watch = book.watch(b"s")
+    cache_index = engine.enable_cache_index()
+    watch = cache_index.watch(b"s")
 
     for key in range(1, 5):
         run(engine, key, [key] * 33)
@@ -135,7 +135,7 @@ def test_an_engine_writes_down_what_its_requests_leave_and_what_is_evicted() -> 
     lost = [one for one in changes if isinstance(one, bytes)]
     named = {one.digest for one in changes if isinstance(one, CachedBlock)}
     assert lost, "eight blocks hold no four requests"
-    assert named - set(lost) == set(book._chain_of)
+    assert named - set(lost) == set(cache_index._chain_of)
     engine.check_integrity()
 
 
@@ -144,11 +144,11 @@ def test_no_book_is_kept_unasked() -> None:
 
     run(engine, 1, [1] * 33)
 
-    assert engine.cache.pool.book is None
+    assert engine.cache.pool.cache_index is None
 
 
 def test_a_cache_of_somebody_elses_cannot_be_told() -> None:
     engine, _ = make_self_paced()
 
     with pytest.raises(ValueError, match="its own cache"):
-        engine.keep_cache_book()
+        engine.enable_cache_index()
