@@ -61,7 +61,9 @@ _BESIDE_OTHERS = 0.94
 """Of the chance on an idle machine: the minimum next to other load."""
 _CREDIT_MEMORY_S = 60.0
 _SLOWDOWN_MEMORY_S = 30.0
-_NO_SLOWDOWN = 10_000.0
+_MAX_SLOWDOWN = 2.0
+"""A stall is no reason to expect the next one."""
+_NO_SLOWDOWN = 3_000.0
 """Token seconds that count as predicted well: a few requests are no evidence."""
 _MAX_LINES = 4096
 _CHECK_EVERY_S = 0.25
@@ -184,32 +186,56 @@ class PrefillCredit:
 
 
 class Slowdown:
-    """The time that requests took from admission to end, over the one predicted at admission.
+    """The time that requests took from admission, over the one predicted at admission.
 
-    Prompts are weighted by their tokens, which a late answer loses. Both sums decay: when few
-    requests end, the factor returns to 1, its minimum.
+    Prompts are weighted by their computed tokens, which a late answer loses. All sums decay. The
+    excess over 1 fades as well, from when its requests are on average as old as under steady load:
+    it is gone `_SLOWDOWN_MEMORY_S` later, however much they weigh next to those since.
     """
 
-    __slots__ = ("_at_s", "_predicted", "_taken")
+    __slots__ = ("_age", "_at_s", "_predicted", "_taken")
 
     def __init__(self) -> None:
         self._at_s = 0.0
         self._predicted = 0.0
         self._taken = 0.0
+        self._age = 0.0
 
     def factor(self, now: float) -> float:
-        """What predicted times are multiplied by."""
+        """What predicted times are multiplied by: 1 to `_MAX_SLOWDOWN`."""
         self._fade(now)
-        return max((self._taken + _NO_SLOWDOWN) / (self._predicted + _NO_SLOWDOWN), 1.0)
+        return 1.0 + self._excess * min(max(self._left_s / _SLOWDOWN_MEMORY_S, 0.0), 1.0)
+
+    def seconds_until(self, factor: float, now: float) -> float:
+        """Until the factor has faded to this one; 0 below 1, where fading does not lead."""
+        self._fade(now)
+        excess = self._excess
+        if not 1.0 <= factor < 1.0 + excess:
+            return 0.0
+        return max(self._left_s - _SLOWDOWN_MEMORY_S * (factor - 1.0) / excess, 0.0)
 
     def note(self, num_tokens: int, *, taken_s: float, predicted_s: float, now: float) -> None:
-        """Record the end of a request with a prompt of that length."""
+        """Record a request that computed so many tokens of its prompt."""
         self._fade(now)
         self._taken += num_tokens * taken_s
         self._predicted += num_tokens * predicted_s
 
+    @property
+    def _excess(self) -> float:
+        """Over 1, before it fades."""
+        excess = (self._taken - self._predicted) / (self._predicted + _NO_SLOWDOWN)
+        return min(max(excess, 0.0), _MAX_SLOWDOWN - 1.0)
+
+    @property
+    def _left_s(self) -> float:
+        """Until the excess is gone, without further requests."""
+        mean_age_s = self._age / self._predicted if self._predicted else math.inf
+        return 2.0 * _SLOWDOWN_MEMORY_S - mean_age_s
+
     def _fade(self, now: float) -> None:
-        keep = math.exp(-max(now - self._at_s, 0.0) / _SLOWDOWN_MEMORY_S)
+        seconds = max(now - self._at_s, 0.0)
+        keep = math.exp(-seconds / _SLOWDOWN_MEMORY_S)
+        self._age = keep * (self._age + seconds * self._predicted)
         self._taken *= keep
         self._predicted *= keep
         self._at_s = max(self._at_s, now)
@@ -220,12 +246,14 @@ class Completion:
     """The prediction for a whole answer.
 
     `chance`: that it meets its deadline; `required`: the minimum to be worth its compute;
-    `needed_s`: seconds from now with which it would have that.
+    `needed_s`: seconds from now with which it would have that. `slowdown_s`: until the slowdown has
+    faded enough for that, 0 if it is not the reason.
     """
 
     chance: float
     required: float
     needed_s: float
+    slowdown_s: float
 
 
 class CompletionPredictor:
@@ -270,12 +298,13 @@ class CompletionPredictor:
         """
         spec, predicted = request.spec, request.predicted_time
         if predicted is not None and not request.num_preemptions:
-            self.slowdown.note(
-                spec.num_original_prompt_tokens,
-                taken_s=now - predicted.at_s,
-                predicted_s=predicted.prefill_s + max(num_tokens - 1, 0) * predicted.token_s,
-                now=now,
-            )
+            taken_s = now - predicted.at_s
+            predicted_s = predicted.prefill_s + max(num_tokens - 1, 0) * predicted.token_s
+            # One that ended in its prefill is evidence only if that has taken too long already.
+            if num_tokens or taken_s > predicted_s:
+                self.slowdown.note(
+                    request.num_uncached_tokens, taken_s=taken_s, predicted_s=predicted_s, now=now
+                )
         if is_cut and not _may_end(spec):
             return
         self.lengths.observe(
@@ -387,9 +416,9 @@ class CompletionPredictor:
         left_s = spec.deadline_s - now - prefill_s
         chance = chance_in(left_s - queue_s)
         required = self.min_chance
+        budget_s = spec.deadline_s - spec.arrival_s
         # After a preemption there is no usual time, and most of the compute is spent.
         if not bounds.num_known:
-            budget_s = spec.deadline_s - spec.arrival_s
             usual_s = max(_STANDING_WAIT_SHARE * budget_s, prefill_s)
             standing = self.standing.share(line_of(request))
             fresh = standing * chance_in(budget_s - usual_s - prefill_s)
@@ -403,10 +432,13 @@ class CompletionPredictor:
                     share = chance / alone if alone > 0.0 else 1.0
                     self.credit.note(len(request.tokens), share, now)
         num_tokens = distribution.tokens_with(required, bounds) - bounds.num_known
+        own_s = prefill_s + (num_tokens - 1) * token_s
+        enough = slowdown * (budget_s - queue_s) / own_s if own_s > 0.0 else math.inf
         return Completion(
             chance=chance,
             required=required,
-            needed_s=queue_s + prefill_s + (num_tokens - 1) * token_s,
+            needed_s=queue_s + own_s,
+            slowdown_s=self.slowdown.seconds_until(enough, now),
         )
 
 

@@ -349,7 +349,10 @@ class DeadlinePredictor:
         )
         if completion is None or completion.chance >= completion.required:
             return None
-        return self._unlikely(request, demand, likely, completion.chance, now + completion.needed_s)
+        done_s = now + completion.needed_s
+        rejection = self._unlikely(request, demand, likely, completion.chance, done_s)
+        wait_s = max(rejection.retry_after_s or 0.0, completion.slowdown_s)
+        return replace(rejection, retry_after_s=wait_s)
 
     def _unlikely(
         self, request: Request, demand: Demand, likely: Forecast, chance: float, done_s: float

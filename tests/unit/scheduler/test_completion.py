@@ -232,12 +232,42 @@ def test_predicted_times_are_corrected_by_those_of_recent_requests() -> None:
     slowdown.note(10, taken_s=20.0, predicted_s=1.0, now=0.0)
     assert slowdown.factor(0.0) < 1.1, "one short prompt is no evidence"
     for _ in range(100):
-        slowdown.note(10_000, taken_s=20.0, predicted_s=10.0, now=0.0)
-    assert slowdown.factor(0.0) == pytest.approx(2.0, rel=0.01)
-    assert slowdown.factor(300.0) == pytest.approx(1.0, abs=0.1)
-    for _ in range(100):
-        slowdown.note(10_000, taken_s=1.0, predicted_s=10.0, now=400.0)
-    assert slowdown.factor(400.0) == 1.0
+        slowdown.note(10_000, taken_s=15.0, predicted_s=10.0, now=0.0)
+    assert slowdown.factor(0.0) == pytest.approx(1.5, rel=0.01)
+    for _ in range(200):
+        slowdown.note(10_000, taken_s=15.0, predicted_s=10.0, now=60.0)
+    for _ in range(300):
+        slowdown.note(10_000, taken_s=5.0, predicted_s=10.0, now=60.0)
+    assert slowdown.factor(60.0) == 1.0
+
+
+@pytest.mark.parametrize("num_later", [0, 1])
+def test_a_stall_slows_predictions_down_for_a_minute_at_most(num_later: int) -> None:
+    slowdown = Slowdown()
+    slowdown.note(1_000_000, taken_s=500.0, predicted_s=10.0, now=0.0)
+    assert slowdown.factor(0.0) == 2.0, "not by how long the stall was"
+    for second in range(1, 61):
+        slowdown.note(num_later, taken_s=1.0, predicted_s=1.0, now=second)
+    assert slowdown.factor(60.0) == pytest.approx(1.0, abs=0.01)
+    assert slowdown.factor(600.0) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_slowdown_under_steady_load_stays() -> None:
+    slowdown = Slowdown()
+    for second in range(300):
+        slowdown.note(10_000, taken_s=15.0, predicted_s=10.0, now=second)
+        assert slowdown.factor(second) > 1.4
+    assert slowdown.factor(320.0) < 1.3
+
+
+def test_a_slowdown_tells_when_it_has_faded() -> None:
+    slowdown = Slowdown()
+    slowdown.note(1_000_000, taken_s=20.0, predicted_s=10.0, now=0.0)
+    wait_s = slowdown.seconds_until(1.5, 0.0)
+    assert slowdown.factor(0.0) > 1.9
+    assert slowdown.factor(wait_s) == pytest.approx(1.5, abs=0.01)
+    assert slowdown.seconds_until(1.5, wait_s) == pytest.approx(0.0, abs=0.01)
+    assert slowdown.seconds_until(0.9, wait_s) == 0.0, "it will not get there"
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -252,13 +282,99 @@ def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late
     assert site.engine.completion.slowdown.factor(site.clock()) > 1.01
 
 
-@pytest.mark.parametrize("slowdown", [1.0, 2.0])
-def test_a_request_is_judged_by_the_corrected_times(slowdown: float) -> None:
-    site = site_with(100)
+def noted(site: PricedSite, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """What its slowdown records from now on."""
+    notes: list[dict[str, float]] = []
+    note = site.engine.completion.slowdown.note
+
+    def recorded(_self: Slowdown, num_tokens: int, **times: float) -> None:
+        notes.append({"num_tokens": num_tokens} | times)
+        note(num_tokens, **times)
+
+    monkeypatch.setattr(Slowdown, "note", recorded)
+    return notes
+
+
+def test_recorded_are_computed_tokens_and_the_prediction_before_its_correction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = site_with(40)
+    site.submit(1, 200, max_tokens=1, hashed=True)
+    site.run()
+    slow(site)
+    notes = noted(site, monkeypatch)
+    site.submit(2, 300, max_tokens=60, min_tokens=60, deadline_s=20.0, hashed=True)
+    site.run()
+    # 100 tokens of prefill and 59 more of output, 10 ms a step.
+    assert [note["num_tokens"] for note in notes] == [100]
+    assert notes[0]["predicted_s"] == pytest.approx(0.11 + 0.59, rel=0.1)
+    assert notes[0]["taken_s"] == pytest.approx(0.11 + 0.59, rel=0.1)
+
+
+@pytest.mark.parametrize("is_stalled", [False, True])
+def test_a_request_that_ends_in_its_prefill_counts_if_it_was_slow(
+    monkeypatch: pytest.MonkeyPatch, *, is_stalled: bool
+) -> None:
+    site = site_with(40)
+    notes = noted(site, monkeypatch)
+    site.submit(1, 1400, max_tokens=100, deadline_s=15.0)
+    site.step()
+    if is_stalled:
+        site.clock.advance(10.0)
+    site.engine.cancel(1)
+    site.run()
+    assert isinstance(site.ends[1], Finished)
+    assert len(notes) == is_stalled
+
+
+def test_a_preempted_request_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = site_with(40)
+    notes = noted(site, monkeypatch)
+    request = site.submit(1, 100, max_tokens=60, min_tokens=60, deadline_s=8.0)
+    for _ in range(20):
+        site.step()
+    assert request is not None
+    assert request.predicted_time is not None
+    site.engine.transitions.preempt(request, site.clock())
+    site.run()
+    assert isinstance(site.ends[1], Finished)
+    assert notes == []
+
+
+def slow(site: PricedSite) -> None:
+    """Recent requests took twice as long as predicted."""
     site.engine.completion.slowdown.note(
-        1_000_000, taken_s=10.0 * slowdown, predicted_s=10.0, now=site.clock()
+        1_000_000, taken_s=20.0, predicted_s=10.0, now=site.clock()
     )
-    assert (site.submit(1, 100, max_tokens=500, deadline_s=1.8) is None) is (slowdown == 2.0)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize(
+    ("num_prompt", "num_output", "deadline_s"),
+    [(100, 100, 1.8), (1000, 2, 1.8)],
+    ids=["decode", "prefill"],
+)
+def test_a_request_is_judged_by_the_corrected_times(
+    num_prompt: int, num_output: int, deadline_s: float, *, is_slow: bool
+) -> None:
+    site = site_with(100)
+    if is_slow:
+        slow(site)
+    request = site.submit(
+        1, num_prompt, max_tokens=num_output, min_tokens=num_output, deadline_s=deadline_s
+    )
+    assert (request is None) is is_slow
+    if is_slow:
+        site.step()
+        wait_s = site.failure(1).retry_after_s
+        assert wait_s is not None
+        assert 1.0 < wait_s < 60.0
+        site.clock.advance(wait_s + 0.1)
+        site.submit(2, 10)
+        site.run()  # the first request after a second would be a trial
+        assert site.submit(
+            3, num_prompt, max_tokens=num_output, min_tokens=num_output, deadline_s=deadline_s
+        )
 
 
 def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:
