@@ -272,7 +272,7 @@ class KeptStreams:
         return RequestState.ERROR if stream.has_failed else RequestState.COMPLETED
 
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Start the stream of a request that will be submitted or has ended, under an unused name."""
+        """Start the stream, under an unused name, of a request to be submitted or already ended."""
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream
         self._by_key.update((key, stream) for key in stream.live)

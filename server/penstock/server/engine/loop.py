@@ -49,7 +49,7 @@ class StatusPublisher:
         board.show_retention_cuts(*engine.retention_cuts)
 
     def idle(self) -> None:
-        """Publish that no step is in flight: all work is done and the integrity check has passed."""
+        """Clear the board's steps: all work is done and the integrity check has passed."""
         self._board.no_step()
 
 

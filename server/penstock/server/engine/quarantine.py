@@ -68,7 +68,7 @@ class Quarantine:
         return bool(self._ended or (self._held and not self._on_probation))
 
     def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
-        """Hold back or refuse the outputs of a request if any is suspected; return whether it did."""
+        """Hold back or refuse a request if any output is suspected; return whether it did."""
         if not self._suspects:
             return False
         suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]

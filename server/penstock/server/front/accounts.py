@@ -198,7 +198,7 @@ class Accounts:
     def open(
         self, method: str, *, arrival_s: float, peer: str = "", parent: RemoteParent | None = None
     ) -> RequestAccount:
-        """Open the account of an arrived request. `parent`: of its trace, if the caller sent one."""
+        """Open the account of an arrived request. `parent`: of its trace, if any was sent."""
         trace = self._ids.begin(parent) if self.is_tracing else NOT_TRACED
         return RequestAccount(method, peer, arrival_s, trace)
 

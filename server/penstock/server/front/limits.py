@@ -84,7 +84,7 @@ class Limits:
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Largest `min_chunk_tokens`: the held tokens of all outputs must fit a stream's backlog."""
+        """Largest `min_chunk_tokens`: the backlog must hold the held tokens of all outputs."""
         config = self.config
         return max(
             1, min(config.max_chunk_tokens, config.max_backlog_tokens // config.max_num_outputs)

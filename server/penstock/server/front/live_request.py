@@ -229,7 +229,7 @@ class LiveRequest:
             self.phases.find_prefix(change.num_cached_tokens)
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
-        """Push rows for prompt tokens from `first_position` on; skip rows of a recomputed prompt."""
+        """Push new rows for prompt tokens from `first_position` on; skip recomputed ones."""
         self.head.accept()
         for piece in self.head.prompt.rows(first_position, logprobs):
             self.stream.push(piece)

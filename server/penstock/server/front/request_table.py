@@ -110,7 +110,7 @@ class RequestTable:
             self._by_key.pop(output.key, None)
 
     def owns_keys(self, request: LiveRequest) -> bool:
-        """Return whether all its keys belong to this front, and not to another that submitted it."""
+        """Return whether all its keys are this front's, not those of another that submitted it."""
         first = self._first_key
         return all(first < key <= first + 2**_NUM_COUNTER_BITS - 1 for key in request.live_keys)
 

@@ -54,7 +54,7 @@ class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def output_seed(seed: int, output_index: int) -> int:
-    """Return the seed of one output: the request's for the first, else a hash of it and the index."""
+    """Return an output's seed: the request's for the first, else a hash of it and the index."""
     if output_index == 0:
         return seed
     data = seed.to_bytes(8, "little") + output_index.to_bytes(8, "little")

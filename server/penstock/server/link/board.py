@@ -144,7 +144,7 @@ class EngineBoard:
         """Publish the keys, int64 [n], of the step that the executor is about to get."""
         words, bank = self._words, self._bank
         keys = keys[: self._max_keys]
-        # If the process is killed in between, the board shows no requests: the step has not started.
+        # If the process is killed in between, the board has no requests: the step never started.
         words[_BANK_SIZES + bank] = 0
         start = (_KEYS + bank * self._max_keys) * _WORD_BYTES
         self._map[start : start + len(keys) * _WORD_BYTES] = keys.tobytes()

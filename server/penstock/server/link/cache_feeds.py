@@ -43,9 +43,7 @@ class CacheFeeds:
 
     @property
     def has_work(self) -> bool:
-        """Whether a snapshot is not sent completely. Changes are sent with the step that makes
-        them.
-        """
+        """Whether part of a snapshot is unsent. Changes are sent with the step that makes them."""
         return any(feed.next_part < feed.num_parts for feed in self._feeds.values())
 
     def follow(self, front_id: int, request: Follow) -> None:

@@ -191,7 +191,7 @@ class Unfollow(TaggedFrame, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPart:
-    """Part `index`, from 0, of a snapshot with `num_parts` parts and `num_blocks` blocks in total."""
+    """Part `index` (from 0) of a snapshot with `num_parts` parts and `num_blocks` blocks."""
 
     index: int
     num_parts: int
@@ -232,7 +232,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
 
     @classmethod
     def of(cls, submit: Submit) -> "SubmitFrame":
-        """Return the frame of `submit`. Raises ValueError for an id or a digest of a wrong length."""
+        """Return the frame of `submit`. Raises ValueError for an id or digest of wrong length."""
         if not submit.specs:
             return cls(None, (), submit.kept)
         leader, *others = submit.specs

@@ -189,7 +189,7 @@ class _Spellings:
         return sum(1 for _ in self._matches(text))
 
     def _matches(self, text: str, *, overlapping: bool = False) -> Iterator[re.Match[str]]:
-        """Yield matches from left to right. Search slices: each search holds the interpreter lock."""
+        """Yield matches from left to right, by slice: a search holds the interpreter lock."""
         position = 0
         while position < len(text):
             next_slice = position + _SEARCHED_CHARS

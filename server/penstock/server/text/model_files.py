@@ -203,7 +203,7 @@ def _architecture(config: _Json) -> str:
 
 
 def _chat_template(folder: Path, settings: _Json) -> str | None:
-    """Return the template's source: its own file first, then tokenizer_config.json in either form."""
+    """Return the template's source: its own file, else tokenizer_config.json in either form."""
     path = folder / "chat_template.jinja"
     if path.exists():
         return _read_text(path)

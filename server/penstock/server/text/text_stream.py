@@ -145,7 +145,7 @@ _NOTHING = TextDelta(text="", num_tokens=0)
 
 
 class TextStream:
-    """The text of one output. `num_tokens`: its tokens so far. `is_finished`: no more text follows."""
+    """One output's text. `num_tokens`: its tokens so far. `is_finished`: no more text follows."""
 
     __slots__ = (
         "_decoder",
@@ -186,7 +186,7 @@ class TextStream:
         return self._matcher is None and not self.is_finished
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Add the next tokens, plain integers. After the end they are ignored: `num_tokens` is 0."""
+        """Add the next tokens (plain integers). After the end, ignore them: `num_tokens` is 0."""
         if self.is_finished:
             return _NOTHING
         with_text = token_ids
