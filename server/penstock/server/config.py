@@ -1,7 +1,7 @@
 """The service's settings, and how they reach its processes.
 
-Owns `ServerConfig`, the groups that settings are shown in, and what each child process is launched
-with. Reads no environment and no arguments: the command line does, once.
+Owns `ServerConfig`, the groups that settings are shown in, and the launch parameters of each child
+process. Reads no environment and no arguments: the command line does, once.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch", "ObserverLaunch")
 
 
 def default_num_fronts() -> int:
-    """Half of the usable cores, at least one: the engine and its threads need the rest."""
+    """Return half of the usable cores, at least one: the engine and its threads need the rest."""
     return max(1, min(MAX_NUM_FRONTS, num_usable_cores() // 2))
 
 
@@ -55,10 +55,10 @@ GROUPS = {
 class ServerConfig:
     """One service: a model, an engine and fronts on one port. Raises SettingError naming the field.
 
-    `tokenizer_path`: the folder that fronts read tokenizer and chat template from, None for the
+    `tokenizer_path`: the folder from which fronts read tokenizer and chat template; None: the
     model's. The service has ended two seconds after `drain_grace_s`. `front.front_id` is a
-    placeholder: each front gets its own. `record_path`: the folder in which the engine writes down
-    its steps and requests; `record_max_bytes` bounds each of the two files.
+    placeholder: each front gets its own. `record_path`: the folder in which the engine records its
+    steps and requests; `record_max_bytes` bounds each of the two files.
     """
 
     model_path: Path = required(
@@ -185,9 +185,9 @@ class EngineLaunch:
     """The launch parameters of an engine process.
 
     `listener_fd`: the listening Unix socket, inherited; it outlives every engine, so fronts that
-    connect while none runs wait in its backlog. `epoch` grows with every start. `flight_fd`: the
-    memory of the flight recorder, inherited; -1 where there is none. `board_fd`: likewise the
-    engine's board. `suspects`: requests that may have killed an earlier engine.
+    connect while none runs wait in its backlog. `epoch` increases with every start. `flight_fd`:
+    the memory of the flight recorder; `board_fd`: the engine's board; both inherited, -1 for none.
+    `suspects`: requests that may have killed an earlier engine.
     """
 
     server: ServerConfig
@@ -203,9 +203,9 @@ class EngineLaunch:
 class FrontLaunch:
     """The launch parameters of a front process. `port` is the real one, reserved by the supervisor.
 
-    `observer_path`: the socket that the observer listens on, None when there is no observer.
-    `board_fd`: the engine's board; `beats_fd`: the heartbeats of fronts, of which `beat_row` is
-    this one's; both inherited, -1 where there is none.
+    `observer_path`: the socket that the observer listens on, None without an observer. `board_fd`:
+    the engine's board; `beats_fd`: the heartbeats of fronts, in which this front has the row
+    `beat_row`; both inherited, -1 for none.
     """
 
     server: ServerConfig
@@ -224,8 +224,8 @@ class ObserverLaunch:
 
     `socket_path`: the engine's link. `listener_fd`: the listening Unix socket that fronts connect
     to, inherited; `flight_fd` and `board_fd` as in `EngineLaunch`. The ports are the real ones,
-    reserved by the supervisor; None for none. `started_s`: when the service was, on the monotonic
-    clock.
+    reserved by the supervisor; None for none. `started_s`: when the service started, on the
+    monotonic clock.
     """
 
     server: ServerConfig
@@ -239,12 +239,12 @@ class ObserverLaunch:
 
 
 SETTINGS = declared(ServerConfig)
-"""Of `penstock serve`."""
+"""The settings of `penstock serve`."""
 
 
 def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
     """Encode launch parameters for the frame to the child process."""
-    # Here, because `penstock serve --help` works where the client alone is installed.
+    # Imported here: `penstock serve --help` works even if only the client is installed.
     import msgspec
 
     return msgspec.msgpack.encode(launch, enc_hook=str)
