@@ -1,6 +1,6 @@
-"""Gateway protocols that can be served next to ours: entry points `penstock.gateways`.
+"""Gateway protocols that can be served next to Penstock's own: entry points `penstock.gateways`.
 
-Owns their discovery. An entry point names a module, which is loaded only when it is requested.
+Owns their discovery. An entry point names a module, which is loaded only on request.
 """
 
 from collections.abc import Collection
@@ -22,8 +22,7 @@ _GROUP: Final = "penstock.gateways"
 class Gateway(Protocol):
     """The module of a gateway.
 
-    `request_methods`: the RPC methods that carry requests ("package.Service/Method"), as in
-    metrics.
+    `request_methods`: the methods that carry requests ("package.Service/Method"), as in metrics.
     """
 
     @property
@@ -38,12 +37,12 @@ class Gateway(Protocol):
     def make_service(
         self, front: "Front", gate: "AccessControl", board: "BoardView | None"
     ) -> "GatewayService":
-        """Return the service over one front. `board`: has the load of the engine; may be None."""
+        """Return the service over one front. `board`: the engine's load figures; may be None."""
         ...
 
 
 def load_gateway(name: str) -> Gateway:
-    """Load the gateway of this name. Raises SettingError with the available names."""
+    """Return the gateway with this name. Raises SettingError listing the available names."""
     found = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in found:
         names = ", ".join([NO_GATEWAY, *sorted(found)])

@@ -1,6 +1,6 @@
 """Tenants: their names, their bytes, and the ids of requests.
 
-The source of a tenant's name is trusted.
+Trusts the source of a name.
 """
 
 import os
@@ -17,9 +17,9 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class PriorityCeilings:
-    """The highest priorities of a tenant's requests; higher ones are lowered to these.
+    """Maximum priorities of a tenant's requests; higher priorities are lowered to them.
 
-    `scheduling`: in the queue. `retention`: of its blocks in the prefix cache.
+    `scheduling`: in the queue. `retention`: of a request's blocks in the prefix cache.
     """
 
     scheduling: int = MAX_PRIORITY
@@ -32,8 +32,8 @@ NO_CEILINGS: Final = PriorityCeilings()
 def tenant_fault(name: str) -> str | None:
     """Return why `name` is invalid; None if it is valid.
 
-    A proxy may join several values of one metadata key with a comma, so a name with a comma may be
-    two.
+    A proxy may join several values of one metadata key with commas, so a name with a comma may be
+    two names.
     """
     if not 1 <= len(name) <= MAX_TENANT_CHARS:
         return f"must have 1 to {MAX_TENANT_CHARS} characters"
@@ -45,20 +45,20 @@ def tenant_fault(name: str) -> str | None:
 
 
 def engine_request_id(tenant: str, request_id: str) -> str:
-    """Return the engine's id of a request, which differs between tenants that choose the same id.
+    """Return the engine's id of a request, which contains the tenant: tenants may choose equal ids.
 
-    Neither part can contain the separator, so requests of different tenants never collide.
+    Neither part can contain the separator, so ids of different tenants never collide.
     """
     return f"{tenant}{_SEPARATOR}{request_id}" if tenant else request_id
 
 
 def own_request_id(tenant: str, engine_id: str) -> str:
-    """Return the tenant's id, given the engine's."""
+    """Return the tenant's request id from the engine's id."""
     return engine_id.removeprefix(engine_request_id(tenant, ""))
 
 
 class TenantBytes:
-    """Bytes by tenant. `total`: of all tenants."""
+    """Bytes by tenant. `total`: the sum over all tenants."""
 
     __slots__ = ("_by_tenant", "total")
 
@@ -67,7 +67,7 @@ class TenantBytes:
         self.total = 0
 
     def add(self, tenant: str, num_bytes: int) -> None:
-        """Add to a tenant's bytes; `num_bytes` may be negative."""
+        """Add `num_bytes`, which may be negative, to a tenant."""
         self.total += num_bytes
         num_bytes += self._by_tenant.pop(tenant, 0)
         if num_bytes:
