@@ -18,7 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
-"""In addition to the engine's own shutdown: for its loop and the process."""
+"""Seconds added to the engine's own shutdown timeout, for its loop thread and its process."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _MIB = 1024 * 1024
 _DEFAULT_CACHE_BYTES = 512 * _MIB
@@ -36,22 +36,23 @@ class SimulatedPace(enum.StrEnum):
     """How long a simulated step takes in real time."""
 
     IMMEDIATE = "immediate"
-    """No wait (a scripted slow step still waits)."""
+    """Do not wait, except in a scripted slow step."""
     REAL_TIME = "real_time"
-    """It waits."""
+    """Wait for the step time of the cost model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """The simulated executor's properties. Raises ValueError naming the field.
+    """Properties of the simulated executor. Raises ValueError naming the field.
 
-    `vocab_size` None: the model folder's, or 32,000 without one. `kv_bytes_per_token`: simulated
-    size of one token's keys and values, to convert `kv_cache_bytes` to blocks. `min_output_tokens`,
-    `max_output_tokens`: a request with stop ids ends with its first one as its k-th output token, k
-    hashed from its prompt uniformly within the two (both the same: k is scripted), later when
-    `min_tokens` bars it; `max_output_tokens` None: never, every request runs to its `max_tokens`.
-    `is_strict`: keep a shadow of every key and value written and check in each step that what is
-    read is what was written (a scheduler's paging bug raises; costs a pass over the context).
+    `vocab_size` None: the vocabulary of the model folder, or 32,000 without a folder.
+    `kv_bytes_per_token`: simulated size of one token's keys and values, which converts
+    `kv_cache_bytes` to blocks. `min_output_tokens`, `max_output_tokens`: a request with stop ids
+    gets its first stop id as its k-th output token, where k is hashed from its prompt, uniformly
+    between the two (equal values set k), or later if `min_tokens` bars the stop id.
+    `max_output_tokens` None: every request runs to its `max_tokens`. `is_strict`: keep a shadow of
+    every key and value written, and check in each step that every read returns what was written
+    (detects paging bugs of a scheduler; costs a pass over the context).
     """
 
     vocab_size: int | None = setting(None, at_least=2)
@@ -79,12 +80,12 @@ class ExecutorConfig:
     `model_path`: a Hugging Face folder (see `penstock.executor.models.resolve_model`), required by
     torch and trtllm; the simulated executor uses its vocabulary and length limits when given.
     `tokenizer_path`: a folder with the tokenizer, for executors that need one; None: the model's.
-    For trtllm every other setting is in its section, under its own name; the two that the server
-    reads, `max_num_seqs` and `max_seq_len`, repeat its values.
+    The trtllm executor reads its other settings from `trtllm`, under the vendor's names;
+    `max_num_seqs` and `max_seq_len`, which the server reads, repeat the values there.
 
-    `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device `kv_memory_fraction` of the free
-    memory besides the weights and a step of `max_num_batched_tokens`. That is the scheduler's token
-    budget of one step, None for the device's default.
+    `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device `kv_memory_fraction` of the memory
+    left by the weights and a step of `max_num_batched_tokens`. `max_num_batched_tokens`: the
+    scheduler's token budget of a step; None: the device's default.
     """
 
     kind: ExecutorKind = setting(
@@ -207,12 +208,12 @@ class ExecutorConfig:
 
     @property
     def host_cache_bytes(self) -> int:
-        """Bytes of pages on devices whose free memory is not measured."""
+        """KV cache size in bytes on devices whose free memory is not measured."""
         return _DEFAULT_CACHE_BYTES if self.kv_cache_bytes is None else self.kv_cache_bytes
 
     @property
     def max_exit_s(self) -> float:
-        """How long the executor may take to shut down, seconds."""
+        """Maximum time for the executor to shut down, seconds."""
         if self.kind is ExecutorKind.TRTLLM:
             return self.trtllm.watch.shutdown_timeout_s + _EXIT_SLACK_S
         return 0.0

@@ -1,6 +1,6 @@
-"""The limits of the control groups that this process is in, of either version.
+"""Reads the limits of this process's control groups (cgroup v1 and v2).
 
-Owns the location of their files; readers interpret the content.
+Owns the location of their files; callers interpret the content.
 """
 
 from collections.abc import Iterator
@@ -12,22 +12,22 @@ MOUNT = Path("/sys/fs/cgroup")
 
 
 class ControlGroup(NamedTuple):
-    """The files of a group in `folder`; versions differ in their names."""
+    """A control group's folder; the names of its files depend on the cgroup version."""
 
     folder: Path
     is_first_version: bool
 
     def read(self, name: str) -> str:
-        """The text of a file, empty without one."""
+        """Return the text of a file, or an empty string if the file does not exist."""
         return read_text(self.folder / name)
 
 
 def control_groups(
     controller: str, groups: Path = GROUPS, mount: Path = MOUNT
 ) -> Iterator[ControlGroup]:
-    """The process's group and those around it, for a controller such as `cpu`.
+    """Return the process's group and its ancestors, for a controller such as `cpu`.
 
-    `groups` and `mount`: the file with the process's groups, and where their limits are.
+    `groups`: the file that lists the process's groups. `mount`: the folder with their limits.
     """
     for line in read_text(groups).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -40,7 +40,7 @@ def control_groups(
 
 
 def read_text(file: Path) -> str:
-    """The text of a file of the kernel, empty without one."""
+    """Return the text of a kernel file, or an empty string if the file does not exist."""
     try:
         return file.read_text(encoding="ascii")
     except OSError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDefaults:
-    """`max_num_seqs` requests, `max_num_batched_tokens` tokens a step."""
+    """Default `max_num_seqs` and `max_num_batched_tokens` of a device."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -21,5 +21,5 @@ _ON_CUDA = DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=3584)
 
 
 def device_defaults(device: str) -> DeviceDefaults:
-    """The defaults for `device`, as in `ExecutorConfig.device`."""
+    """Return the defaults for `device`, which is given as in `ExecutorConfig.device`."""
     return _ON_CUDA if device.startswith("cuda") else _ON_CPU

@@ -1,4 +1,4 @@
-"""The script language of simulated faults: which fault, when, and how often.
+"""The script language of simulated faults: which fault to inject, when, and how often.
 
 Owns the description of one fault. The executor injects it.
 """
@@ -9,26 +9,28 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.StrEnum):
-    """The kinds of faults. Those of REQUEST_FAULTS hit single requests, the others the executor."""
+    """The kinds of faults. The kinds in REQUEST_FAULTS hit single requests, the others the
+    executor.
+    """
 
     REQUEST_FAILS = "request_fails"
-    """The request fails alone, with `Fault.detail`."""
+    """The request alone fails, with `Fault.detail`."""
     NOT_FINITE = "not_finite"
-    """The request's logits are not finite: it fails alone, as a real model reports it."""
+    """The request's logits are not finite: the request alone fails, as with a real model."""
     STEP_RAISES = "step_raises"
-    """Computing the request raises, in this step and whenever it is repeated: it fails alone, once
-    it is identified among the rows of its step.
+    """Computing the request raises, in this step and in every repetition. The request alone fails
+    once the search over the step's rows has identified it.
     """
     NO_TOKENS = "no_tokens"
-    """The request gets no token in this step (a count of 0). Pipeline depth 1 only."""
+    """The request gets no token in this step (count 0). Pipeline depth 1 only."""
     EXTRA_TOKENS = "extra_tokens"
-    """The request gets `Fault.num_extra` tokens more than one, as with speculation, as far as its
-    blocks reach. Pipeline depth 1 only.
+    """The request gets `Fault.num_extra` additional tokens, as with speculative decoding, as far as
+    its blocks allow. Pipeline depth 1 only.
     """
     EXECUTOR_DIES = "executor_dies"
-    """`collect` raises ExecutorDied, and so does everything after it."""
+    """`collect` and every later call raise ExecutorDied."""
     PROCESS_EXITS = "process_exits"
-    """The process ends at once with `Fault.exit_code`, as on a driver fault."""
+    """The process exits at once with `Fault.exit_code`, as on a driver fault."""
     HANG = "hang"
     """`collect` does not return until `close`."""
     SLOW_STEP = "slow_step"
@@ -51,15 +53,15 @@ COUNT_FAULTS = frozenset({FaultKind.NO_TOKENS, FaultKind.EXTRA_TOKENS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One scripted fault: it fires when all given conditions hold, `max_times` times.
+    """One scripted fault: it fires when all its conditions hold, at most `max_times` times.
 
-    Conditions, of which at least one is given. `at_step`: not before the launched step of this
-    ordinal, 1 the executor's first. The others apply to the requests that a step samples:
-    `at_request`, the ordinal of the request's first admission, 1 the first; `at_prompt_token`, a
-    token id in its prompt (a poisoned prompt: also after a restart of the executor); `at_output`,
-    the index of the output token it is about to get, 0 the first. A fault of requests hits the
-    sampled requests that meet the conditions in row order, each counting towards `max_times`; one
-    of the executor fires once in a step.
+    At least one condition is given. `at_step`: not before this launched step (1 is the executor's
+    first). The other conditions apply to the requests that a step samples. `at_request`: number of
+    the request in order of first admission (1 is the first). `at_prompt_token`: a token id in its
+    prompt (a poisoned prompt: fires after a restart of the executor too). `at_output`: index of the
+    output token that the request is about to get (0 is the first). A fault of requests hits the
+    sampled requests that meet the conditions, in row order; each hit counts towards `max_times`. A
+    fault of the executor fires at most once per step.
     """
 
     kind: FaultKind
@@ -92,12 +94,12 @@ class Fault:
 
     @property
     def is_for_request(self) -> bool:
-        """True when it hits single requests rather than the whole executor."""
+        """True when the fault hits single requests rather than the whole executor."""
         return self.kind in REQUEST_FAULTS
 
     @property
     def is_conditional_on_request(self) -> bool:
-        """True when it waits for a certain request to be sampled."""
+        """True when the fault has a condition on the sampled requests."""
         return any(
             value is not None for value in (self.at_request, self.at_prompt_token, self.at_output)
         )

@@ -1,14 +1,14 @@
-"""Repeats a step that raises in parts, until the rows that cause the error are isolated.
+"""When a step raises, repeats it in parts until the rows that cause the error are isolated.
 
-Owns the search and the merging of the parts' results. Does not know models, nor what an error means
-for the device: the caller decides whether it can continue.
+Owns the search and the merging of the parts' results. Knows neither models nor what an error means
+for the device: the caller decides whether the device can continue.
 
-A step may be repeated any number of times: a row writes its keys and values to the same places
-again, reads nothing that another row of its step writes, and its token depends on its own past
-alone. So the other rows get the same results.
+A step may be repeated any number of times: a row writes its keys and values to the same locations
+again, reads nothing that another row of the step writes, and its token depends only on its own
+sequence. So the other rows get the same results.
 
-The work is bounded: a step of n rows is run twice as a whole, then at most 2n - 2 parts of it, each
-row at most log2(n) + 1 times.
+The work is bounded: a step of n rows runs twice as a whole, then in at most 2n - 2 parts, each row
+at most log2(n) + 1 times.
 """
 
 import traceback
@@ -27,11 +27,11 @@ Recover = Callable[[Exception], None]
 
 
 def run_apart(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
-    """Run a step; only the rows that make it raise fail.
+    """Run a step so that only the rows that make it raise fail.
 
-    `run` gets the batch, or some of its rows without admissions and releases. `recover` is called
-    with every error, to clean up after it; it raises ExecutorDied when the executor as a whole has
-    failed. ExecutorDied, from either, ends the search at once.
+    `run` gets the whole batch, or some of its rows without admissions and releases. `recover` is
+    called with every error, to clean up after it; it raises ExecutorDied when the executor as a
+    whole has failed. ExecutorDied from `run` or `recover` ends the search at once.
     """
     try:
         return run(batch)
@@ -47,7 +47,7 @@ def run_apart(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
 
 
 class _Rows:
-    """The search over the rows of one batch; their results, in row order."""
+    """Searches the rows of one batch; collects results in row order."""
 
     def __init__(self, batch: Batch, run: RunPart, recover: Recover) -> None:
         self._batch = batch
@@ -57,7 +57,7 @@ class _Rows:
         self.failures: list[SlotFailure] = []
 
     def settle(self, first: int, last: int) -> None:
-        """Run rows `first .. last - 1`, halved as often as needed."""
+        """Run rows `first .. last - 1`; if they raise, run each half separately, recursively."""
         error = self._try(first, last)
         if not error:
             return
@@ -70,7 +70,7 @@ class _Rows:
         self.settle(middle, last)
 
     def _try(self, first: int, last: int) -> str:
-        """The error of the rows; empty when they ran."""
+        """Run the rows; return the error, or an empty string if there was none."""
         try:
             self.results.append(self._run(_part(self._batch, first, last)))
         except ExecutorDied:
@@ -88,7 +88,9 @@ def _recover(error: Exception, recover: Recover) -> None:
 
 
 def _part(batch: Batch, first: int, last: int) -> Batch:
-    """Rows `first .. last - 1` as a batch; the whole batch has the admissions and releases."""
+    """Return rows `first .. last - 1` as a batch without admissions and releases, which the run of
+    the whole batch has applied.
+    """
     slots = batch.slots[first:last]
     return replace(
         batch,
@@ -103,7 +105,7 @@ def _part(batch: Batch, first: int, last: int) -> Batch:
 
 
 def _describe(error: Exception) -> str:
-    """The error's type and place; its text may quote a client's data."""
+    """Return the error's type and location; its text may quote a client's data."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"the step raised {type(error).__name__}{where}"
@@ -135,7 +137,7 @@ def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> Ste
 
 
 def _joined_logprobs(results: list[StepResult]) -> TokenLogprobs | None:
-    """One row per token; zeros for parts without logprobs, and beyond the requested
+    """Merge logprobs: one row per token; zeros for parts without logprobs and for missing
     alternatives.
     """
     asked = [result.logprobs for result in results if result.logprobs is not None]

@@ -8,7 +8,7 @@ _CONFIG_FILE = "config.json"
 
 
 class ModelNotFound(Exception):
-    """There is no such model folder; the message has the name or path."""
+    """The model folder does not exist or is not a model; the message has the name or path."""
 
     def __init__(self, name_or_path: str, detail: str) -> None:
         super().__init__(f"model {name_or_path!r} not found: {detail}")

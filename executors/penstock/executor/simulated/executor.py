@@ -1,7 +1,7 @@
-"""The simulated executor: hashed tokens, in the time of the cost model.
+"""The simulated executor: hashed tokens, with step times from the cost model.
 
 Owns the queue of launched steps and the injection of scripted faults. `launch` computes a step's
-effects, in launch order; `collect` waits for its time and returns the result.
+effects, in launch order; `collect` waits until the step's time has passed and returns the result.
 """
 
 import json
@@ -40,7 +40,7 @@ _NOT_FINITE = "logits are not finite"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _LaunchedStep:
-    """A step that is computed but not collected."""
+    """A step that was computed but not yet collected."""
 
     result: StepResult
     finish_s: float
@@ -48,11 +48,12 @@ class _LaunchedStep:
 
 
 class SimulatedExecutor:
-    """An `Executor` without a model. `pacer` overrides `config.simulated.pace` (a VirtualClock).
+    """An `Executor` without a model. `pacer` overrides `config.simulated.pace` (for a
+    VirtualClock).
 
-    `launch` and `collect` raise ExecutorDied once closed or dead, DeviceCheckError (strict) for a
-    batch that a device would compute wrongly, and RuntimeError for a call out of order. `close` may
-    be called from another thread; it ends a `collect` that waits.
+    `launch` and `collect` raise ExecutorDied once the executor is closed or dead, DeviceCheckError
+    (strict mode) for a batch that a device would compute wrongly, and RuntimeError for a call out
+    of order. `close` may be called from another thread; it ends a waiting `collect`.
     """
 
     def __init__(self, config: ExecutorConfig, *, pacer: Pacer | None = None) -> None:
@@ -104,7 +105,7 @@ class SimulatedExecutor:
         )
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched step's time and return its result."""
+        """Wait until the oldest launched step is done, in simulated time, and return its result."""
         self._require_alive()
         if not self._launched:
             raise RuntimeError("no step is launched: nothing to collect")
@@ -162,7 +163,7 @@ class SimulatedExecutor:
                 self._special_slots.add(slot)
 
     def _book(self, batch: Batch, faults: list[Fault]) -> float:
-        """Add the step to the device's time line; returns the time at which it is done."""
+        """Add the step to the device's timeline; return the time at which it is done."""
         slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
         # A step without rows only has releases.
         is_free = self._is_free_of_cost or not batch.num_rows
@@ -195,7 +196,7 @@ class SimulatedExecutor:
         return faults, run_apart(batch, lambda part: self._run_part(part, counts), _only_scripted)
 
     def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
-        """Compute some rows; `counts` int32 [slots]: tokens that each gets."""
+        """Compute the rows of `batch`. `counts` int32 [slots]: how many tokens each slot gets."""
         if self._raising and not self._raising.isdisjoint(batch.slots.tolist()):
             raise _ScriptedError("a scripted fault")
         failures = tuple(
@@ -214,7 +215,9 @@ class SimulatedExecutor:
         return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
     def _plain_answer(self, batch: Batch) -> StepResult:
-        """The result of `_answer` when every row needs one hashed token and nothing else."""
+        """Return the result of `_answer` for a batch in which every row gets one hashed token
+        only.
+        """
         slots = batch.sampled_slots
         ends = _ends(batch, slots)
         tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
@@ -301,13 +304,17 @@ class _ScriptedError(Exception):
 
 
 def _only_scripted(error: Exception) -> None:
-    """Raise any other error, which is a bug; a scripted one leaves nothing to clean up."""
+    """Raise `error` again unless it is scripted: any other is a bug. A scripted error needs no
+    cleanup.
+    """
     if not isinstance(error, _ScriptedError):
         raise error
 
 
 def _ends(batch: Batch, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The positions after the last of this step, int32 [m], of `slots` [m] in row order."""
+    """Return each slot's position after its last token of this step, int32 [m], for `slots` [m] in
+    row order.
+    """
     ends: NDArray[np.int32] = batch.starts + batch.num_tokens
     return ends if len(slots) == len(ends) else ends[np.isin(batch.slots, slots)]
 
@@ -342,7 +349,7 @@ def _build_info(config: ExecutorConfig) -> ExecutorInfo:
 
 
 def _model_limits(model_path: Path | None) -> dict[str, int]:
-    """The model's vocabulary and length, read from its config.json; empty without a model."""
+    """Read the model's vocabulary size and length from its config.json; empty without a model."""
     if model_path is None:
         return {}
     values: Any = json.loads((model_path / "config.json").read_text(encoding="utf-8"))

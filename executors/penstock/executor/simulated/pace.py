@@ -9,19 +9,19 @@ class Pacer(Protocol):
     """A clock with waits."""
 
     def __call__(self) -> float:
-        """Now, in seconds."""
+        """Return the time in seconds."""
         ...
 
     def wait_until(self, at_s: float, interrupt: threading.Event) -> None:
-        """Return once it is `at_s`, or as soon as `interrupt` is set."""
+        """Return at time `at_s`, or earlier if `interrupt` is set."""
         ...
 
 
 class RealTime:
-    """CLOCK_MONOTONIC; waits without holding up `interrupt`."""
+    """CLOCK_MONOTONIC; setting `interrupt` ends a wait at once."""
 
     def __call__(self) -> float:
-        """Now, in seconds."""
+        """Return the time in seconds."""
         return time.monotonic()
 
     def wait_until(self, at_s: float, interrupt: threading.Event) -> None:
@@ -38,7 +38,7 @@ class VirtualClock:
         self._now_s = now_s
 
     def __call__(self) -> float:
-        """Now, in seconds."""
+        """Return the time in seconds."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:
@@ -48,6 +48,6 @@ class VirtualClock:
         self._now_s += seconds
 
     def wait_until(self, at_s: float, interrupt: threading.Event) -> None:
-        """Jump to `at_s`, unless that has passed or `interrupt` is set."""
+        """Jump to `at_s`, unless `at_s` has passed or `interrupt` is set."""
         if not interrupt.is_set():
             self._now_s = max(self._now_s, at_s)

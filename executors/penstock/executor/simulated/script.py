@@ -1,6 +1,6 @@
-"""Scripted faults at run time: which of them fire in a step, and for which requests.
+"""Scripted faults at run time: which faults fire in a step, and for which requests.
 
-Owns the counting. Injects nothing itself.
+Owns the counting. The caller injects the faults.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from penstock.scheduler.request import Request
 
 
 class FaultScript:
-    """The faults of one executor, each with the times it may still fire."""
+    """The faults of one executor, and how many times each may still fire."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self._faults = faults
@@ -48,10 +48,11 @@ class FaultScript:
     def fire(
         self, step: int, slots: NDArray[np.int32], output_indices: NDArray[np.int32]
     ) -> tuple[list[Fault], dict[int, list[Fault]]]:
-        """Faults of this step: of the executor, and by index into `slots` those of requests.
+        """Return the faults that fire in this step: the executor's, and the requests' by index into
+        `slots`.
 
-        `slots` [m] are the sampled slots in row order, `output_indices` [m] the index of the output
-        token each is about to get.
+        `slots` [m]: the sampled slots in row order. `output_indices` [m]: index of the output token
+        that each slot is about to get.
         """
         of_executor: list[Fault] = []
         of_rows: dict[int, list[Fault]] = defaultdict(list)

@@ -1,8 +1,8 @@
 """The strict device's memory: the content of each block, and what each slot may read.
 
-Owns a shadow of the paged cache in which a key-value entry is a hash of the salt and of all tokens
-up to it. Paging bugs (a block freed too early, shared while writable, hit with another content or
-under another salt, a changed block table) raise a DeviceCheckError in the step that would have read
+Owns a shadow of the paged cache: each key-value entry is a hash of the salt and of all tokens up to
+that position. Paging bugs (a block freed too early, shared while writable, reused for other content
+or under another salt, a changed block table) raise DeviceCheckError in the step that would read
 wrong values. Does not know sampling or time.
 """
 
@@ -20,14 +20,14 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class DeviceCheckError(AssertionError):
-    """A real device would compute the batch wrongly: a bug of the scheduler."""
+    """A real device would compute the batch wrongly: the scheduler has a bug."""
 
 
 class ShadowMemory:
-    """Blocks and slots as the device has seen them.
+    """The blocks and slots that the device has received.
 
-    `written` uint64 [num_blocks, block_size]: the entry in each place, 0 for none. For each slot:
-    `tokens` its ids, `num_known` how many, `prefixes` uint64 the entry that belongs at each
+    `written` uint64 [num_blocks, block_size]: the entry at each place, 0 for none. For each slot:
+    `tokens`: its ids; `num_known`: their number; `prefixes` uint64: the expected entry at each
     position.
     """
 
@@ -42,7 +42,7 @@ class ShadowMemory:
         self._roots = np.zeros(info.max_num_seqs, dtype=np.uint64)
 
     def num_known(self, slot: int) -> int:
-        """Tokens of the slot on the device, its own samples included."""
+        """Return how many tokens of the slot are on the device, including sampled tokens."""
         return int(self._num_known[slot])
 
     def release(self, slot: int) -> None:
@@ -147,7 +147,7 @@ class ShadowMemory:
     ) -> None:
         """Write `counts` [m] entries from `starts` [m] on, for m slots.
 
-        Raises DeviceCheckError when two of them write to one place.
+        Raises DeviceCheckError when two entries go to the same place.
         """
         written: set[int] = set()
         size = self._info.block_size

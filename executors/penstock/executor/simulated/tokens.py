@@ -1,7 +1,7 @@
 """The simulated model: every token is a hash of the prompt and its position.
 
-Owns the expected output of a simulated request, in any batch, chunk or slot, and after any restart.
-Does not know blocks or time.
+Owns the expected output of a simulated request, which is independent of batch, chunk, slot and
+restarts. Does not know blocks or time.
 """
 
 from hashlib import blake2b
@@ -20,24 +20,25 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit values one to one: the finaliser of SplitMix64 (Steele et al., 2014)."""
+    """Hash 64-bit values bijectively with the finaliser of SplitMix64 (Steele et al., 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
-    """The 64-bit number that determines a whole generation: a hash of all prompt ids and seed."""
+    """Return the 64-bit number that determines a whole generation: a hash of the prompt ids and
+    seed.
+    """
     data = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
     key = seed.to_bytes(8, "little")
     return int.from_bytes(blake2b(data, digest_size=8, key=key).digest(), "little")
 
 
 def request_origin(spec: RequestSpec) -> int:
-    """The origin of a request: its original prompt, and its seed unless it is greedy.
+    """Return the origin of a request, from its original prompt and, unless it is greedy, its seed.
 
-    Replayed tokens are left out, so that the request continues after a restart as it would have
-    before.
+    Replayed tokens are left out, so that a request continues after a restart with the same output.
     """
     seed = spec.sampling.seed if spec.sampling.temperature > 0.0 else 0
     return origin_of(spec.prompt_ids[: spec.num_original_prompt_tokens], seed)
@@ -49,9 +50,10 @@ def tokens_at(
     vocab_size: int,
     barred: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """Tokens int32 [m] at absolute `positions` of m generations, none of column i of `barred`.
+    """Return tokens int32 [m] at absolute `positions` of m generations, without the barred tokens.
 
-    `barred` int32 [k, m], -1 where unused. A barred token is replaced by the next free id.
+    `barred` int32 [k, m]: column i has the barred ids of generation i, -1 where unused. The next
+    free id replaces a barred token.
     """
     hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     tokens = (hashed % np.uint64(vocab_size)).astype(np.int32)
@@ -66,7 +68,7 @@ def tokens_at(
 
 
 def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
-    """The position from which the request gets its first stop id, NEVER for none."""
+    """Return the position from which the request gets its first stop id, or NEVER."""
     if config.max_output_tokens is None or not spec.stop_ids:
         return NEVER
     origin = np.array([request_origin(spec)], dtype=np.uint64)
@@ -76,7 +78,9 @@ def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
 
 
 def simulated_logprobs(tokens: NDArray[np.int32], num_top: int, vocab_size: int) -> TokenLogprobs:
-    """Log probabilities of a simulated distribution: the token has 1/2, its successor 1/4, ..."""
+    """Return log probabilities of a simulated distribution: 1/2 for the token, 1/4 for its
+    successor, ...
+    """
     ranks = np.arange(min(num_top, vocab_size), dtype=np.int32)
     return TokenLogprobs(
         chosen=np.full(len(tokens), -np.log(2.0), dtype=np.float32),

@@ -1,1 +1,1 @@
-"""The torch executor: transformers models on paged keys and values."""
+"""The torch executor: runs transformers models with a paged KV cache."""

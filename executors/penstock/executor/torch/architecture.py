@@ -1,10 +1,11 @@
-"""The properties of a model's configuration that matter to paged attention, and unsupported ones.
+"""Reads the properties of a model's configuration that matter to paged attention; refuses
+unsupported ones.
 
 Owns the reading of a transformers configuration. Does not load weights.
 
-Checks what the attention interface does not show: kinds of layer that exist only in masks, caches
-of another kind, and rotary embeddings that change with the longest sequence of the batch (a token
-would depend on its neighbours).
+Checks what the attention interface does not show: layer types that exist only in masks, other cache
+types, and rotary embeddings that change with the longest sequence of the batch (a token would
+depend on the other requests of its batch).
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,10 @@ _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """`max_seq_len` in tokens; `windowed_layers`: those that must use a sliding window.
+    """`max_seq_len` in tokens; `windowed_layers`: the layers that must use a sliding window.
 
-    `undeclared_window`: tokens of a window whose layers the configuration does not name, or 0.
+    `undeclared_window`: size in tokens of a window whose layers the configuration does not name, or
+    0.
     """
 
     name: str
@@ -70,14 +72,14 @@ def read_architecture(config: Any) -> Architecture:
 
 
 def _window(config: Any) -> int:
-    """Tokens of the sliding window that the configuration enables, or 0."""
+    """Return the sliding window that the configuration enables, in tokens, or 0."""
     if getattr(config, "use_sliding_window", True) is False:
         return 0
     return int(getattr(config, "sliding_window", 0) or 0)
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
-    """Rotary settings: one set for the model, or one for each kind of layer."""
+    """Return the rotary settings: one set for the model, or one for each layer type."""
     settings: Any = getattr(config, "rope_parameters", None)
     if settings is None:
         settings = getattr(config, "rope_scaling", None)  # its name before transformers 5

@@ -1,8 +1,8 @@
-"""Our attention function, registered with transformers.
+"""The attention function that the executor registers with transformers.
 
-Owns the registration and the refusal of every unknown argument: ignoring an attention argument
-would give wrong text that looks right. Does not know pages: each call goes to the `AttentionRunner`
-that is attached to the calling module.
+Owns the registration, and refuses every unknown argument: ignoring an attention argument would give
+wrong text that looks right. Does not know pages: each call goes to the `AttentionRunner` that is
+attached to the calling module.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _HARMLESS = frozenset(
 
 
 class AttentionRunner(Protocol):
-    """Does one layer's attention."""
+    """Computes one layer's attention."""
 
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -50,7 +50,7 @@ def attach_runner(model: nn.Module, runner: AttentionRunner) -> None:
 def register_attention() -> None:
     """Register `ATTENTION_NAME` with transformers. Idempotent.
 
-    No mask function is registered under the name, on purpose: transformers then creates no mask.
+    Registers no mask function under this name, so that transformers creates no mask.
     """
     AttentionInterface.register(ATTENTION_NAME, _attention)
 
@@ -100,7 +100,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
 
 
 def refuse_unknown(name: str, arguments: Mapping[str, object]) -> None:
-    """Raise UnsupportedModel for an unknown argument with an effect."""
+    """Raise UnsupportedModel for an unknown argument that changes the result."""
     unknown = sorted(
         key for key, value in arguments.items() if key not in _HARMLESS and value is not None
     )

@@ -1,10 +1,11 @@
-"""Random numbers as a function of (seed, position): stateless, so independent of order and batch.
+"""Random numbers as a function of (seed, position): stateless, therefore independent of order and
+batch.
 
 Owns the hash.
 
 Source: SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA
-2014), finaliser "variant 13" of Stafford. The seed is mixed first, so that neighbouring seeds do
-not share shifted streams; the position is used as the generator's step counter.
+2014), finaliser "variant 13" of Stafford. The seed is hashed first, so that neighbouring seeds do
+not give shifted copies of one stream; the position is the generator's step counter.
 """
 
 import numpy as np
@@ -22,6 +23,6 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A number in [0, 1) with 53 random bits for each (seed, position >= 0); both are [m]."""
+    """Return a number in [0, 1) with 53 random bits for each (seed, position >= 0), all [m]."""
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     return (_mix(_mix(seeds) + counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53

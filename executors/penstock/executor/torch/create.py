@@ -1,7 +1,7 @@
-"""Chooses the path that serves a model: the fused step if it supports the model, else transformers'
-modules.
+"""Chooses the path that serves a model: the fused step if it supports the model, else the modules
+of transformers.
 
-The choice is made once, after loading, and logged in one line.
+The choice is made once, after loading, and logged as one line.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def create_torch_executor(config: ExecutorConfig) -> Executor:
-    """Load the model and build its executor; raises what `TorchExecutor` raises."""
+    """Load the model and build its executor. Raises the errors of `TorchExecutor`."""
     if config.device == "cpu" and torch.cuda.is_available():
         _log.warning("device is cpu, but a CUDA device is available")
     model = load_configured(config)

@@ -1,9 +1,9 @@
 """The fused step on a CPU: four matrix products and five kernels a layer, over packed tokens.
 
-Owns the order of operators. Where all matrices are packed for the compiled kernels one call runs
-all layers (`NativeDecoder`). Rows of one token and chunks go through one forward, in the batch's
-own order. A kernel reads keys and values from the pages alone, and nothing behind the end of a
-sequence, so no place has to be cleared before its first use.
+Owns the order of operators. If all matrices are packed for the compiled kernels, one call runs all
+layers (`NativeDecoder`). Single-token rows and chunks go through one forward, in the batch's order.
+Kernels read keys and values only from the pages and never past the end of a sequence, so pages need
+no clearing before their first use.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from penstock.executor.torch.step_inputs import Ints
 from penstock.scheduler.batch import Batch
 
 _NUM_LINEARS = 4
-"""Of a layer."""
+"""Matrix products of a layer."""
 
 
 class FusedForward:
@@ -72,8 +72,8 @@ class FusedForward:
         return Forwarded(logits=logits, last_of_row=ends - 1, is_token_good=is_token_good)
 
     def _run_layers(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all layers; returns what must still be added to `residual`, and the last layer's
-        queries, keys and values.
+        """Run all layers; return the residual's pending summand and the last layer's queries, keys
+        and values.
         """
         if self._decoder is not None:
             return self._decoder.run(self._rows, residual)
@@ -87,7 +87,7 @@ class FusedForward:
         return added, qkv
 
     def _work(self, batch: Batch) -> tuple[int, int]:
-        """Multiplications of one layer, and bytes of its weights."""
+        """Return how many multiplications one layer takes, and the bytes of its weights."""
         model, counts = self._model, batch.num_tokens.astype(np.int64)
         num_keys = int(counts @ (batch.starts + counts))
         num_attended = 2 * num_keys * model.num_heads * model.head_dim
@@ -95,7 +95,7 @@ class FusedForward:
         return multiplications, model.num_layer_weights * model.embedding.itemsize
 
     def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
-        """Input tokens of the packed step; sets the rows of the kernels."""
+        """Return the input tokens of the packed step, and set the kernels' rows."""
         arrays, slots, positions = batch.arrays, batch.slots, batch.starts
         firsts = ends - batch.num_tokens
         self._rows.set(
@@ -115,13 +115,15 @@ class FusedForward:
     def _project(
         self, layer: "_Layer", residual: Tensor, added: Tensor | None, normed: Tensor
     ) -> Tensor:
-        """residual += added; queries, keys and values [tokens, elements] of its norm."""
+        """Add `added` to `residual`; return queries, keys and values [tokens, elements] of its
+        norm.
+        """
         weights = layer.weights
         self._kernels.add_rms_norm(residual, added, weights.input_norm, self._model.eps, normed)
         return weights.qkv(normed)
 
     def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
-        """Run attention and the rest of the layer; returns what must still be added to
+        """Run attention and the rest of the layer; return what must still be added to
         `residual`.
         """
         model, weights = self._model, layer.weights
@@ -154,7 +156,9 @@ class _Layer:
 def _native_decoder(
     model: FusedModel, kernels: Kernels, layers: Sequence[_Layer]
 ) -> NativeDecoder | None:
-    """The compiled decoder; None unless all parts of the layers are packed for compiled kernels."""
+    """Return the compiled decoder, or None unless all parts of the layers are packed for compiled
+    kernels.
+    """
     if not isinstance(kernels, NativeKernels):
         return None
     native: list[DecoderLayer] = []

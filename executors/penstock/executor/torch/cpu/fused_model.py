@@ -1,6 +1,6 @@
 """The weights of the fused step on a CPU: joined, and packed for the matrix products.
 
-Owns the packing, in 8 bits if requested. The modules keep views of the joined matrices until
+Owns the packing, in 8 bits if configured. The modules keep views of the joined matrices until
 `pack_model`, which packs them layer by layer: at most one layer's weights are in memory twice.
 """
 
@@ -27,7 +27,7 @@ from penstock.executor.torch.prepacked_linear import (
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 
 Linear = Callable[[Tensor], Tensor]
-"""x [rows, in]; returns [rows, out]."""
+"""Maps x [rows, in] to [rows, out]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,8 +47,9 @@ class FusedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedModel:
-    """The parts of a model that the fused step reads. `eps` of all norms. `num_layer_weights`: of
-    the first layer's products.
+    """The parts of a model that the fused step reads.
+
+    `eps`: of all norms. `num_layer_weights`: weights in the matrix products of the first layer.
     """
 
     layers: tuple[FusedLayer, ...]
@@ -64,7 +65,7 @@ class FusedModel:
 
 
 class JoinedLinear:
-    """x @ weight^T + bias, over the unpacked weight, until it is taken."""
+    """Computes x @ weight^T + bias with the unpacked weight, until `take`."""
 
     def __init__(self, projection: Projection) -> None:
         # A copy: an unjoined weight is the module's parameter, whose memory will be freed.
@@ -76,14 +77,14 @@ class JoinedLinear:
         return functional.linear(x, self._weight, self._bias)
 
     def take(self) -> Projection:
-        """The weight, which is not kept here."""
+        """Return the weight and release it here."""
         taken = Projection(weight=self._weight, bias=self._bias)
         self._weight = self._weight.new_zeros(0)
         return taken
 
 
 def check_packing(tree: DecoderTree, kernels: Kernels, *, is_int8: bool) -> None:
-    """Raise NotFused naming a product that our own kernels' format does not hold."""
+    """Raise NotFused naming a matrix product that our kernels' packed format does not support."""
     dtype = _own_format(tree.embedding.dtype, kernels, is_int8=is_int8)
     layer = tree.layers[0]
     widths = {layer.qkv[0].in_features, layer.out.in_features, layer.down.in_features}
@@ -119,7 +120,7 @@ def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
 def pack_model(
     model: FusedModel, tree: DecoderTree, kernels: Kernels, *, is_int8: bool
 ) -> FusedModel:
-    """The joined model with packed products; it and the modules release the unpacked weights."""
+    """Return the joined model with packed weights; it and the modules release the unpacked ones."""
     pack = _packing(model.embedding.dtype, kernels, is_int8=is_int8)
     layer_bytes = model.num_layer_weights * model.embedding.itemsize
     progress = LoadProgress("packing weights", len(model.layers) * layer_bytes)
@@ -140,7 +141,7 @@ def pack_model(
 
 
 def num_packed_bytes(model: FusedModel) -> int:
-    """Memory of the matrices that are packed for our own kernels."""
+    """Return the bytes of all matrices packed for our own kernels."""
     linears = [
         linear
         for layer in model.layers
@@ -170,7 +171,7 @@ def _layer(layer: LayerWeights) -> FusedLayer:
 
 
 def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable[[Linear], Linear]:
-    """How the products of a model of `dtype` are computed."""
+    """Return the function that packs a linear of a model of `dtype`."""
     own = _own_format(dtype, kernels, is_int8=is_int8)
     if own is not None:
         return partial(_pack, kernels, own)
@@ -180,7 +181,9 @@ def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable
 
 
 def _own_format(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> torch.dtype | None:
-    """What our own kernels' weights are packed in; None where those do not multiply."""
+    """Return the format in which our kernels' weights are packed; None if other kernels
+    multiply.
+    """
     if is_int8:
         return torch.int8
     return dtype if dtype == torch.bfloat16 and uses_own_bf16(kernels) else None

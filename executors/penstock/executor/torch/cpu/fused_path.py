@@ -1,7 +1,8 @@
-"""From a loaded model to the fused path on a CPU.
+"""Builds the fused path on a CPU from a loaded model.
 
-Owns the order: recognise the module tree, prove it in float32, join its weights and compare logits,
-pack the weights and compare again. Raises NotFused as long as the eager path can serve the model.
+Owns the order: recognise the module tree, verify it in float32, join its weights and compare
+logits, pack the weights and compare again. Raises NotFused as long as the eager path can serve the
+model.
 """
 
 import logging
@@ -36,7 +37,7 @@ from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
 _log = logging.getLogger(__name__)
 _NUM_TRIAL_TOKENS = 24
 _NUM_CHUNK_TOKENS = 18
-"""More than a block of the usual size, and not a multiple of it."""
+"""Longer than a block of the usual size, and not a multiple of it."""
 
 
 class WeightsTaken(NotFused):
@@ -47,9 +48,9 @@ class WeightsTaken(NotFused):
 def fused_path(
     config: ExecutorConfig, model: LoadedModel, kernels: Kernels | None = None
 ) -> ForwardPath:
-    """The path, with `kernels` or the compiled ones. Raises NotFused with the reason when the fused
-    step does not fit the model, or is slower than the modules because there are no compiled
-    kernels.
+    """Return the fused path, with `kernels` or, by default, the compiled kernels. Raises NotFused
+    with the reason when the fused step does not support the model, or is slower than the modules
+    because compiled kernels are missing.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NotFused(f"weights of {model.dtype}")
@@ -117,7 +118,9 @@ def _trial_logits(
     block_size: int,
     kv_dtype: torch.dtype,
 ) -> Tensor:
-    """[_NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`: a chunk, then token by token."""
+    """Return logits [_NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed as a chunk, then
+    token by token.
+    """
     num_blocks = -(-_NUM_TRIAL_TOKENS // block_size)
     pages = KVPages(
         model.shapes,
@@ -138,5 +141,5 @@ def _trial_logits(
 
 
 def _every(last_of_row: Ints) -> Ints:
-    """All packed tokens."""
+    """Choose all packed tokens."""
     return np.arange(last_of_row[-1] + 1)

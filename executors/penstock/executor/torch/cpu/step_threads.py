@@ -1,6 +1,7 @@
-"""The number of threads of a layer: one if synchronising costs more than the others save.
+"""Chooses the number of threads for a layer: one if synchronising costs more than the other threads
+save.
 
-Owns the estimate. A result does not depend on the number of threads.
+Owns the estimate. Results do not depend on the number of threads.
 """
 
 import statistics
@@ -12,18 +13,18 @@ from contextlib import contextmanager
 import torch
 
 _NUM_BARRIERS = 12
-"""Places of a layer where threads meet."""
+"""Barriers in a layer."""
 _MULTIPLICATIONS_PER_US = 60_000
 _BYTES_PER_US = 15_000
-"""Of one core, from memory."""
+"""Memory bandwidth of one core."""
 _NUM_MEASURED = 9
 _MEASURE_EVERY_S = 0.25
 
 
 class StepThreads:
-    """The choice for each step. `measure` returns the microseconds of a barrier; it is called four
-    times a second at most, and the median of the last calls counts: other processes come and go, at
-    the start of a service above all.
+    """Chooses for each step. `measure` returns the microseconds of a barrier; it is called at most
+    four times a second, and the median of the last calls counts, because the load of other
+    processes changes, above all while a service starts.
     """
 
     def __init__(
@@ -36,9 +37,7 @@ class StepThreads:
 
     @contextmanager
     def computing(self, multiplications: int, num_bytes: int) -> Generator[None]:
-        """Context in which layers that take this many multiplications and read this many bytes are
-        computed.
-        """
+        """Set the number of threads for layers that take `multiplications` and read `num_bytes`."""
         num_threads = torch.get_num_threads()
         alone_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
         saved_us = alone_us * (1 - 1 / num_threads)

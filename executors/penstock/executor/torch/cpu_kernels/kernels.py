@@ -43,22 +43,23 @@ class LayerAttention(Protocol):
         key_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        """qkv [T, (Hq + 2 H) * D]: queries in place and keys on their way into the pages are normed
-        (a weight [D] each, or None) and rotated in halves; values go to the pages unchanged.
+        """Norm (weights [D] or None) and rotate by halves the queries and keys of qkv [T, (Hq + 2
+        H) * D]: queries in place, keys while they are written to the pages. Values are written
+        unchanged.
 
-        cosines, sines float32 [positions, R / 2] for the first R elements of a head.
+                cosines, sines float32 [positions, R / 2] for the first R elements of a head.
         """
         ...
 
     def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
-        """query and out [T, Hq, D]; keys and values are read from the pages alone, and nothing of a
-        page that no row sees.
+        """Attend with query [T, Hq, D], write to out [T, Hq, D]. Reads keys and values only from
+        the pages, and nothing of a page that no row sees.
         """
         ...
 
 
 class Kernels(Protocol):
-    """The operations of a step besides its matrix products."""
+    """The operations of a step other than its matrix products."""
 
     @property
     def is_native(self) -> bool:
@@ -81,8 +82,9 @@ class Kernels(Protocol):
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> LayerAttention:
-        """Attention over pages as `KVPages.layer` returns them, for queries of `dtype` (None: that
-        of the pages); see `Scoring` for the others."""
+        """Return attention over pages as `KVPages.layer` returns them. `dtype`: of the queries,
+        None for the pages' own; see `Scoring` for the other arguments.
+        """
         ...
 
     def add_rms_norm(
@@ -96,37 +98,41 @@ class Kernels(Protocol):
         ...
 
     def barrier_us(self) -> float:
-        """Microseconds of a barrier between two operators, measured now over some tens of them: one
-        or two on dedicated cores, many where other processes compute too."""
+        """Measure and return the microseconds of a barrier between two operators, over some tens of
+        barriers: 1 or 2 on dedicated cores, many when other processes compute too.
+        """
         ...
 
     @property
     def has_fast_bf16_linear(self) -> bool:
-        """Whether `bf16_linear` is the fastest product here, for any number of rows."""
+        """True when `bf16_linear` is the fastest product on this machine, for any number of
+        rows.
+        """
         ...
 
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """out [T, O] = x [T, I] times the matrix, each row of x in 8 bits with its own scale: a
-        row's result depends on that row alone. NaN where a row is not finite.
+        """out [T, O] = x [T, I] times the matrix. Each row of x is quantised to 8 bits with its own
+        scale, so a row's result depends only on that row. NaN where a row is not finite.
         """
         ...
 
     def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """As `int8_linear`, with a matrix, x and out in bfloat16."""
+        """As `int8_linear`, with matrix, x and out in bfloat16."""
         ...
 
     def argmax_rows(
         self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
     ) -> None:
-        """The lowest index of the greatest of each row; 0 and False where a logit is NaN or
-        infinite. Minus infinity counts only where all of a row are.
+        """Write the lowest index of each row's maximum; 0 and False for a row with NaN or plus
+        infinity, or with only minus infinity.
         """
         ...
 
 
 def load(name: str | None = None) -> Kernels:
-    """The kernels of the best instruction set here, or of `name`; in plain torch without a shared
-    object, or for PLAIN. PENSTOCK_CPU_KERNELS sets the name for a process.
+    """Return the kernels of the best instruction set of this machine, or of `name`; kernels in
+    plain torch if the shared object is missing, or for PLAIN. PENSTOCK_CPU_KERNELS sets the name
+    for a process.
 
     Raises ValueError for a name that this machine does not support.
     """
@@ -144,5 +150,5 @@ def load(name: str | None = None) -> Kernels:
 
 @cache
 def warn_without_kernels() -> None:
-    """Log, once a process, that there are none."""
+    """Log, once per process, that there are no compiled kernels."""
     _LOG.warning("no compiled CPU kernels: attention runs in PyTorch's operators")

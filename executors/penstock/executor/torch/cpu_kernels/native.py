@@ -1,6 +1,6 @@
 """The compiled kernels, called through ctypes (which releases the interpreter's lock).
 
-Owns the ctypes mirror of kernels.h and the checks of its arguments: C does not check them.
+Owns the ctypes mirror of kernels.h and the argument checks, which the C code does not repeat.
 """
 
 import ctypes
@@ -21,10 +21,12 @@ from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import SCALE_BYTES
 
 INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
-"""The best first."""
+"""Best first."""
 MAX_HEAD_DIM = 512
 INT8_DIM_STEP = 16
-"""Head sizes of 8-bit keys are multiples of it: no vector reads into the next row."""
+"""Head sizes of 8-bit keys must be multiples of this, so that no vector load reaches the next
+row.
+"""
 DTYPES = (torch.bfloat16, torch.float32)
 
 _log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ _FOLDER = Path(__file__).resolve().parent
 _LIBRARY = _FOLDER / "_kernels.so"
 _BUILD_HOOK = "hatch_build.py"
 _CHECKOUT_DEPTH = 4
-"""Folders between the checkout's root and this one."""
+"""Number of folders between the checkout's root and this folder."""
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "attend": (_POINTER, _POINTER, *(_POINTER, _LONG, _LONG) * 2),
@@ -83,8 +85,9 @@ class _Rotary(ctypes.Structure):
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled kernels; None without a build, or where torch has no OpenMP library that
-    provides its functions."""
+    """Return the compiled kernels; None if they are not built, or if torch has no OpenMP library
+    that provides the functions they need.
+    """
     try:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError:
@@ -103,7 +106,9 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def digest_of_sources(hook: Path) -> str:
-    """Digest of a checkout's sources, as its build hook writes it into the library."""
+    """Return the digest of a checkout's sources, which its build hook also writes into the
+    library.
+    """
     files = (hook, *sorted((_FOLDER / "csrc").iterdir()))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
@@ -117,7 +122,9 @@ def is_supported(instructions: str) -> bool:
 
 
 def source_digest() -> str | None:
-    """Digest of the sources that the library was compiled from."""
+    """Return the digest of the sources that the library was compiled from; None without a
+    library.
+    """
     library = load_library()
     return None if library is None else _digest_of(library)
 
@@ -276,7 +283,9 @@ class NativeKernels:
             raise MemoryError("a product with 8-bit weights: out of memory")
 
     def run_layers(self, decoder: int, rows: StepRows, activations: int, num_tokens: int) -> None:
-        """All layers of a decoder; addresses of what `NativeDecoder` keeps."""
+        """Run all layers of a decoder. `decoder`, `activations`: addresses of structures that
+        `NativeDecoder` keeps.
+        """
         if self._run_layers(decoder, rows.address, activations, num_tokens):
             raise MemoryError("a step: out of memory")
 
@@ -358,13 +367,13 @@ class NativeLayer:
             raise MemoryError("attention: out of memory")
 
     def rotary_address(self, cosines: Tensor, sines: Tensor) -> int:
-        """Address of the C structure, which is kept with its tables."""
+        """Return the address of the C structure, which is cached together with its tables."""
         if self._rotary is None or self._rotary[0] is not cosines or self._rotary[1] is not sines:
             self._rotary = cosines, sines, self._checked_rotary(cosines, sines)
         return ctypes.addressof(self._rotary[2])
 
     def check_norms(self, *norms: Tensor | None) -> None:
-        """Raise ValueError unless these can be weights of a head's norm."""
+        """Raise ValueError unless these tensors can be weights of a head's norm."""
         for norm in norms:
             if norm is not None and (
                 norm.shape != self._queries[1:] or norm.dtype != self._dtype or norm.stride(0) != 1
@@ -398,7 +407,9 @@ def _is_bf16(dtype: torch.dtype) -> bool:
 
 
 def _row_stride(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Elements between rows of a dense matrix of this shape."""
+    """Return the row stride, in elements, of a matrix with this shape and dense rows; raise
+    ValueError for another tensor.
+    """
     stride, element = tensor.stride()
     if tensor.shape != shape or tensor.dtype is not dtype or element != 1:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""All layers of a decoder in one call of the compiled kernels.
+"""Runs all layers of a decoder in one call of the compiled kernels.
 
-Owns the mirror of layers.c and the memory that lies between two operators, which is kept from step
-to step.
+Owns the Python mirror of the structures of layers.c, and the buffers between operators, which are
+reused by every step.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ class _CActivations(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecoderLayer:
-    """One layer. Norm weights are [hidden], those of query and key [head size] or None."""
+    """One layer. The norm weights are [hidden]; those of query and key are [head size] or None."""
 
     attention: NativeLayer
     qkv: PackedMatrix
@@ -67,8 +67,8 @@ class DecoderLayer:
     key_norm: Tensor | None
 
     def to_c(self, hidden: int, dtype: torch.dtype) -> _CLayer:
-        """Convert to the C structure. Raises ValueError where parts do not fit: C does not check
-        them.
+        """Convert to the C structure. Raises ValueError if the parts do not match, because C does
+        not check.
         """
         for norm in (self.input_norm, self.output_norm):
             if norm.shape != (hidden,) or norm.dtype is not dtype or norm.stride(0) != 1:
@@ -94,7 +94,7 @@ class DecoderLayer:
 
 
 class NativeDecoder:
-    """`layers` over embeddings of `dtype`."""
+    """Runs `layers` over embeddings of `dtype`."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class NativeDecoder:
         )
 
     def run(self, rows: StepRows, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """residual [tokens, hidden], changed in place. Returns what must still be added to it, and
-        the last layer's queries, keys and values [tokens, elements]; both are valid until the next
-        call.
+        """Change residual [tokens, hidden] in place; return what must still be added to it, and the
+        last layer's queries, keys and values [tokens, elements]. Both results are valid until the
+        next call.
         """
         num_tokens, hidden = residual.shape
         dtype = self._room.dtype

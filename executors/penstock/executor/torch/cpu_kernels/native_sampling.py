@@ -1,8 +1,8 @@
-"""Sampling by compiled kernels, for logits on a CPU.
+"""Samples with the compiled kernels, for logits on a CPU.
 
-Without compiled kernels, or for another number format, the sampler uses PyTorch. A greedy token is
-the same either way; a draw is too, unless its number falls within the rounding of an exponential of
-a boundary (some 1e-6 of the mass).
+Without compiled kernels, or for another number format, the sampler uses PyTorch. Greedy tokens are
+the same. Random draws are the same too, unless the random number is within the rounding error of an
+exponential (about 1e-6 of the mass) from a boundary.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ WISH = np.dtype(
         ("uniform", np.float64),
     ]
 )
-"""A row's options, as sampling.c reads them."""
+"""The options of a row, in the layout of sampling.c."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,12 +39,12 @@ class Chosen:
 
 
 def can_sample(logits: Tensor) -> bool:
-    """Whether `choose_greatest` and `draw_rows` support these logits."""
+    """Return whether `choose_greatest` and `draw_rows` support these logits."""
     return logits.device.type == "cpu" and logits.dtype in DTYPES and _functions() is not None
 
 
 def choose_greatest(logits: Tensor) -> Chosen:
-    """The lowest token of the greatest logit of every row."""
+    """Return the lowest token among those with the greatest logit, for every row."""
     chosen = _room(len(logits))
     kernels, _ = _loaded()
     kernels.argmax_rows(logits, chosen.tokens, chosen.is_good)
@@ -52,7 +52,7 @@ def choose_greatest(logits: Tensor) -> Chosen:
 
 
 def draw_rows(logits: Tensor, rows: NDArray[np.int64], wishes: NDArray[np.void]) -> Chosen:
-    """A token for each of `rows` [m] of `logits`; `wishes` [m]: options of the rows, as WISH."""
+    """Draw a token for each of `rows` [m] of `logits`; `wishes` [m]: the rows' options, as WISH."""
     if logits.stride(1) != 1 or wishes.dtype != WISH or len(wishes) != len(rows):
         raise ValueError("logits, rows or wishes do not fit each other")
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(logits):
@@ -86,7 +86,7 @@ def _loaded() -> tuple[Kernels, Any]:
 
 @cache
 def _functions() -> tuple[Kernels, Any] | None:
-    """The kernels and `sample_rows`; None where they are not compiled."""
+    """Return the kernels and `sample_rows`, or None if they are not compiled."""
     kernels, library = load(), load_library()
     if not kernels.is_native:
         return None

@@ -7,11 +7,13 @@ from penstock.executor.torch.cpu_kernels.kernels import Kernels
 from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 
 _MATRIX = 2
-"""Dimensions."""
+"""Dimensions of a matrix."""
 
 
 class PackedLinear:
-    """x @ weight^T + bias, of weights in `dtype`; the unpacked weight is not kept."""
+    """Computes x @ weight^T + bias with a weight packed in `dtype`; does not keep the unpacked
+    weight.
+    """
 
     def __init__(
         self, kernels: Kernels, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
@@ -21,7 +23,7 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the matrix."""
+        """Memory of the matrix, bytes."""
         return self.matrix.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""A weight matrix in the layout of packed_linear.c: in bfloat16, or in 8 bits with a scale for each
-output.
+"""A weight matrix in the layout of packed_linear.c: in bfloat16, or in 8 bits with one scale for
+each output.
 
 Owns the layout, the quantisation, and the ctypes mirror of the C structure.
 """
@@ -15,13 +15,13 @@ _GROUP_BYTES = 4
 """Bytes of a column's inputs that are stored together."""
 _MOST = 127
 _ZERO = 128
-"""The code of 0 in a row of 8-bit inputs, which are unsigned."""
+"""The code of zero in 8-bit inputs, which are unsigned."""
 MAX_INPUTS = 1 << 16
-"""With more inputs a sum of 8-bit products could exceed 32 bits."""
+"""With more inputs, a sum of 8-bit products could overflow 32 bits."""
 
 
 def can_pack(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Whether a matrix of so many inputs has a packed form."""
+    """Return whether a matrix with `num_inputs` inputs can be packed."""
     group = _GROUP_BYTES // dtype.itemsize
     return num_inputs <= MAX_INPUTS and (dtype is torch.int8 or num_inputs % group == 0)
 
@@ -41,11 +41,11 @@ class _CMatrix(ctypes.Structure):
 
 
 class PackedMatrix:
-    """Packs `weight` [out, in] and `bias` [out] or None, without keeping them. `dtype` bfloat16, of
-    an even number of inputs, or int8: quantised here.
+    """Packs `weight` [out, in] and `bias` [out] or None, without keeping either. `dtype`: bfloat16,
+    for an even number of inputs, or int8, to which the weight is quantised here.
 
     `packed` [panels, groups, columns of a panel, inputs of a group], padded with zeros; `scales`
-    float32 [columns] of 8 bits.
+    float32 [columns] for int8.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -89,7 +89,7 @@ class PackedMatrix:
         return sum(tensor.nbytes for tensor in kept)
 
     def unpacked(self) -> Tensor:
-        """[out, in] of `dtype`."""
+        """Return the matrix [out, in] in `dtype`."""
         panels, groups, _, group = self.packed.shape
         rows = self.packed.transpose(1, 2).reshape(panels * _PANEL, groups * group)
         return rows[: self.num_outputs, : self.num_inputs]

@@ -1,4 +1,5 @@
-"""The kernels in plain torch: for machines without compiled kernels, and to test those.
+"""The kernels in plain torch: for machines without compiled kernels, and as their reference in
+tests.
 
 Owns only the arithmetic, row by row.
 """
@@ -157,14 +158,14 @@ class PlainLayer:
             out[packed] = torch.einsum("hnk,khd->nhd", weights, values).to(out.dtype)
 
     def _as_rows(self, x: Tensor) -> Tensor:
-        """Keys or values in the pages' format."""
+        """Convert keys or values to the pages' format."""
         if self._pages.dtype is not torch.int8:
             return x
         whole, scales = _quantise(x)
         return torch.cat([whole.char(), scales.contiguous().view(torch.int8)], -1)
 
     def _as_numbers(self, rows: Tensor) -> Tensor:
-        """Keys or values in float32."""
+        """Convert keys or values from the pages' format to float32."""
         if self._pages.dtype is not torch.int8:
             return rows.float()
         scales = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
@@ -172,8 +173,8 @@ class PlainLayer:
 
 
 def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise: whole numbers and the scale [..., 1] of each row; both 0 or NaN for a row of zeros
-    or with NaN.
+    """Return each row's whole numbers and scale [..., 1]; for a row of zeros or with NaN, zeros and
+    a scale of 0 or NaN.
     """
     greatest = x.float().abs().amax(-1, keepdim=True)
     whole = torch.round(x.float() * (127 / greatest))
@@ -182,7 +183,7 @@ def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _span(rows: StepRows, row: int) -> tuple[slice, Tensor]:
-    """A row's packed indices and positions."""
+    """Return a row's packed indices and positions."""
     first, count, start = (
         int(array[row]) for array in (rows.first_tokens, rows.counts, rows.starts)
     )
@@ -196,7 +197,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate halves of the first elements, in float32."""
+    """Rotate the first elements by halves, in float32."""
     cosines, sines = angles
     wide, middle = x.float(), cosines.shape[-1]
     first, second = wide[..., :middle], wide[..., middle : 2 * middle]

@@ -1,4 +1,4 @@
-"""The rows of one step in the kernels' format: pointers into a batch's own arrays, no copies."""
+"""The rows of one step in the kernels' format: pointers into the batch's arrays, without copies."""
 
 import ctypes
 
@@ -24,7 +24,7 @@ class CRows(ctypes.Structure):
 
 class StepRows:
     """Row i computes `counts[i]` tokens from position `starts[i]` on, packed from index
-    `first_tokens[i]` on, of the sequence whose blocks are `block_table[slots[i]]`.
+    `first_tokens[i]` on, of the sequence with the blocks `block_table[slots[i]]`.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
-"""CUDA graphs of decode steps: forward and sampling, one graph each per number of rows.
+"""CUDA graphs of decode steps: one of the forward and one of sampling for each number of rows.
 
-Owns the buckets, the memory that graphs read and write, and the capture at start. They are two
-graphs, so that other work can run between logits and tokens.
+Owns the batch sizes, the memory that the graphs read and write, and their capture at start. Forward
+and sampling are separate graphs, so that other work can run between logits and tokens.
 """
 
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class DecodeGraphs:
-    """Every decode step up to `max_rows`, ready to be replayed."""
+    """Replays decode steps of up to `max_rows` rows."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class DecodeGraphs:
         return len(self._forwards) + len(self._samplings)
 
     def run(self, batch: Batch, staging: RowStaging, variant: Variant) -> DeviceSamples:
-        """Queue one step; its outcome stays on the device until the next one."""
+        """Queue one step; its results stay on the device until the next step."""
         num_rows = batch.num_rows
         bucket = next(size for size in self._buckets if size >= num_rows)
         longest = int(batch.starts.max()) + 1

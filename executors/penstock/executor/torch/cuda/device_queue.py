@@ -1,4 +1,4 @@
-"""The order of work on a device: one stream, its events, its captured graphs, pinned host memory.
+"""Work queued on a device: one stream, its events and captured graphs, and pinned host memory.
 
 Everything launched inside `active` runs in launch order.
 """
@@ -15,7 +15,7 @@ class Mark(Protocol):
     """A point in the queue."""
 
     def wait(self) -> None:
-        """Wait until all work queued before is done. Raises what the device reports."""
+        """Wait until all work queued before this mark is done. Raises the device's errors."""
         ...
 
 
@@ -23,7 +23,7 @@ class Replayable(Protocol):
     """Captured work."""
 
     def replay(self) -> None:
-        """Queue it again, over the same memory."""
+        """Queue the captured work again, over the same memory."""
         ...
 
 
@@ -40,7 +40,7 @@ class DeviceQueue(Protocol):
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device can access directly."""
+        """Allocate host memory that the device can access directly."""
         ...
 
     def mark(self) -> Mark:
@@ -48,19 +48,19 @@ class DeviceQueue(Protocol):
         ...
 
     def capture(self, run: Callable[[], None]) -> Replayable:
-        """Run once to warm up, then capture."""
+        """Run `run` once to warm up, then capture it."""
         ...
 
     def free_bytes(self) -> int:
-        """Memory that can be allocated."""
+        """Return the bytes of memory that can be allocated."""
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Run an action once; returns its peak of additional memory."""
+        """Run `run` once; return its peak of additional memory, in bytes."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything."""
+        """Wait until all work on the device is done."""
         ...
 
     def release_memory(self) -> None:
@@ -76,7 +76,7 @@ class CudaMark:
         self._event.record(stream)
 
     def wait(self) -> None:
-        """Return when the event has completed."""
+        """Wait until the event has completed."""
         self._event.synchronize()
 
 
@@ -98,11 +98,11 @@ class CudaQueue:
         return torch.cuda.stream(self._stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Page-locked host memory."""
+        """Allocate page-locked host memory."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def mark(self) -> CudaMark:
-        """An event at the end of the stream."""
+        """Record an event at the end of the stream."""
         return CudaMark(self._stream)
 
     def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -120,13 +120,13 @@ class CudaQueue:
         return graph
 
     def free_bytes(self) -> int:
-        """The device's free memory, and the allocator's unused memory."""
+        """Return the device's free memory plus the allocator's unused memory."""
         free, _ = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return free + held
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Peak memory, as measured by the allocator for the whole device."""
+        """Return the peak memory that the allocator measures for the whole device."""
         self.synchronize()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -136,7 +136,7 @@ class CudaQueue:
         return torch.cuda.max_memory_allocated(self._device) - before
 
     def synchronize(self) -> None:
-        """Wait for the whole device."""
+        """Wait until all work on the device is done."""
         torch.cuda.synchronize(self._device)
 
     def release_memory(self) -> None:

@@ -1,14 +1,14 @@
-"""Samples the next token of every slot on the device: tables of the slots, few launches a step.
+"""Samples the next token of every slot on the device, with few launches per step.
 
 Owns the slots' options in the kernels' format, the token counts for penalties, and the tensors of a
-step's outcome. Everything that depends on a slot alone is staged when its request is admitted; a
-step itself copies nothing to the device, so that it can be captured into a CUDA graph. Does not
-know how logits are computed, nor who waits for the outcome.
+step's results. Everything that depends only on a slot is staged when its request is admitted; a
+step copies nothing to the device, so that it can be captured in a CUDA graph. Knows neither how
+logits are computed nor what reads the results.
 
-A token depends on its row's logits, its request's options, its seed and its position alone. Random
-numbers are those of `counter_random`, bit for bit. Sums have another order than on a CPU and exp
-another rounding: a draw is the CPU's unless its number, or a truncation's edge, falls within that
-rounding of a boundary (some 1e-6 of the mass).
+A token depends only on its row's logits, its request's options, its seed and its position. Random
+numbers are those of `counter_random`, bit for bit. Sums have another order than on a CPU, and exp
+rounds differently: a draw is the same as on a CPU unless its random number, or the edge of a
+truncation, is within that rounding error (about 1e-6 of the mass) of a boundary.
 """
 
 import enum
@@ -41,19 +41,19 @@ Ints = NDArray[np.int64]
 
 
 class Variant(enum.Enum):
-    """Which launches a step takes: each variant is captured separately."""
+    """Determines the launches of a step; each variant is captured separately."""
 
     PLAIN = "plain"
-    """Greedy and temperature alone."""
+    """Greedy or temperature only."""
     FULL = "full"
     """Any option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePlan:
-    """The options of a step's rows, read at its launch.
+    """The options of a step's rows, read when the step is launched.
 
-    `wants_logprobs` bool [m]; `num_top`: the most alternatives that any of them requests.
+    `wants_logprobs` bool [m]; `num_top`: the maximum number of alternatives that a row requests.
     """
 
     variant: Variant
@@ -63,10 +63,10 @@ class SamplePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceSamples:
-    """The outcome on the device, valid until the next `sample`.
+    """The results on the device, valid until the next `sample`.
 
-    `rows` int32 [m, 4]: token; 1 where the logits were finite; the bits of the token's log
-    probability; its rank. `tops` int32 [m, 2, MAX_TOP]: ids, bits of log probabilities.
+    `rows` int32 [m, 4]: token; 1 if the logits were finite; bits of the token's log probability;
+    its rank. `tops` int32 [m, 2, MAX_TOP]: ids, bits of log probabilities.
     """
 
     rows: Tensor
@@ -75,8 +75,8 @@ class DeviceSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenMasks:
-    """Which tokens rows may take: `bits` int32 [n, words], bit 1 for allowed; `rows` int64 [m], the
-    row's index in `bits`, -1 for an unconstrained row.
+    """The allowed tokens of rows: `bits` int32 [n, words], bit 1 for allowed; `rows` int64 [m]:
+    each row's index in `bits`, -1 for an unconstrained row.
     """
 
     bits: Tensor
@@ -120,7 +120,7 @@ class DeviceSampler:
         self._no_masks = TokenMasks(bits=zeros(1, 1), rows=zeros(1, dtype=torch.int64))
 
     def refusal(self, request: Request) -> str:
-        """Why the request's options do not fit the tables; empty when they do."""
+        """Return why the request's options do not fit the tables, or an empty string."""
         sampling = request.spec.sampling
         if max(sampling.num_logprobs, 0) > MAX_TOP:
             return f"logprobs: at most {MAX_TOP} alternatives"
@@ -129,7 +129,7 @@ class DeviceSampler:
         return ""
 
     def follow(self, batch: Batch, rules: SlotRules) -> None:
-        """Stage requests admitted since the last batch; after `rules.follow`."""
+        """Stage requests admitted since the last batch; call it after `rules.follow`."""
         admitted = [request for request in batch.admitted if request.slot >= 0]
         if not admitted:
             return
@@ -149,7 +149,7 @@ class DeviceSampler:
             self._stage_counts(penalised)
 
     def plan(self, slots: Ints, positions: Ints) -> SamplePlan:
-        """The options of `slots` when they sample the tokens at `positions`."""
+        """Return the options of `slots` for sampling the tokens at `positions`."""
         words = self._words[slots]
         flags = words[:, kernels.FLAGS.value]
         is_full = (
@@ -177,10 +177,10 @@ class DeviceSampler:
     ) -> DeviceSamples:
         """Choose a token for each row and store it in `last_tokens`.
 
-        `logits` [m, vocabulary] of any float type; `slots`, `positions` int64 [m], the position of
-        a row being that of the token it samples. `last_tokens` int32 [2 * (slots + 1)]: the token
-        of position p of a slot is at `2 * slot + p % 2`, so that a repeated step still finds the
-        token before the one it sampled.
+        `logits` [m, vocabulary] of any float type; `slots`, `positions` int64 [m], a row's position
+        is that of the token it samples. `last_tokens` int32 [2 * (slots + 1)]: the token of
+        position p of a slot is at `2 * slot + p % 2`, so that a repeated step still finds the
+        previous token.
         """
         num_rows = len(logits)
         is_full = variant is Variant.FULL
@@ -245,7 +245,7 @@ class DeviceSampler:
         )  # fmt: skip
 
     def outcome(self, num_rows: int) -> DeviceSamples:
-        """The memory in which `sample` stores its outcome, also when its graph is replayed."""
+        """Return the memory in which `sample`, or a replay of its graph, stores its results."""
         return DeviceSamples(rows=self._rows[:num_rows], tops=self._tops[:num_rows])
 
     def _stage_bias(self, slot: int, ids: Ints, values: NDArray[np.float32]) -> None:
@@ -258,7 +258,7 @@ class DeviceSampler:
         self._bias_values[slot, : len(tokens)].copy_(self._staged(sums), non_blocking=True)
 
     def _stage_counts(self, requests: list[Request]) -> None:
-        """Count the tokens of prompt and output again: also after a preemption or a replay."""
+        """Count the tokens of prompt and output again, also after a preemption or a replay."""
         slots = np.array([request.slot for request in requests], dtype=np.int64)
         places: list[Ints] = []
         values: list[NDArray[np.int16]] = []
@@ -278,7 +278,7 @@ class DeviceSampler:
         self._counted.index_copy_(0, at, staged)
 
     def _staged(self, values: NDArray[Any]) -> Tensor:
-        """A copy on the host that the device can read while the host continues."""
+        """Return a host copy that the device can read while the host continues."""
         staged = torch.from_numpy(values)
         return staged.pin_memory() if self._device.type == "cuda" else staged.clone()
 
@@ -286,9 +286,9 @@ class DeviceSampler:
 def read_samples(
     rows: NDArray[np.int32], tops: NDArray[np.int32] | None, plan: SamplePlan
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], TokenLogprobs | None]:
-    """Tokens, which of them came from finite logits, and log probabilities if requested.
+    """Return tokens, whether their logits were finite, and log probabilities if requested.
 
-    `rows`, `tops`: host copies of `DeviceSamples`; `tops` may be None without a request for them.
+    `rows`, `tops`: host copies of `DeviceSamples`; `tops` may be None if no row requests logprobs.
     """
     tokens, is_good = rows[:, 0].copy(), rows[:, 1] != 0
     if not plan.wants_logprobs.any():
@@ -311,12 +311,12 @@ def read_samples(
 
 
 def _padded(count: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (count - 1).bit_length()
 
 
 def _words_of(request: Request) -> NDArray[np.int32]:
-    """The request's row of the table."""
+    """Return the request's row of the options table."""
     spec, sampling = request.spec, request.spec.sampling
     words = np.zeros(kernels.NUM_WORDS.value, dtype=np.int32)
     numbers = words.view(np.float32)
@@ -351,7 +351,7 @@ def _words_of(request: Request) -> NDArray[np.int32]:
 
 
 def _packed_counts(request: Request) -> tuple[Ints, NDArray[np.int16]]:
-    """The request's tokens and their entries in the table of counts."""
+    """Return the request's tokens and their entries in the table of counts."""
     num_prompt = request.spec.num_original_prompt_tokens
     tokens, place = np.unique(request.tokens, return_inverse=True)
     outputs = np.bincount(place[num_prompt:], minlength=len(tokens))

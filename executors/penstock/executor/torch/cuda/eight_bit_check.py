@@ -16,9 +16,9 @@ def check_eight_bit(
     capability: tuple[int, int],
     linears: tuple[nn.Linear, ...],
 ) -> None:
-    """Raise UnsupportedModel naming a setting without kernels.
+    """Raise UnsupportedModel naming a setting for which there are no kernels.
 
-    `dtype`: the model's. `capability`: the GPU's compute capability. `linears`: those of a layer.
+    `dtype`: of the model. `capability`: the GPU's compute capability. `linears`: of a layer.
     """
     if config.kv_cache_dtype == "int8":
         raise UnsupportedModel("kv_cache_dtype int8 is for a CPU; a CUDA device takes fp8")

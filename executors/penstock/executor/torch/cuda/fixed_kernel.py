@@ -1,7 +1,8 @@
-"""Launches of a kernel whose constants are fixed, without the compiler's work of every launch.
+"""Launches a kernel whose constants are fixed, without the overhead of Triton's launcher.
 
-Triton's own launch examines every argument and option each time, about 28 us of host time; a direct
-one of the compiled kernel takes 8. A step that is not captured has hundreds of them.
+Triton's launcher examines every argument and option each time, which takes about 28 us of host
+time; launching the compiled kernel directly takes 8 us. A step that is not captured has hundreds of
+launches.
 """
 
 import logging
@@ -16,16 +17,17 @@ from triton.runtime import driver
 _log = logging.getLogger(__name__)
 
 _ALIGNMENT = 16
-"""Kernels are compiled for pointers to multiples of it, or for any."""
+"""Pointer alignment, in bytes, that the compiled kernel requires."""
 _POINTER = Tensor.data_ptr
 _NO_HOOKS = (None, None, None)
 
 
 class FixedKernel:
-    """One kernel with its constants and options, for tensors of the same number formats each time.
+    """One kernel with its constants and options, always called with tensors of the same number
+    formats.
 
     Its parameters are tensors, then numbers, then the constants. Integers among the numbers must be
-    `do_not_specialize`: the compiled kernel is used for all values.
+    `do_not_specialize`: the compiled kernel is used for all their values.
     """
 
     def __init__(self, kernel: Any, **constants: Any) -> None:
@@ -41,7 +43,7 @@ class FixedKernel:
     def launch(
         self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], *numbers: float
     ) -> None:
-        """Queue it on the current stream."""
+        """Queue the kernel on the current stream."""
         run = self._run
         if run is not None:
             pointers = list(map(_POINTER, tensors))
@@ -55,7 +57,7 @@ class FixedKernel:
             self._keep(compiled, tensors, numbers)
 
     def _keep(self, compiled: Any, tensors: tuple[Tensor, ...], numbers: tuple[float, ...]) -> None:
-        """Use `compiled` directly from now on, if it fits all later launches."""
+        """Use `compiled` directly from now on, if it is valid for all later launches."""
         if compiled is None or any(tensor.data_ptr() % _ALIGNMENT for tensor in tensors):
             return  # interpreted, or compiled for unaligned pointers
         parameters = self._kernel.params

@@ -1,12 +1,13 @@
-"""The executor over the fused step: `launch` queues, `collect` waits and reads the outcome.
+"""The executor over the fused step: `launch` queues a step, `collect` waits for it and reads its
+results.
 
-Two steps may be in flight. A step of decodes replays captured graphs; any other uses one packed
-forward. Only the outcome is copied to the host, and only `collect` waits for the device.
+Two steps may be in flight. A step of decodes replays captured graphs; any other step uses one
+packed forward. Only the results are copied to the host, and only `collect` waits for the device.
 
-Failing alone: rows that are not finite are flagged next to the tokens. What a failed request leaves
-in its pages is never read, since every load of the kernels is masked; so nothing is cleared. A step
-that raises while it is queued is repeated in parts (`penstock.executor.isolation`): every step
-writes the same values to the same places again.
+Requests fail alone: rows that are not finite are flagged next to the tokens. The keys and values of
+a failed request are never read, since all loads of the kernels are masked, so nothing is cleared. A
+step that raises while it is queued is repeated in parts (`penstock.executor.isolation`): a repeated
+step writes the same values to the same locations.
 """
 
 import traceback
@@ -32,17 +33,17 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 _NUM_SETS = 3
-"""Sets of host memory: two steps in flight, and one that is being packed. Steps that are waited for
-immediately have their own set: those in flight are still to be read.
+"""Sets of pinned memory: for two steps in flight and one that is being packed. Steps that are
+waited for at once have a separate set, because the sets of steps in flight are not read yet.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusedParts:
-    """A fused model over its pages, and what it shares with its executor.
+    """A fused model over its pages, and the tensors that it shares with its executor.
 
-    `table` and `last_tokens` have a scratch slot after those of requests, and the pages have the
-    health probe's blocks after those of requests.
+    `table` and `last_tokens` have a scratch slot after the requests' slots; the pages have the
+    health probe's blocks after the requests' blocks.
     """
 
     model: FusedModel
@@ -53,7 +54,7 @@ class FusedParts:
 
 
 class FusedExecutor:
-    """An `Executor` on a CUDA device; made by `fused_loading`."""
+    """An `Executor` on a CUDA device; built by `fused_loading`."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class FusedExecutor:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
-        """Queue one step. Raises ExecutorDied when not even the health probe runs any more."""
+        """Queue one step. Raises ExecutorDied when the health probe fails too."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         try:
@@ -139,7 +140,9 @@ class FusedExecutor:
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
-        """The oldest launched step's outcome. Raises ExecutorDied when the device is lost."""
+        """Return the oldest launched step's results. Raises ExecutorDied when the device is
+        lost.
+        """
         launched = self._launched.popleft()
         if isinstance(launched, StepResult):
             return launched
@@ -183,7 +186,7 @@ class FusedExecutor:
         return self._enqueue(batch, self._rules, self._own_set).wait()
 
     def _recover(self, error: Exception) -> None:
-        """Raise ExecutorDied when the device is lost: then every operation fails."""
+        """Raise ExecutorDied when the device is lost, so that every later operation would fail."""
         try:
             self._queue.synchronize()
             self._queue.release_memory()
@@ -196,7 +199,7 @@ class FusedExecutor:
 
 
 class _StepMemory:
-    """Pinned memory of one step, in both directions."""
+    """Pinned memory of one step, for copies in both directions."""
 
     def __init__(self, queue: DeviceQueue, max_rows: int, scratch: tuple[int, int]) -> None:
         self.staging = RowStaging(queue, max_rows=max_rows, scratch=scratch)

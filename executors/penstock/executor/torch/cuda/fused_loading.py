@@ -1,8 +1,8 @@
-"""From a loaded model to the executor over the fused step.
+"""Builds the executor over the fused step from a loaded model.
 
-Owns the order: recognise the module tree, prove it in float32, join its weights, compare logits,
-measure a step's memory, allocate the pages, capture. Raises NotFused as long as the eager path can
-still serve the model.
+Owns the order: recognise the module tree, verify it in float32, join its weights, compare logits,
+measure a step's memory, allocate the pages, capture the graphs. Raises NotFused as long as the
+eager path can still serve the model.
 """
 
 import logging
@@ -41,7 +41,7 @@ from penstock.executor.torch.trial_reference import TrialReference, make_referen
 
 _log = logging.getLogger(__name__)
 _MIN_SLOTS = 2
-"""The health probe's."""
+"""Slots that the health probe needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +58,9 @@ class _Parts:
 
 @torch.inference_mode()
 def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) -> FusedExecutor:
-    """The executor. Raises NotFused with the reason when the fused step does not fit the model."""
+    """Build the executor. Raises NotFused with the reason when the fused step does not support the
+    model.
+    """
     tree = read_module_tree(model)
     check_eight_bit(
         config,
@@ -117,7 +119,9 @@ def _eight_bit_settings(config: ExecutorConfig) -> str:
 def _in_eight_bits(
     config: ExecutorConfig, model: LoadedModel, tree: DecoderTree, parts: _Parts, pages: KVPages
 ) -> _Parts:
-    """The parts with weights and pages in the requested formats. `pages`: what a trial wrote."""
+    """Return the parts with weights and pages in the configured formats. `pages`: written by a
+    trial.
+    """
     if config.kv_cache_dtype != "auto":
         dtype = page_dtype(config.kv_cache_dtype, model.dtype)
         parts = replace(parts, page_dtype=dtype, page_scales=measure_scales(pages))
@@ -134,7 +138,9 @@ def _check_eight_bits(
     queue: DeviceQueue,
     reference: TrialReference,
 ) -> None:
-    """Compare in 8 bits. Raises NotFused, which refuses the model: the eager path has no 8 bits."""
+    """Compare logits in 8 bits. Raises NotFused, which refuses the model: the eager path has no 8
+    bits.
+    """
     try:
         found, _ = _try(config, model, parts, queue)
     except torch.OutOfMemoryError:
@@ -151,7 +157,7 @@ def _check_eight_bits(
 
 @contextmanager
 def _fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
-    """Context that converts a lack of memory to a ValueError naming the setting to lower."""
+    """Convert an out-of-memory error to a ValueError naming the setting to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -161,7 +167,7 @@ def _fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
 
 
 def num_slots(config: ExecutorConfig) -> int:
-    """Slots of the device's tables, without the scratch slot."""
+    """Return the number of slots in the device's tables, without the scratch slot."""
     return max(config.max_num_seqs, _MIN_SLOTS)
 
 
@@ -235,7 +241,7 @@ def _build(
 def _try(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> tuple[Tensor, KVPages]:
-    """Run the trial tokens: the fused step's logits, and the pages that it wrote."""
+    """Run the trial tokens; return the fused step's logits and the pages that it wrote."""
     num_blocks = -(-NUM_TRIAL_TOKENS // config.block_size) + NUM_PROBE_BLOCKS
     built, pages = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS)
     return trial_logits(built.model, queue, config.block_size), pages
@@ -244,7 +250,7 @@ def _try(
 def _step_bytes(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> int:
-    """Memory of the widest step, and of captured logits, besides weights and pages."""
+    """Measure the memory of the largest step and of captured logits, without weights and pages."""
     budget = config.max_num_batched_tokens
     if budget is None:
         budget = device_defaults(config.device).max_num_batched_tokens

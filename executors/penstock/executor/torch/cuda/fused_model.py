@@ -1,4 +1,4 @@
-"""The fused step: a decoder's forward over our kernels, from input tokens to logits.
+"""The fused step: the forward of a decoder with our kernels, from input tokens to logits.
 
 Owns the order of launches, for the two kinds of step: rows of one token each (`decode`, captured)
 and a packed step of any mix of decodes and chunks (`packed`). Knows neither requests nor streams:
@@ -21,12 +21,12 @@ from penstock.executor.torch.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.quantised_weights import FP8
 
 _PART = 1024
-"""Elements of a row that one program of an elementwise kernel takes."""
+"""Elements of a row per program of an elementwise kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ends:
-    """The parts before and after the layers. `eps` of all norms."""
+    """The parts before and after the layers. `eps`: of all norms."""
 
     embedding: Tensor
     head: Tensor
@@ -38,19 +38,19 @@ class Ends:
 class RowTokens:
     """Per-row values of a step for sampling, int64 [rows].
 
-    `slots`; `next_positions`: of the token that a row's logits predict.
+    `next_positions`: position of the token that a row's logits predict.
     """
 
     slots: Tensor
     next_positions: Tensor
 
     def first(self, rows: int) -> "RowTokens":
-        """The first `rows` rows."""
+        """Return the first `rows` rows."""
         return RowTokens(slots=self.slots[:rows], next_positions=self.next_positions[:rows])
 
 
 def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
-    """Memory for `num_rows` rows."""
+    """Allocate `num_rows` rows."""
 
     def ints() -> Tensor:
         return torch.empty(num_rows, dtype=torch.long, device=device)
@@ -60,8 +60,8 @@ def empty_row_tokens(num_rows: int, device: torch.device) -> RowTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedHidden:
-    """A packed step before its head: the residual of each token, and what must still be added to
-    it.
+    """The output of a packed step's layers, before its head: each token's residual, and what must
+    still be added to it.
 
     `qkv` [tokens, elements]: of the last layer, before rotation.
     """
@@ -72,7 +72,7 @@ class PackedHidden:
 
 
 class FusedModel:
-    """One model's weights and pages. `last_tokens` int32 [2 * slots]: see `embed_rows`."""
+    """One model's weights and pages. For `last_tokens` int32 [2 * slots] see `embed_rows`."""
 
     def __init__(
         self,
@@ -120,19 +120,19 @@ class FusedModel:
 
     @property
     def tokens_a_tile(self) -> int:
-        """Tokens of a chunk that one program takes."""
+        """Tokens of a chunk per program."""
         return self._attention.tokens_a_tile
 
     @property
     def vocab_size(self) -> int:
-        """Logits of one row."""
+        """Number of logits in a row."""
         return self.ends.head.shape[0]
 
     def decode(
         self, staged: Tensor, tokens: RowTokens, logits: Tensor, *, rows: int, is_long: bool
     ) -> None:
-        """Compute rows of one token each: `staged` int32 [4, ...] in, `tokens` and `logits` [rows]
-        out.
+        """Compute single-token rows: reads `staged` int32 [4, ...], writes `tokens` and `logits`
+        [rows].
         """
         tile = self._attention.tile_for(rows, is_long=is_long)
         residual = self._embed(staged, tokens, rows)
@@ -151,7 +151,7 @@ class FusedModel:
     def packed(
         self, staged: Tensor, tokens: RowTokens, chunks: Chunks, *, num_decodes: int
     ) -> PackedHidden:
-        """Compute `num_decodes` rows of one token, then `chunks`, in one forward."""
+        """Compute `num_decodes` single-token rows, then `chunks`, in one forward."""
         num_tokens = num_decodes + chunks.num_tokens
         tile = self._attention.tile_for(max(num_decodes, 1), is_long=False)
         residual = self._embed(staged, tokens, num_tokens)
@@ -171,13 +171,14 @@ class FusedModel:
         return PackedHidden(residual=residual, added=added, qkv=kept[0])
 
     def head(self, hidden: PackedHidden, rows: Tensor) -> Tensor:
-        """Logits of the packed tokens `rows` int32 [m]."""
+        """Compute the logits of the packed tokens `rows` int32 [m]."""
         return self._last(hidden.added.take(rows), hidden.residual.index_select(0, rows))
 
     def finite(self, hidden: PackedHidden) -> Tensor:
-        """Which tokens have finite keys and values in the last layer, bool [tokens].
+        """Return whether each token's keys and values in the last layer are finite, bool [tokens].
 
-        Invalid values of earlier layers show there too, also for tokens without sampled logits.
+        Invalid values of earlier layers propagate to the last layer, also for tokens without
+        sampled logits.
         """
         qkv = hidden.qkv
         flags = torch.empty(qkv.shape[0], dtype=torch.uint8, device=qkv.device)
@@ -216,9 +217,10 @@ class FusedModel:
         attended: Tensor,
         attend: Callable[[int, LayerWeights, Tensor], None],
     ) -> Product:
-        """Run all layers over `residual`; returns what the last one adds to it.
+        """Run all layers over `residual`; return the last layer's output, which must still be added
+        to it.
 
-        `attend` takes the number of a layer, its weights, and [rows, qkv]; it writes `attended`.
+        `attend` takes a layer's index, its weights, and [rows, qkv]; it writes `attended`.
         """
         math = self._math
         added: Product | None = None
@@ -277,7 +279,7 @@ class FusedModel:
 
 
 def _formats(layer: LayerWeights) -> tuple[torch.dtype | None, ...]:
-    """Number formats of everything that a kernel reads."""
+    """Return the number formats of all tensors that a kernel reads."""
     projections = (layer.qkv, layer.out, layer.gate_up, layer.down)
     norms = (layer.input_norm, layer.output_norm, layer.query_norm, layer.key_norm)
     read = (

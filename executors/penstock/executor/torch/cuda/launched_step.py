@@ -1,6 +1,6 @@
-"""A launched step: what is needed when its outcome arrives on the host.
+"""A launched step: the data that is needed when its results arrive on the host.
 
-Owns the host memory of outcomes and their evaluation: tokens, failures, log probabilities. Reads
+Owns the host memory of the results and their evaluation: tokens, failures, log probabilities. Reads
 nothing that later steps change.
 """
 
@@ -23,7 +23,7 @@ from penstock.scheduler.batch import Batch, SlotFailure, StepResult, TokenLogpro
 
 
 class OutcomeMemory:
-    """Pinned memory for the outcome of one step."""
+    """Pinned memory for the results of one step."""
 
     def __init__(self, queue: DeviceQueue, *, max_rows: int) -> None:
         self._rows = queue.pinned((max_rows, 4), torch.int32)
@@ -37,25 +37,25 @@ class OutcomeMemory:
             self._tops[:num_rows].copy_(samples.tops, non_blocking=True)
 
     def rows(self, num_rows: int) -> NDArray[np.int32]:
-        """The outcome's rows: [rows, 4]."""
+        """The rows of the results: [rows, 4]."""
         found: NDArray[np.int32] = self._rows[:num_rows].numpy()
         return found
 
     def tops(self, num_rows: int) -> NDArray[np.int32]:
-        """The outcome's alternatives: [rows, 2, MAX_TOP]."""
+        """The alternatives of the results: [rows, 2, MAX_TOP]."""
         found: NDArray[np.int32] = self._tops[:num_rows].numpy()
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchedPrompt:
-    """Log probabilities of one request's prompt, being copied: chosen, ranks, top ids, top."""
+    """Log probabilities of one request's prompt, during their copy: chosen, ranks, top ids, top."""
 
     rows: PromptRows
     parts: tuple[Tensor, Tensor, Tensor, Tensor]
 
     def read(self) -> tuple[int, int, TokenLogprobs]:
-        """Slot, first position and log probabilities, as in `StepResult.prompt_logprobs`."""
+        """Return slot, first position and log probabilities, as in `StepResult.prompt_logprobs`."""
         chosen, ranks, top_ids, top_logprobs = (part.numpy() for part in self.parts)
         logprobs = TokenLogprobs(
             chosen=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs
@@ -65,11 +65,10 @@ class LaunchedPrompt:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LaunchedStep:
-    """A launched step. `refusals`: slots that must not run at all, and why.
+    """A launched step. `refusals`: slots that must not run, and the reasons.
 
-    `token_flags` bool [tokens] on the host: which of a packed step's keys and values were
-    finite, None when every row's logits show it; `token_ends` [rows]: where each row's tokens end
-    among them.
+    `token_flags` bool [tokens] on the host: whether each token's keys and values are finite; None
+    when the logits of every row show it. `token_ends` [rows]: the end of each row in `token_flags`.
     """
 
     slots: NDArray[np.int32]
@@ -83,7 +82,7 @@ class LaunchedStep:
     prompts: tuple[LaunchedPrompt, ...] = ()
 
     def wait(self) -> StepResult:
-        """The outcome, once it has arrived. Raises what the device reports."""
+        """Wait for the results and return them. Raises the device's errors."""
         if self.mark is not None:
             self.mark.wait()
         return self._judge()
@@ -129,7 +128,7 @@ class LaunchedStep:
 
 
 def launched_step_of(batch: Batch, memory: OutcomeMemory, refusals: dict[int, str]) -> LaunchedStep:
-    """A step that is about to be queued."""
+    """Return the record of a step that is about to be queued."""
     found: dict[int, str] = {}
     if refusals:
         found = {slot: refusals[slot] for slot in batch.slots.tolist() if slot in refusals}

@@ -1,8 +1,8 @@
-"""A step with a chunk: all its tokens, decodes included, in one packed forward.
+"""A step with a chunk: all its tokens, including decodes, in one packed forward.
 
-Owns its extra work: cells of the block table that the slot did not compute, the choice of rows
-whose logits are needed, log probabilities of prompts, flags of tokens that are not finite. All of
-it is queued; nothing waits.
+Owns the additional work of such a step: block table cells that the slot did not compute, the choice
+of rows whose logits are needed, log probabilities of prompts, flags of tokens that are not finite.
+All of it is queued; nothing waits.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ class PackedStep:
     def run(
         self, batch: Batch, staging: RowStaging, launched: LaunchedStep, *, is_probe: bool
     ) -> None:
-        """Queue the step; what its outcome needs is written to `launched`."""
+        """Queue the step; store in `launched` what its results need."""
         rows = staging.stage_packed(
             batch,
             tokens_a_tile=self._model.tokens_a_tile,
@@ -74,7 +74,7 @@ class PackedStep:
             launched.prompts = self._score_prompts(batch, hidden, rows)
 
     def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: LaunchedStep) -> None:
-        """Check tokens without sampled logits by their keys and values."""
+        """Flag tokens without sampled logits whose keys or values are not finite."""
         launched.token_flags = self._fetched(self._model.finite(hidden))
         launched.token_ends = rows.last_of_row + 1
 
@@ -109,14 +109,14 @@ class PackedStep:
         )
 
     def _sent(self, values: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        """`values` on the device, without waiting for queued work."""
+        """Copy `values` to the device, without waiting for queued work."""
         on_host = torch.from_numpy(values)
         pinned = self._queue.pinned(values.shape, on_host.dtype)
         pinned.copy_(on_host)
         return pinned.to(self._queue.device, non_blocking=True)
 
     def _fetched(self, values: Tensor) -> Tensor:
-        """Host memory that has `values` at the step's event."""
+        """Queue a copy of `values` to host memory, which is complete at the step's event."""
         fetched = self._queue.pinned(tuple(values.shape), values.dtype)
         fetched.copy_(values, non_blocking=True)
         return fetched

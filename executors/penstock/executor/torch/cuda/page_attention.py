@@ -1,6 +1,6 @@
 """Attention of a step over the pages, as launches of our kernels.
 
-Owns grids, tiles and scratch memory. Does not know where a step's rows come from.
+Owns grids, tiles and scratch memory. Does not know the origin of a step's rows.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLayout:
-    """Query heads over key heads. `group`: queries of one key head."""
+    """The numbers of query and key heads. `group`: query heads of one key head."""
 
     num_heads: int
     num_kv_heads: int
@@ -45,7 +45,7 @@ class HeadLayout:
 class Chunks:
     """The chunks of a packed step, all int32 on the device; see `chunk_attention`.
 
-    Packed tokens `first_token .. first_token + num_tokens - 1` are theirs.
+    They hold the packed tokens `first_token .. first_token + num_tokens - 1`.
     """
 
     first_token: int
@@ -59,10 +59,11 @@ class Chunks:
 
 
 class PageAttention:
-    """Rotates, writes and attends. `table` int32 [slots, blocks]: the device's block table.
+    """Rotates queries and keys, writes pages and attends. `table` int32 [slots, blocks]: the
+    device's block table.
 
-    `dtype`: of what is computed; the pages may be in 8 bits. `scales`: of each layer's pages, see
-    `page_scales`, None for none.
+    `dtype`: of queries, keys and values in a step; the pages may be in 8 bits. `scales`: for each
+    layer's pages, see `page_scales`; None for none.
     """
 
     def __init__(
@@ -101,11 +102,11 @@ class PageAttention:
 
     @property
     def tokens_a_tile(self) -> int:
-        """Tokens of a chunk that one program takes."""
+        """Tokens of a chunk per program."""
         return self._chunk_tile.rows // self.layout.group
 
     def tile_for(self, rows: int, *, is_long: bool) -> DecodeTile:
-        """The tile of a decode step."""
+        """Return the tile of a decode step."""
         layout = self.layout
         return decode_tile(
             rows=rows,
@@ -127,7 +128,7 @@ class PageAttention:
         rows: int,
         tile: DecodeTile,
     ) -> None:
-        """Attention of the first `rows` rows of `qkv`, one token each; `staged` as in
+        """Attend for the first `rows` rows of `qkv`, one token each; `staged` as in
         `embed_rows`.
         """
         layout, table = self.layout, self._table
@@ -169,7 +170,7 @@ class PageAttention:
         chunks: Chunks,
         scratch: Scratch,
     ) -> None:
-        """Attention of the packed tokens of `chunks`, which are written to the pages first."""
+        """Write the packed tokens of `chunks` to the pages, then attend for them."""
         layout, table = self.layout, self._table
         shape = (qkv.shape[0], layout.num_query_elements)
         queries = scratch.empty("queries", shape, self._query_dtype)

@@ -1,8 +1,8 @@
-"""Scales of keys and values in pages of 8 bits, one for each KV head of a layer.
+"""Scales of keys and values in 8-bit pages, one for each KV head of a layer.
 
-e4m3 is a floating-point format: it rounds everything within a factor of 2**14 below its greatest
-element alike, so a scale only has to match a head's magnitude. A short sequence shows it. Without
-scales, biases of keys exceed 448 and small values fall below 2**-6.
+e4m3 is a floating-point format: its relative rounding is the same for all numbers within a factor
+of 2**14 below its maximum, so a scale only has to match a head's magnitude, which a short sequence
+shows. Without scales, biases of keys exceed 448 and small values fall below 2**-6.
 """
 
 import torch
@@ -12,13 +12,13 @@ from penstock.executor.torch.kv_pages import KVPages
 
 _GREATEST = 448.0
 _HEADROOM = 8.0
-"""How far another element may exceed the greatest one of the short sequence without being
-clipped.
-"""
+"""How far another element may exceed the greatest one of the short sequence without clipping."""
 
 
 def measure_scales(pages: KVPages) -> tuple[Tensor, ...]:
-    """float32 [2, heads] of each layer. `pages`: a sequence's keys and values, otherwise zero."""
+    """Return float32 [2, heads] for each layer. `pages`: a sequence's keys and values, zero
+    elsewhere.
+    """
     return tuple(_scales(pages.layer(index)) for index in range(len(pages.shapes)))
 
 

@@ -1,7 +1,7 @@
 """The operations on a step's rows between attentions: norms, projections, the activation.
 
-Owns the two ways to multiply: rows in the model's number format, and rows in 8 bits against fp8
-weights, whose scales are kept in a `Product` for its next reader.
+Owns the two ways to multiply: rows in the model's number format, and 8-bit rows with fp8 weights,
+whose scales are kept in a `Product` for the operation that reads it next.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from penstock.executor.torch.fused_weights import Projection
 from penstock.executor.torch.quantised_weights import FP8
 
 _PART = 1024
-"""Elements of a row that one program of an elementwise kernel takes."""
+"""Elements of a row per program of an elementwise kernel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """`values` [rows, n]; `scales` float32 [rows] of rows in 8 bits, else None."""
+    """Rows: `values` [rows, n]; `scales` float32 [rows] for 8-bit rows, else None."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -37,8 +37,8 @@ class Rows:
 class Product:
     """Rows after a projection, `values` [rows, out].
 
-    `scales` float32 [rows]: these, the scales of `of` and its bias must still be applied; None:
-    nothing to apply.
+    `scales` float32 [rows]: these scales, the scales of `of` and its bias must still be applied;
+    None: nothing must be applied.
     """
 
     values: Tensor
@@ -46,15 +46,15 @@ class Product:
     of: Projection
 
     def take(self, rows: Tensor) -> "Product":
-        """The rows at `rows` int32 [m]."""
+        """Return the rows with the indices `rows` int32 [m]."""
         scales = None if self.scales is None else self.scales.index_select(0, rows)
         return Product(self.values.index_select(0, rows), scales, self.of)
 
 
 class RowMath:
-    """The arithmetic of one model's rows. `is_fp8`: its layers' weights are in fp8.
+    """Computes on the rows of one model. `is_fp8`: its layers' weights are in fp8.
 
-    Results of methods are in `scratch`, until the same operation of another layer.
+    Results are in `scratch`, valid until the same operation of the next layer.
     """
 
     def __init__(
@@ -77,7 +77,9 @@ class RowMath:
         *,
         is_last: bool = False,
     ) -> Rows:
-        """residual += added; the norm of it, for a projection or, `is_last`, for the head."""
+        """Add `added` to `residual`; return its norm, for a projection or, if `is_last`, for the
+        head.
+        """
         is_quantised = self._is_fp8 and not is_last
         dtype = FP8 if is_quantised else residual.dtype
         out = scratch.empty("normed", residual.shape, dtype)
@@ -114,7 +116,7 @@ class RowMath:
         return Rows(out, out_scales)
 
     def project(self, scratch: Scratch, rows: Rows, projection: Projection, name: str) -> Product:
-        """Rows times the weight; `name`: of the result's memory."""
+        """Multiply rows by the weight; `name`: of the result's memory in `scratch`."""
         if rows.scales is None:
             shape = (rows.values.shape[0], projection.weight.shape[0])
             out = scratch.empty(name, shape, rows.values.dtype)
@@ -169,7 +171,7 @@ class RowMath:
         return Rows(out, out_scales)
 
     def rows(self, scratch: Scratch, x: Tensor) -> Rows:
-        """`x` [rows, n] in the format of a projection's input."""
+        """Convert `x` [rows, n] to the format of a projection's input."""
         if not self._is_fp8:
             return Rows(x)
         out = scratch.empty("rows", x.shape, FP8)
@@ -183,7 +185,7 @@ class RowMath:
         return Rows(out, out_scales)
 
     def whole(self, product: Product) -> Tensor:
-        """The product with all its scales, [rows, out]."""
+        """Return the product with all scales applied, [rows, out]."""
         values, projection = product.values, product.of
         if product.scales is not None:
             width, bias = values.shape[1], projection.bias
@@ -215,5 +217,5 @@ def _padded(width: int) -> int:
 
 
 def _or(given: Tensor | None, other: Tensor) -> Tensor:
-    """A valid pointer for an optional tensor that the kernel does not read."""
+    """Return `given`; if None, `other` as a valid pointer, which the kernel does not read."""
     return other if given is None else given

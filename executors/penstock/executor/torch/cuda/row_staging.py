@@ -1,8 +1,8 @@
 """Copies a step's rows to the device: one array of ints in pinned memory, one copy.
 
 Owns the packing of a `Batch` into the kernels' format. Reads everything it needs during `launch`,
-and never the slot arrays later. Rows of a step of decodes need no host data but slot, position,
-token, block (see `embed_rows`).
+and never the slot arrays later. Rows of a decode step need only slot, position, token and block
+from the host (see `embed_rows`).
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,18 @@ from penstock.scheduler.batch import Batch
 
 Ints = NDArray[np.int64]
 _ALIGNMENT = 32
-"""In ints: every array starts where the widest loads may."""
+"""In elements: every array starts at an address that allows the widest loads."""
 DRAWN = -1
-"""In place of a token: the one that the device sampled for that position."""
+"""In place of a token id: use the token that the device sampled for that position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedRows:
     """A packed step on the device.
 
-    `staged` int32 [4, tokens or more]; `wanted` int32: packed tokens whose logits are sampled,
-    `slots` and `positions` int64: for each of them where the sampled token goes, also as `sampled`
-    on the host; `known_places` int64, `known_blocks`: cells of the block table that this slot did
-    not compute.
+    `staged` int32 [4, tokens or more]. `wanted` int32: packed tokens whose logits are sampled.
+    `slots`, `positions` int64: destination of each sampled token, also on the host, as `sampled`.
+    `known_places` int64, `known_blocks`: cells of the block table that this slot did not compute.
     """
 
     staged: Tensor
@@ -51,7 +50,7 @@ class PackedRows:
 
 
 class RowStaging:
-    """One set of pinned memory: used by one step until its result is collected."""
+    """One set of pinned memory, used by one step until its result is collected."""
 
     def __init__(self, queue: DeviceQueue, *, max_rows: int, scratch: tuple[int, int]) -> None:
         self._queue = queue
@@ -61,7 +60,7 @@ class RowStaging:
         self._packed = queue.pinned((1024,), torch.int32)
 
     def empty_rows(self) -> Tensor:
-        """Device memory in which steps of decodes are staged."""
+        """Allocate the device memory in which decode steps are staged."""
         return torch.empty_like(self._rows, device=self._queue.device, pin_memory=False)
 
     def stage_scratch(self, staged: Tensor) -> None:
@@ -70,7 +69,7 @@ class RowStaging:
         staged.copy_(self._rows, non_blocking=True)
 
     def stage_decodes(self, batch: Batch, staged: Tensor, num_padded: int) -> None:
-        """Queue the copy of a batch of decodes into `staged`; the rows after them are padding."""
+        """Queue the copy of a batch of decodes to `staged`; the remaining rows are padding."""
         num_rows = batch.num_rows
         rows = self._rows_on_host
         _fill_decodes(batch, rows[:, :num_rows], num_rows)
@@ -80,9 +79,9 @@ class RowStaging:
     def stage_packed(
         self, batch: Batch, *, tokens_a_tile: int, table_width: int, is_probe: bool = False
     ) -> PackedRows:
-        """Queue the copy of a batch of any mix; a probe runs in the scratch slot.
+        """Queue the copy of a batch with any mix of rows; a probe runs in the scratch slot.
 
-        `table_width`: cells of a slot in the device's block table; the scheduler's may be narrower.
+        `table_width`: cells per slot in the device's block table; the scheduler's may be narrower.
         """
         num_decodes = batch.num_decodes
         slots = batch.slots.astype(np.int64)
@@ -140,7 +139,7 @@ class RowStaging:
     def _copy(
         self, matrix: NDArray[np.int32], rows: tuple[NDArray[np.int64] | NDArray[np.int32], ...]
     ) -> list[Tensor]:
-        """Copy everything at once, as int32: `matrix` [4, tokens] and rows of numbers."""
+        """Copy everything at once, as int32: `matrix` [4, tokens] and the arrays `rows`."""
         width = _aligned(matrix.shape[1])
         sizes = [_aligned(len(row)) for row in rows]
         total = 4 * width + sum(sizes)
@@ -166,7 +165,7 @@ def _aligned(count: int) -> int:
 
 
 def _fill_decodes(batch: Batch, rows: NDArray[np.int32], count: int) -> None:
-    """Fill the first `count` rows of the batch: one token each, mostly sampled on the device."""
+    """Fill the batch's first `count` rows: one token each, most of them sampled on the device."""
     arrays = batch.arrays
     slots, starts = batch.slots[:count], batch.starts[:count]
     rows[0] = slots
@@ -178,7 +177,7 @@ def _fill_decodes(batch: Batch, rows: NDArray[np.int32], count: int) -> None:
 def _token_rows(
     batch: Batch, slots: Ints, counts: Ints, starts: Ints, ends: Ints
 ) -> NDArray[np.int32]:
-    """[4, tokens] of a whole batch: decodes, then every token of every chunk."""
+    """Return [4, tokens] of a whole batch: decodes, then every token of every chunk."""
     arrays, num_decodes = batch.arrays, batch.num_decodes
     per_token = np.empty((4, int(ends[-1])), dtype=np.int32)
     if num_decodes:
@@ -196,7 +195,7 @@ def _token_rows(
 
 
 def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
-    """(chunk, first token of it) of every tile, those that read the most keys first."""
+    """Return chunk and first token within it of every tile, tiles that read the most keys first."""
     num_tiles = -(-counts // tokens_a_tile)
     chunks = np.repeat(np.arange(len(counts)), num_tiles)
     within = np.arange(len(chunks)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
@@ -206,9 +205,10 @@ def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
 
 
 def _known_cells(batch: Batch, slots: Ints, width: int) -> tuple[Ints, NDArray[np.int32]]:
-    """Cells of the block table before each chunk, which a prefix cache hit did not compute.
+    """Return block table cells before each chunk, which the slot did not compute (prefix cache
+    hit).
 
-    `slots` are those that the step runs in; the cells as flat indices and their blocks.
+    `slots`: in which the step runs. Returns the cells as flat indices, and their blocks.
     """
     arrays = batch.arrays
     places: list[Ints] = [np.zeros(0, dtype=np.int64)]

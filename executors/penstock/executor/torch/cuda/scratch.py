@@ -1,18 +1,18 @@
-"""Memory of one step that every layer writes again, allocated by the first of them."""
+"""Buffers of one step that all layers share, allocated on first use."""
 
 import torch
 from torch import Tensor
 
 
 class Scratch:
-    """Tensors by name and shape. A name stands for one number format."""
+    """Buffers by name and shape. Each name is used with one number format only."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._tensors: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor of that name, with what was last written to it."""
+        """Return the buffer of that name and shape, with its last content."""
         key = (name, shape)
         found = self._tensors.get(key)
         if found is None:

@@ -13,7 +13,7 @@ from penstock.executor.torch.fused_weights import Projection
 
 _MAX_ROWS = 128
 _MAX_SPLIT_TILES = 64
-"""Tiles that are split, each in four parts or fewer."""
+"""Maximum number of split tiles, each split into at most four parts."""
 
 
 class SmallProjection:
@@ -75,7 +75,7 @@ def project_row(
     is_gated: bool = False,
     is_added: bool = False,
 ) -> None:
-    """One row through one launch; see `row_projection`. A bias is left out."""
+    """Project one row in one launch, without the bias; see `row_projection`."""
     weight = projection.weight
     num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
     num_in = weight.shape[1]
@@ -101,8 +101,8 @@ def project_row(
 
 
 def _widened(x: Tensor, projection: Projection, out: Tensor) -> Tensor:
-    """Multiply many rows: 8-bit weights convert exactly to the rows' number format, the scale is
-    applied afterwards.
+    """Multiply many rows: convert 8-bit weights exactly to the rows' number format, then apply the
+    scale to the product.
     """
     product = torch.mm(x, projection.transposed.to(x.dtype), out=out)
     if projection.scale is not None:

@@ -1,7 +1,7 @@
 """Tile sizes of the kernels: tiles, warps, pipeline stages, splits.
 
 Owns the choices; every number was measured on an H200 (docs/gpu.md). They depend on the shape of
-heads, on the rows of a step and on the precision, never on a run-time search.
+heads, the rows of a step and the precision; there is no run-time search.
 """
 
 from dataclasses import dataclass
@@ -9,19 +9,21 @@ from dataclasses import dataclass
 import torch
 
 LONG_CONTEXT = 2048
-"""Keys from which a step of few rows uses more splits."""
+"""Number of keys from which a step of few rows uses more splits."""
 MAX_LONG_ROWS = 8
-"""Rows up to which that is worth a separate graph."""
+"""Maximum number of rows for which a separate graph with more splits is worthwhile."""
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-"""Rows that decode graphs are captured for; beyond, steps of 128."""
+"""Row counts for which decode graphs are captured; larger ones are multiples of 128 above the
+last.
+"""
 
 _NUM_FILLING = 128
-"""Tiles that keep every multiprocessor busy with one each."""
+"""Number of tiles that keeps every multiprocessor busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTile:
-    """`keys` a tile, `splits` of a row's keys."""
+    """`keys` per tile; `splits` of a row's keys."""
 
     splits: int
     keys: int
@@ -31,7 +33,7 @@ class DecodeTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTile:
-    """`rows` of (token, query of one key head) and `keys` a tile."""
+    """`rows` (token, query of one key head) and `keys` per tile."""
 
     rows: int
     keys: int
@@ -41,7 +43,7 @@ class ChunkTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTile:
-    """A projection of few rows: `splits` of the sum."""
+    """Tile of a projection of few rows; `splits` of the sum."""
 
     outputs: int
     inputs: int
@@ -51,7 +53,7 @@ class SplitTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTile:
-    """A projection of one row: weights of `outputs` x `inputs` at a time."""
+    """Tile of a projection of one row: `outputs` x `inputs` weights at a time."""
 
     outputs: int
     inputs: int
@@ -59,7 +61,9 @@ class RowTile:
 
 
 def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
-    """The tile for a row: a short row at once, of a long one enough to saturate the memory."""
+    """Return the tile for one row: the whole row if it is short, else enough of it to saturate the
+    memory.
+    """
     if is_quantised:
         if num_in > 4096:
             return RowTile(outputs=2, inputs=2048, warps=4)
@@ -73,7 +77,7 @@ def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
 
 
 def buckets_up_to(max_rows: int) -> tuple[int, ...]:
-    """The batch sizes to capture; the last one holds `max_rows`."""
+    """Return the batch sizes to capture; the last one is `max_rows`."""
     found = [size for size in BUCKETS if size < max_rows]
     found.extend(range(BUCKETS[-1] + 128, max_rows, 128))
     return (*found, max_rows)
@@ -88,8 +92,8 @@ def decode_tile(
     is_long: bool,
     is_fp8: bool = False,
 ) -> DecodeTile:
-    """The tile of decode attention: enough programs to fill the device, few splits when the rows do
-    that alone.
+    """Return the tile of decode attention: enough programs to fill the device, with few splits when
+    the rows alone fill it.
 
     `is_fp8`: pages in 8 bits, whose conversion dominates; many programs of one warp share it best.
     """
@@ -120,7 +124,7 @@ def decode_tile(
 
 
 def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
-    """One tile for all chunks of a model."""
+    """Return the tile for all chunks of a model."""
     least_rows = max(16, 1 << (group - 1).bit_length())
     if dtype == torch.float32 or head_dim > 128:
         return ChunkTile(rows=max(32, least_rows), keys=32, warps=4, stages=1)
@@ -132,11 +136,12 @@ def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
 def split_tile(
     *, rows: int, num_out: int, num_in: int, dtype: torch.dtype, is_quantised: bool = False
 ) -> SplitTile | None:
-    """The tile of a projection; None where the matrix library is as fast, or the kernel does not
-    support the shape.
+    """Return the tile of a projection; None where the matrix library is as fast, or the kernel does
+    not support the shape.
 
-    Wide products fill the device alone; with more rows narrow ones do, too. The library has no
-    product of weights in 8 bits alone: those always use our kernels, up to 128 rows.
+    Wide products fill the device without splits; with more rows, narrow products do too. The
+    library has no product with 8-bit weights alone: such products always use our kernels, up to 128
+    rows.
     """
     if dtype == torch.float32 or not 1 <= rows <= (128 if is_quantised else 32) or num_out % 64:
         return None

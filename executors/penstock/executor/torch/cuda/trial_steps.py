@@ -1,7 +1,7 @@
-"""Trial steps at load: to compare the fused step with the modules, and to measure its memory.
+"""Trial steps at load, which compare the fused step with the modules and measure its memory.
 
-Owns their batches: a short sequence through a chunk and then token by token; the widest step that
-the settings allow.
+Owns their batches: a short sequence as a chunk and then token by token; the largest step that the
+settings allow.
 """
 
 import numpy as np
@@ -17,13 +17,14 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 NUM_TRIAL_TOKENS = 24
 _NUM_CHUNK_TOKENS = 18
-"""More than a block of the usual size, and not a multiple of it."""
+"""Longer than a block of the usual size, and not a multiple of it."""
 
 
 def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tensor:
-    """[NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, in slot 0 and the blocks from 0 on.
+    """Return logits [NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed in slot 0 and blocks
+    from 0 on.
 
-    Decodes run alternately alone and with others: different kernels compute them.
+    Decodes run alternately alone and with others, because different kernels compute them.
     """
     arrays = trial_arrays(model.ends.embedding, NUM_TRIAL_TOKENS, block_size)
     staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))

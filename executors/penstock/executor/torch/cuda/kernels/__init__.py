@@ -1,1 +1,1 @@
-"""The Triton kernels of the fused step; imported where a CUDA device runs them and nowhere else."""
+"""The Triton kernels of the fused step; imported only where a CUDA device runs them."""

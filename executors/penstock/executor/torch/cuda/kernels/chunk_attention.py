@@ -1,8 +1,10 @@
-"""Attention of chunks over pages: rotation and write of all tokens, then any mix in one launch.
+"""Attention of chunks over pages: rotate and write all tokens, then attend for any mix in one
+launch.
 
-Owns two kernels. `rotate_and_write` takes one token and key head a program. `chunk_attention`
-takes a tile of (token, query of one key head) rows a program and walks the pages of the chunk's
-request; keys that every row of the tile sees need no mask, the rest are masked as they are loaded.
+Owns two kernels. `rotate_and_write` processes one token and one key head per program.
+`chunk_attention` processes a tile of rows (token, query of one key head) per program and iterates
+over the pages of the chunk's request; keys that every row of the tile sees need no mask, other keys
+are masked as they are loaded.
 """
 
 import triton

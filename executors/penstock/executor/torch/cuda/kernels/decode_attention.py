@@ -1,8 +1,8 @@
-"""Attention of rows of one token over pages: one launch a layer.
+"""Attention of single-token rows over pages: one launch per layer.
 
 Owns the kernel: norm and rotation of query and key, the write of key and value, the scores, and the
-sum of the parts where a row's keys are split among programs (the last to finish adds them). A
-program (key head, row, split) works on all queries of one key head. Loads are masked, so the
+sum of the parts when a row's keys are split among programs (the last program to finish adds them).
+A program (key head, row, split) processes all queries of one key head. Loads are masked, so the
 content of a page after the end of a sequence is never read.
 """
 

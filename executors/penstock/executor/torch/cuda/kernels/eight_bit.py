@@ -1,8 +1,8 @@
-"""Rows in e4m3 with one scale each, and products whose scales are still to be applied.
+"""Quantises rows to e4m3 with one scale each, and rescales products of such rows.
 
-Owns three kernels, one program a row. Rows that enter a product of 8-bit numbers are scaled so that
-their greatest element is e4m3's; the product is of the scaled numbers, and its next reader
-multiplies by the row's scale and the output channel's.
+Owns three kernels, one program per row. Rows that enter an 8-bit product are scaled so that their
+greatest element is the maximum of e4m3. The product is that of the scaled numbers; the kernel that
+reads it next multiplies it by the scales of the row and the output channel.
 """
 
 import triton

@@ -1,9 +1,9 @@
-"""Projections of few rows, for which matrix libraries do not reach the memory's bandwidth.
+"""Projections of few rows, for which matrix libraries do not reach the memory bandwidth.
 
 Owns two kernels over weights [out, in]. `split_projection` (up to 32 rows) makes the weights the
-tall operand of the tensor cores and splits the sum among programs; the last to finish adds the
-parts. `row_projection` (one row) uses no tensor cores, and includes the norm before, or the
-residual or the activation after, in the same launch.
+tall operand of the tensor cores and splits the sum among programs; the last program to finish adds
+the parts. `row_projection` (one row) uses no tensor cores, and includes the preceding norm, or the
+residual or activation that follows, in the same launch.
 """
 
 import triton

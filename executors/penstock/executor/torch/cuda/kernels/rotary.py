@@ -1,4 +1,4 @@
-"""Rotary embeddings inside other kernels: one head, normed where the model norms it, and rotated.
+"""Rotary embeddings inside other kernels: norm, where the model has one, and rotation of a head.
 
 The halves swap places, so every element is read with its partner, whose sign is negative in the
 first half.

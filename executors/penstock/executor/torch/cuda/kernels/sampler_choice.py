@@ -1,16 +1,17 @@
-"""Sampling for rows that need more than a temperature: candidates, then a token.
+"""Samples rows that need more than a temperature: finds candidates, then chooses a token.
 
-Owns truncation, the draw from the kept tokens, log probabilities and alternatives. The tables and
-the first launch are those of `sampler_scores`.
+Owns truncation, the draw from the kept tokens, log probabilities and alternatives. `sampler_scores`
+has the tables and the first launch.
 
-The truncations are those of the path without these kernels: thresholds on the score, ties included,
-top-k first, then top-p on what that left, then min-p; the draw walks in order of id.
+The truncations are the same as without these kernels: thresholds on the score, which keep ties;
+top-k first, then top-p on the tokens that top-k kept, then min-p. The draw walks the tokens in
+order of id.
 
-Five launches. `bound_candidates` finds a bound from the maxima of small parts, such that at least
-as many scores exceed it as the row needs. `list_candidates` writes them down, chunk by chunk.
-`choose_listed` decides among them. Rows that they do not decide (a flat distribution with top-p, a
-top-k of hundreds, very many ties) are left to `choose_searched`, which searches the whole row.
-`note_logprobs` adds log probabilities.
+There are five launches. `bound_candidates` computes a bound from the maxima of small parts, such
+that at least as many scores exceed it as the row needs. `list_candidates` stores the candidates,
+chunk by chunk. `choose_listed` chooses among them. Rows that the candidates do not decide (a flat
+distribution with top-p, a top-k of hundreds, very many ties) are left to `choose_searched`, which
+searches the whole row. `note_logprobs` adds log probabilities.
 """
 
 import triton

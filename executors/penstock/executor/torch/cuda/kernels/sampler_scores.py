@@ -1,13 +1,15 @@
-"""The two launches of plain sampling: scores by chunks of the vocabulary, then a token for a row.
+"""The two launches of plain sampling: scores per chunk of the vocabulary, then one token per row.
 
-Owns the kernels and the meaning of the tables that they read. Does not know requests.
+Owns the kernels and the layout of the tables that they read. Does not know requests.
 
-`score_chunks` reads the logits once, edits them where a row asks (penalties, then bias, then barred
-stop ids, then a mask), and stores the best score and the mass of each chunk. `choose_plain` makes a
-token of them: the best, or the one at the row's uniform number in the cumulated weights. Rows that
-truncate, or want alternatives, take the launches of `sampler_choice` instead.
+`score_chunks` reads the logits once, edits them where a row requires it (penalties, then bias, then
+barred stop ids, then a mask), and stores the best score and the mass of each chunk. `choose_plain`
+chooses the row's token from them: the best one, or the one at the row's uniform random number in
+the cumulative weights. Rows with truncation or alternatives use the launches of `sampler_choice`
+instead.
 
-A row of `table` holds, by word: see the constants. What a word holds as float32 is stored by bits.
+The constants below give the layout of a row of `table`, in words. Float32 values are stored as
+their bits.
 """
 
 import triton
@@ -44,7 +46,7 @@ PART = tl.constexpr(128)
 MAX_BIASES = tl.constexpr(4096)
 MAX_TOP = tl.constexpr(128)
 LISTED = tl.constexpr(32)
-"""Candidates that one chunk may have."""
+"""Maximum number of candidates of a chunk."""
 _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 
 

@@ -1,6 +1,6 @@
-"""Device functions of the sampler: order of floats, draws by cumulated weight, exact thresholds.
+"""Device functions of the sampler: order of floats, draws by cumulative weight, exact thresholds.
 
-Owns the arithmetic that both sampling kernels share. Does not know tables, slots or requests.
+Owns the arithmetic that both sampling kernels share. Knows neither tables, slots nor requests.
 """
 
 import triton
