@@ -32,7 +32,7 @@ from support.torch_models import NaiveModel
 Outcome = Literal["exact", "wrong", "refused", "not buildable"]
 
 TOLERANCE = 0.01
-"""Of a log probability in float32; a wrong position or a lost key is off by far more."""
+"""Tolerance of a float32 log probability; a wrong position or a lost key differs by far more."""
 _BLOCK_SIZE = 8
 _BUDGET = 24
 _NUM_SLOTS = 5
@@ -45,8 +45,11 @@ _SAMPLING = SamplingParams(temperature=0.0, num_logprobs=0, num_prompt_logprobs=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`detail`: why it is not exact; `largest_error`: of all log probabilities; `is_fused`: by the
-    step of our own instead of the modules of transformers."""
+    """The result for one model type.
+
+    `detail`: why it is not exact. `largest_error`: of all log probabilities. `is_fused`: ran by our
+    fused step instead of the modules of transformers.
+    """
 
     model_type: str
     outcome: Outcome
@@ -58,7 +61,7 @@ class Verdict:
 def check_architecture(
     model_type: str, *, device: str = "cpu", config: PretrainedConfig | None = None
 ) -> Verdict:
-    """Build a tiny model of the type, run it both ways, compare."""
+    """Build a tiny model of the type, run it through the engine and eagerly, and compare."""
     with tempfile.TemporaryDirectory(prefix="penstock-architecture-") as name:
         folder = Path(name)
         try:
@@ -84,7 +87,7 @@ def check_architecture(
 
 
 def _build(folder: Path, device: str, num_blocks: int) -> Executor:
-    """By the path that serves it."""
+    """Build the executor by the path that serves the model."""
     return create_torch_executor(
         ExecutorConfig(
             model_path=folder,
@@ -194,7 +197,7 @@ def _check_coverage(events: Sequence[StepEvents]) -> None:
 def _logprobs(
     events: Sequence[StepEvents],
 ) -> dict[int, tuple[list[int], list[float], dict[int, float]]]:
-    """By key: tokens, their log probabilities, and those of the prompt by position."""
+    """Return by key: tokens, their log probabilities, and prompt log probabilities by position."""
     found: dict[int, tuple[list[int], list[float], dict[int, float]]] = {}
     for step in events:
         for key, first, part in step.prompt_logprobs:

@@ -31,14 +31,14 @@ _TIME_LIMIT_S = 120.0
 
 
 def known_types() -> list[str]:
-    """Model types that AutoModelForCausalLM takes, in alphabetic order."""
+    """Return the model types that AutoModelForCausalLM accepts, in alphabetical order."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def work(model_types: Sequence[str], device: str) -> None:
-    """A worker: check the types one after another, a line of JSON for each."""
+    """Check the types one after another in a worker; print a line of JSON for each."""
     from transformers.utils import logging
 
     from support.architecture_check import Verdict, check_architecture
@@ -56,13 +56,13 @@ def work(model_types: Sequence[str], device: str) -> None:
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """One thread each; what finds the package here finds it there too."""
+    """Return the environment of a worker: one thread, and the import path of this process."""
     roots = [str(TESTS), *filter(None, [environ.get("PYTHONPATH")])]
     return {**environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"}
 
 
 def sweep(model_types: Sequence[str], device: str) -> Iterator[Verdict]:
-    """Verdicts in order; a worker that hangs or dies is replaced."""
+    """Return the verdicts in order; replace a worker that hangs or dies."""
     from support.architecture_check import Verdict
 
     left = list(model_types)
@@ -136,7 +136,7 @@ By the modules of transformers: {eager}.
 
 
 def cuda_section(verdicts: Sequence[Verdict], device: str) -> str:
-    """What a sweep on a CUDA device adds to the page."""
+    """Return the page's section on CUDA."""
     import torch
     import transformers
 
@@ -163,7 +163,7 @@ def cuda_section(verdicts: Sequence[Verdict], device: str) -> str:
 
 
 def write_page(verdicts: Sequence[Verdict], device: str) -> None:
-    """The page again, or its section on CUDA; the other part stays."""
+    """Write the page or only its section on CUDA; keep the other part."""
     page, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n{_CUDA_HEADING}")
     if device == "cpu":
         page = page_of(verdicts, device)
@@ -174,7 +174,7 @@ def write_page(verdicts: Sequence[Verdict], device: str) -> None:
 
 
 def page_of(verdicts: Sequence[Verdict], device: str) -> str:
-    """docs/architectures.md."""
+    """Return the text of docs/architectures.md."""
     import torch
     import transformers
 
@@ -201,14 +201,13 @@ def page_of(verdicts: Sequence[Verdict], device: str) -> str:
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
-    """Model types and details as Markdown."""
+    """Return model types and details as a Markdown table."""
     bar = r"\|"
     rows = [f"| `{one.model_type}` | {one.detail.replace('|', bar)} |" for one in verdicts]
     return "\n".join(["| model type | reason |", "|---|---|", *rows])
 
 
 def main() -> int:
-    """Sweep, report, write."""
     parser = argparse.ArgumentParser(description="Check every architecture of transformers.")
     parser.add_argument("--type", action="append", metavar="NAME", help="this one alone, repeat")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")

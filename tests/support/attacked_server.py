@@ -1,6 +1,6 @@
 """A real service under attack, with a well-behaved client that runs all the time.
 
-Owns that client, the looks at what the attack left behind, and how much memory the front has.
+Contains that client, the checks of what the attack left behind, and the front's memory use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass
 class Probe:
-    """What the well-behaved client saw: how its calls ended, how long each took."""
+    """The calls of the well-behaved client: their statuses and durations."""
 
     outcomes: list[grpc.StatusCode] = field(default_factory=list[grpc.StatusCode])
     seconds: list[float] = field(default_factory=list[float])
@@ -33,7 +33,7 @@ class Probe:
 
 @dataclass
 class Siege:
-    """A service with one front, and its operators' door."""
+    """A service with one front, and its operations port."""
 
     service: Service
     operations: OperationsClient
@@ -44,12 +44,12 @@ class Siege:
         return self.service.address
 
     def rss_mib(self) -> float:
-        """Memory of the front."""
+        """Return the resident memory of the front."""
         return float(psutil.Process(self.front_pid).memory_info().rss) / 2**20
 
     @contextlib.asynccontextmanager
     async def probed(self) -> AsyncGenerator[Probe]:
-        """One short generation after another on one connection, for the length of the block."""
+        """Run short generations one after another on one connection during the block."""
         probe, is_over = Probe(), asyncio.Event()
         clock = asyncio.get_running_loop().time
 
@@ -68,7 +68,7 @@ class Siege:
                 await task
 
     async def until(self, is_so: Callable[[ServerStats], bool]) -> ServerStats:
-        """Watch the operators' figures until they are so."""
+        """Watch the operations statistics until the condition holds."""
         stats: ServerStats | None = None
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -82,11 +82,11 @@ class Siege:
         raise AssertionError("the watch ended")
 
     async def until_calm(self) -> None:
-        """Wait until nothing is left: no call, no request, no block."""
+        """Wait until no call, request or block is left."""
         await self.until(is_calm)
 
     async def until_nothing_runs(self) -> None:
-        """Wait until no request lives and no block is held, whatever calls are open."""
+        """Wait until no request is live and no block is held; calls may still be open."""
         await self.until(
             lambda stats: (
                 not any(front.num_live_requests for front in stats.fronts)
@@ -96,12 +96,12 @@ class Siege:
         )
 
     async def until_within(self, max_mib: float) -> None:
-        """Wait until the front has given back what it holds beyond so much memory."""
+        """Wait until the front's memory is at most `max_mib`."""
         await self.until(lambda _: self.rss_mib() <= max_mib)
 
 
 def is_calm(stats: ServerStats) -> bool:
-    """Nothing lives, nothing is held."""
+    """Return whether no call, request or block is left."""
     (model,) = stats.models
     return (
         not any(front.num_streams or front.num_live_requests for front in stats.fronts)
@@ -113,7 +113,7 @@ def is_calm(stats: ServerStats) -> bool:
 
 @contextlib.asynccontextmanager
 async def besieged(*arguments: str) -> AsyncGenerator[Siege]:
-    """A service on the simulated executor, ready to be attacked; it must end in order after."""
+    """Start a service on the simulated executor; check at the end that it stops cleanly."""
     options = ("--operations-port", "0", "--fronts", "1", "--drain-grace-s", "1")
     async with started(*simulated(), *options, *arguments) as service:
         front_pid = await service.next_pid("front")

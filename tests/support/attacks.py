@@ -34,10 +34,11 @@ _NUM_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What came back. `num_sent`: streams, frames or connections, whatever the attack is made of.
+    """The server's responses to an attack.
 
-    `goaway`: the code of a GOAWAY, None for none. `is_cut`: the server closed the connection.
-    `statuses`: of calls that ended with one.
+    `num_sent`: streams, frames or connections, depending on the attack. `goaway`: the code of a
+    GOAWAY, None if none was received. `is_cut`: the server closed the connection. `statuses`: of
+    calls that ended with one.
     """
 
     num_sent: int
@@ -49,7 +50,7 @@ class Seen:
 
 
 def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
-    """A valid request: a prompt of so many tokens."""
+    """Return a valid request with a prompt of `num_tokens` tokens."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend([7] * num_tokens)
     message.stopping.max_tokens = max_tokens
@@ -58,7 +59,7 @@ def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
 
 
 def once_request(num_tokens: int) -> bytes:
-    """The same for GenerateOnce."""
+    """Return the request of `request` for GenerateOnce."""
     once = pb.GenerateOnceRequest()
     once.generation.ParseFromString(request(num_tokens))
     return once.SerializeToString()
@@ -76,7 +77,7 @@ def seen(connection: h2.RawConnection, num_sent: int) -> Seen:
 
 
 async def rapid_reset(address: str, num: int = 20_000) -> Seen:
-    """Open a call with all it needs and take it back at once, as fast as the socket goes."""
+    """Open complete calls and reset each at once, as fast as the socket allows."""
     data = request(4)
     async with h2.raw_connection(address) as connection:
         num_sent = 0
@@ -92,7 +93,7 @@ async def rapid_reset(address: str, num: int = 20_000) -> Seen:
 
 
 async def open_and_hang(address: str, num: int = 5_000) -> Seen:
-    """Begin calls whose request never comes."""
+    """Open calls and never send their requests."""
     async with h2.raw_connection(address) as connection:
         await connection.send(*(h2.headers(one, GENERATE) for one in range(1, 2 * num, 2)))
         num_beyond = num - MAX_CONCURRENT_STREAMS
@@ -102,7 +103,7 @@ async def open_and_hang(address: str, num: int = 5_000) -> Seen:
 
 
 async def unfinished_calls(address: str, path: str = GENERATE, num: int = 200) -> Seen:
-    """Calls of which half a message comes; waits until the server has ended each of them."""
+    """Open calls, send half a message each, and wait until the server has ended each of them."""
     async with h2.raw_connection(address) as connection:
         half = h2.frame(h2.DATA, 0, 1, b"\0\0\0\1\0half")[9:]
         for stream in range(1, 2 * num, 2):
@@ -112,7 +113,7 @@ async def unfinished_calls(address: str, path: str = GENERATE, num: int = 200) -
 
 
 async def settings_flood(address: str, num: int = 100_000) -> Seen:
-    """Settings that must be acknowledged, each of them."""
+    """Send SETTINGS frames, each of which the server must acknowledge."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.settings() * num)
         await connection.until_heard()
@@ -120,7 +121,7 @@ async def settings_flood(address: str, num: int = 100_000) -> Seen:
 
 
 async def ping_flood(address: str, num: int = 10_000) -> Seen:
-    """Pings that must be answered."""
+    """Send PING frames, each of which the server must answer."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.frame(h2.PING, 0, 0, b"8 octets") * num)
         await connection.until_closed()
@@ -128,7 +129,7 @@ async def ping_flood(address: str, num: int = 10_000) -> Seen:
 
 
 async def empty_data(address: str, num: int = 100_000) -> Seen:
-    """Frames of data without data, which no window bounds."""
+    """Send empty DATA frames, which no flow-control window bounds."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.headers(1, GENERATE), h2.frame(h2.DATA, 0, 1) * num)
         await connection.until_heard()
@@ -136,7 +137,7 @@ async def empty_data(address: str, num: int = 100_000) -> Seen:
 
 
 async def continuation_flood(address: str, num: int = 20_000) -> Seen:
-    """Headers that never end."""
+    """Send CONTINUATION frames without END_HEADERS."""
     async with h2.raw_connection(address) as connection:
         part = h2.frame(h2.CONTINUATION, 0, 1, h2.field(b"x-pad", b"a" * 1000))
         await connection.send(h2.headers(1, GENERATE, flags=0), part * num)
@@ -145,7 +146,7 @@ async def continuation_flood(address: str, num: int = 20_000) -> Seen:
 
 
 async def window_updates(address: str, num: int = 100_000) -> Seen:
-    """Window updates of the connection, one octet each, then more than a window may have."""
+    """Send WINDOW_UPDATE frames of one octet for the connection, then exceed the largest window."""
     async with h2.raw_connection(address) as connection:
         one = h2.frame(h2.WINDOW_UPDATE, 0, 0, (1).to_bytes(4, "big"))
         await connection.send(one * num)
@@ -157,7 +158,7 @@ async def window_updates(address: str, num: int = 100_000) -> Seen:
 
 
 async def garbage(address: str, num: int = 200) -> Seen:
-    """Connections of random octets, of HTTP/1.1, of a preface and then random octets."""
+    """Open connections and send random octets, HTTP/1.1, or a preface and then random octets."""
     greetings = [
         (os.urandom(2000), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0" * 4096)[index % 3]
         if index % 2
@@ -170,7 +171,7 @@ async def garbage(address: str, num: int = 200) -> Seen:
 
 
 async def compression_bomb(address: str, num: int = 20) -> Seen:
-    """Messages of 50 KB that are fifty MiB each; within the windows of HTTP/2."""
+    """Send compressed messages of 50 KB that inflate to 50 MiB, within the HTTP/2 windows."""
     bomb = gzip.compress(b"\0" * (50 << 20), 9)
     extra = h2.field(b"grpc-encoding", b"gzip")
     statuses: list[int] = []
@@ -184,7 +185,7 @@ async def compression_bomb(address: str, num: int = 20) -> Seen:
 
 
 async def huge_metadata(address: str, num: int = 200) -> Seen:
-    """Calls with 20 KB of metadata each, the first before the server's limits can be known."""
+    """Open calls with 20 KB of metadata, the first before the server's SETTINGS can be known."""
     extra = h2.field(b"x-pad", b"a" * 20_000)
     async with h2.raw_connection(address) as connection:
         for stream in range(1, 2 * num, 2):
@@ -196,7 +197,7 @@ async def huge_metadata(address: str, num: int = 200) -> Seen:
 
 
 async def huge_messages(address: str, num: int = 20) -> Seen:
-    """Messages of one octet more than is allowed, and some that claim to have 4 GiB."""
+    """Send messages of one octet more than is allowed, and some that declare 4 GiB."""
     async with h2.raw_connection(address) as connection:
         for stream in range(1, 2 * num, 2):
             claim = b"\0" + ((4 << 20) + 1 if stream % 4 == 1 else 2**32 - 1).to_bytes(4, "big")
@@ -207,7 +208,7 @@ async def huge_messages(address: str, num: int = 20) -> Seen:
 
 
 async def half_sent_messages(address: str, path: str = GENERATE, num: int = 200) -> Seen:
-    """Messages of the largest size but for the last octet, as far as the server takes them."""
+    """Send messages of the largest size without their last octet, as far as the server reads."""
     async with half_sent_calls(address, path, num) as connection:
         return seen(connection, num)
 
@@ -216,7 +217,7 @@ async def half_sent_messages(address: str, path: str = GENERATE, num: int = 200)
 async def half_sent_calls(
     address: str, path: str, num: int, *, extra: bytes = b""
 ) -> AsyncGenerator[h2.RawConnection]:
-    """The same, which stand for the length of the block; `extra`: more header fields."""
+    """Hold the calls of `half_sent_messages` open during the block; `extra`: more header fields."""
     streams = range(1, 2 * num, 2)
     num_octets = MAX_MESSAGE_BYTES + 5 - 1
     claim = b"\0" + MAX_MESSAGE_BYTES.to_bytes(4, "big")
@@ -243,7 +244,7 @@ async def half_sent_calls(
 
 
 async def unknown_fields(address: str, num: int = 10) -> Seen:
-    """Requests padded with fields that no client knows, to the largest size that is allowed."""
+    """Send requests padded with unknown fields to the largest allowed size."""
     data = request(4)
     data += b"\xf8\x3f\x01" * ((MAX_MESSAGE_BYTES - len(data)) // 3)
     options = [("grpc.max_send_message_length", -1)]
@@ -255,7 +256,7 @@ async def unknown_fields(address: str, num: int = 10) -> Seen:
 
 
 async def zero_windows(address: str, num: int = 200) -> Seen:
-    """Calls that may never be sent anything, half of them streams, half of them not."""
+    """Open calls with a receive window of zero, half of them streams, half unary."""
     async with zero_window_calls(address, num) as connection:
         await connection.until_heard()
         return seen(connection, num)
@@ -263,7 +264,7 @@ async def zero_windows(address: str, num: int = 200) -> Seen:
 
 @contextlib.asynccontextmanager
 async def zero_window_calls(address: str, num: int) -> AsyncGenerator[h2.RawConnection]:
-    """The same, which stand for the length of the block."""
+    """Hold the calls of `zero_windows` open during the block."""
     data = request(4, max_tokens=_MANY_TOKENS)
     once = once_request(4)
     async with h2.raw_connection(address, initial_window=0) as connection:
@@ -276,7 +277,7 @@ async def zero_window_calls(address: str, num: int) -> AsyncGenerator[h2.RawConn
 
 
 async def idle_connections(address: str, num: int = 1_000) -> Seen:
-    """Connections that state nothing, and ones that begin a TLS handshake and leave it there."""
+    """Open connections that send nothing, and ones that stall in the TLS handshake."""
     hello = bytes.fromhex("16030100f1010000ed0303") + b"\0" * 100
     greetings = [b"" if index % 2 else hello for index in range(num)]
     async with h2.silent_sockets(address, greetings) as sockets, asyncio.timeout(h2.PATIENCE_S):
@@ -285,7 +286,7 @@ async def idle_connections(address: str, num: int = 1_000) -> Seen:
 
 
 async def bad_frames(address: str, num: int = 100) -> Seen:
-    """Frames that the protocol forbids, a connection for each."""
+    """Send frames that the protocol forbids, each on its own connection."""
     forbidden = (
         h2.frame(h2.DATA, 0, 0, b"on no stream"),
         h2.headers(2, GENERATE),
@@ -335,7 +336,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run one; what was seen as JSON on stdout."""
+    """Run one attack; print what was seen as JSON on stdout."""
     name, address, *scale = arguments
     attack = ATTACKS[name]
     result = asyncio.run(_run(attack(address, *map(int, scale))))

@@ -1,4 +1,4 @@
-"""A certificate authority for tests and its certificates; JSON Web Tokens likewise."""
+"""A certificate authority for tests with its certificates, and an issuer of JSON Web Tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Issued:
 
 @dataclass
 class Authority:
-    """Signs certificates; `ca_file` is what others accept."""
+    """Signs certificates; peers trust `ca_file`."""
 
     folder: Path
     name: str = "test authority"
@@ -64,7 +64,7 @@ class Authority:
         self.ca_file.write_bytes(self.ca)
 
     def issue(self, name: str, *, sans: tuple[str, ...] = (), is_expired: bool = False) -> Issued:
-        """For `name` on this machine; `sans`: more names, `uri:` or `dns:`."""
+        """Issue a certificate for `name` on this machine; `sans`: more names, `uri:` or `dns:`."""
         key = ec.generate_private_key(ec.SECP256R1())
         start, end = (-3 * DAY, -DAY) if is_expired else (-DAY, DAY)
         names: list[x509.GeneralName] = [
@@ -144,7 +144,9 @@ class TokenIssuer:
         now_s: float | None = None,
         **claims: Any,
     ) -> str:
-        """For tenant `acme`, for five minutes; `claims` state otherwise (None: without)."""
+        """Sign a token for tenant `acme`, valid for five minutes; `claims` override (None:
+        omitted).
+        """
         now_s = time.time() if now_s is None else now_s
         told = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": now_s + 300, **claims}
         return jwt.encode(
@@ -156,7 +158,7 @@ class TokenIssuer:
 
 
 def replace_file(path: Path, data: bytes | str) -> None:
-    """As careful people replace a file: at once, and it is another one."""
+    """Replace a file atomically, with a new inode."""
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data.encode() if isinstance(data, str) else data)
     new.replace(path)

@@ -30,7 +30,7 @@ OPTIONAL = frozenset(
 
 
 class Missing(MetaPathFinder):
-    """Finds none of the optional packages, and keeps others from finding them."""
+    """An import hook that hides the optional packages."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,7 +41,7 @@ class Missing(MetaPathFinder):
 
 
 def help_of(file: str) -> tuple[int, str]:
-    """Its exit code and all it stated."""
+    """Return the exit code of `--help` and all it printed."""
     sys.argv = [file, "--help"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

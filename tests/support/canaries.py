@@ -15,23 +15,23 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
 
 IDS = (397, 401, 389, 383, 379, 373, 367, 359)
-"""A prompt that no client else sends."""
+"""A prompt that no other client sends."""
 TAKEN = frozenset({"role", "unknown field"})
-"""Of the requests that others would refuse, those that a plain model takes."""
+"""Of the requests of `refused_requests`, those that a plain model accepts."""
 POISON, DEADLY = 349, 347
-"""Tokens of a prompt: its request fails alone, or the executor dies."""
+"""Tokens of a prompt: the first fails its request alone, the second kills the executor."""
 _PLACES = (
     *("text", "chat", "role", "stop", "schema", "regex", "grammar", "choice", "salt", "session"),
     *("model", "adapter", "mime", "authorization", "cookie", "baggage", "custom", "malformed"),
     *("unknown", "path", "credit"),
 )
 WORDS = {place: f"Kanarie {place} zingt zachtjes" for place in _PLACES}
-"""What stands at each place. Of the first letters alone no client else has three in a row."""
+"""The text of each place; `sought` searches for its first two words."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """A canary that got out: where it was, and where it was found."""
+    """A canary that leaked: its place, and where it was found."""
 
     place: str
     where: str
@@ -39,7 +39,7 @@ class Leak:
 
 
 def find(sources: dict[str, bytes], words: dict[str, bytes]) -> list[Leak]:
-    """All canaries of `words` in all sources, the first finding of each."""
+    """Return the first occurrence of each canary of `words` in each source."""
     return [
         Leak(place, where, data[max(0, data.index(word) - 60) :][:160])
         for where, data in sources.items()
@@ -49,13 +49,13 @@ def find(sources: dict[str, bytes], words: dict[str, bytes]) -> list[Leak]:
 
 
 def sought() -> dict[str, bytes]:
-    """What to look for, whatever the executor makes of the prompts."""
+    """Return the canaries to look for, whatever the executor makes of the prompts."""
     words = {place: f"Kanarie {place}".encode() for place in WORDS}
     return words | dict(forms_of_ids("ids", IDS))
 
 
 def forms_of_ids(name: str, ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
-    """Four ids in a row, as text and as memory has them."""
+    """Yield every four consecutive ids as text, as integers in memory, and as protobuf."""
     for start in range(len(ids) - 3):
         four = ids[start : start + 4]
         for sign in (", ", ",", " ", "\n"):
@@ -68,7 +68,7 @@ def forms_of_ids(name: str, ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
 
 
 def metadata() -> tuple[tuple[str, str], ...]:
-    """Credentials and whatever else callers send along."""
+    """Return credentials and other metadata that callers send."""
     return (
         ("authorization", f"Bearer {WORDS['authorization']}"),
         ("cookie", WORDS["cookie"]),
@@ -78,7 +78,7 @@ def metadata() -> tuple[tuple[str, str], ...]:
 
 
 def text_request(num_tokens: int) -> pb.GenerateRequest:
-    """A text prompt with a stop string, a salt and a session."""
+    """Return a text prompt with a stop string, a salt and a session."""
     message = pb.GenerateRequest()
     message.text_prompt.text = WORDS["text"]
     message.sampling.temperature = 0.0
@@ -91,21 +91,21 @@ def text_request(num_tokens: int) -> pb.GenerateRequest:
 
 
 def chat_request(num_tokens: int) -> pb.GenerateRequest:
-    """The same as a dialogue."""
+    """Return `text_request` as a chat prompt."""
     message = text_request(num_tokens)
     message.chat_prompt.messages.add(role="user", parts=[ContentPart(text=WORDS["chat"])])
     return message
 
 
 def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
-    """The same as token ids; `more` at the end."""
+    """Return `text_request` as token ids; `more` at the end."""
     message = text_request(num_tokens)
     message.token_prompt.ids.extend((*IDS, *more))
     return message
 
 
 def refused_requests() -> dict[str, pb.GenerateRequest | bytes]:
-    """Such as are refused, each with a secret in what it is refused for; but see `TAKEN`."""
+    """Return requests that are refused, each with a canary in its invalid part; see `TAKEN`."""
     edits: dict[str, Callable[[pb.GenerateRequest], object]] = {
         "model": lambda message: setattr(message, "model", WORDS["model"]),
         "role": lambda message: message.chat_prompt.messages.add(

@@ -18,11 +18,11 @@ _ROW = re.compile(r"\| (\d+) \|(.*)\|(.*)\|(.*)\|")
 _LINK = re.compile(r"\[`(\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
 
 Tests = Mapping[int, frozenset[tuple[str, str]]]
-"""By number of the case: the names of its tests, and the files they are in."""
+"""By case number: the names of its tests, and their files."""
 
 
 def written_tests() -> Tests:
-    """Every function `test_case_NN_...` below tests/."""
+    """Return every function `test_case_NN_...` below tests/."""
     found: dict[int, set[tuple[str, str]]] = {}
     for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
         source = path.read_text(encoding="utf-8")
@@ -38,12 +38,12 @@ def written_tests() -> Tests:
 
 
 def tests_of(cell: str) -> frozenset[tuple[str, str]]:
-    """The tests that one cell of the last column names."""
+    """Return the tests that a cell of the last column names."""
     return frozenset(_LINK.findall(cell))
 
 
 def told_tests() -> Tests:
-    """What the table states; ValueError for a number that it has twice."""
+    """Return the tests that the table lists; raise ValueError for a duplicate case number."""
     told: dict[int, frozenset[tuple[str, str]]] = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         match = _ROW.fullmatch(line)
@@ -56,12 +56,12 @@ def told_tests() -> Tests:
 
 
 def cell_of(tests: frozenset[tuple[str, str]]) -> str:
-    """The last column of a case."""
+    """Return the last column of a case."""
     return "<br>".join(f"[`{name}`](../{place})" for name, place in sorted(tests))
 
 
 def rewritten(text: str, tests: Tests) -> str:
-    """The table with its last column as the tests are."""
+    """Return the table with its last column updated to the existing tests."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         match = _ROW.fullmatch(line)

@@ -16,26 +16,26 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Left:
-    """`document`: as HTML. `console`: what scripts and the browser stated."""
+    """A loaded page. `document`: as HTML. `console`: messages of scripts and the browser."""
 
     document: str
     console: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """What stands in it, without markup."""
+        """Return its text without markup."""
         reader = _Reader()
         reader.feed(self.document)
         return " ".join(reader.words)
 
     def attributes(self, tag: str) -> list[dict[str, str | None]]:
-        """Of every element with this tag."""
+        """Return the attributes of every element with this tag."""
         reader = _Reader()
         reader.feed(self.document)
         return [attributes for name, attributes in reader.elements if name == tag]
 
     def by_id(self, name: str) -> dict[str, str | None]:
-        """The attributes of the element with this id."""
+        """Return the attributes of the element with this id."""
         reader = _Reader()
         reader.feed(self.document)
         (found,) = (attributes for _, attributes in reader.elements if attributes.get("id") == name)
@@ -57,7 +57,7 @@ class _Reader(HTMLParser):
 
 
 def visited(url: str, home: Path, *, seconds: int) -> Left:
-    """Open `url` for so long on the browser's clock. `home`: an empty folder."""
+    """Open `url` for a time on the browser's clock. `home`: an empty folder."""
     run = _run(url, home, seconds, "--dump-dom")
     console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
     return Left(document=run.stdout, console=console)

@@ -25,7 +25,7 @@ class Result:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Ours, with no `PENSTOCK_*` but these."""
+    """Return this process's environment with only the given `PENSTOCK_*` variables."""
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     path = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1"}
     return {**inherited, **path, **variables}
@@ -39,7 +39,7 @@ async def running(
     stderr: IO[bytes] | int = asyncio.subprocess.PIPE,
     variables: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """A command that runs; what is left of it is killed with the block."""
+    """Run a command during the block; kill what is left of it at the end."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         *map(str, args),
@@ -72,7 +72,7 @@ async def run(*args: object, **variables: str) -> Result:
 def started(
     server: ScriptedServer, *args: str, **streams: IO[bytes] | int
 ) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    """A command for this server, which reads its stdin."""
+    """Start a command for this server that reads its stdin."""
     given: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, **streams}
     return running(*args, **given, variables={"PENSTOCK_ADDRESS": server.address})
 
@@ -90,7 +90,7 @@ class Terminal:
         self.shown = b""
 
     async def wait_for(self, text: bytes) -> None:
-        """Read until the text was shown. A thread that reads could not be stopped in time."""
+        """Read until the text was shown. No thread reads: it could not be stopped in time."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(LIMIT_S):
             while text not in self.shown:

@@ -1,7 +1,7 @@
 """Both clients behind one interface, and a clock that only sleeping advances.
 
-The blocking client runs in a thread next to the server's event loop; its face is the async
-client's, so that one test speaks for both.
+The blocking client runs in a thread next to the server's event loop; its adapter has the async
+client's interface, so one test covers both.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ POLICY = RetryPolicy(max_attempts=3, initial_backoff_s=1.0, multiplier=2.0, push
 
 
 class FakeTime:
-    """A clock that only sleeping moves, and what was slept, seconds."""
+    """A clock that only sleeping advances. It records the sleeps in seconds."""
 
     def __init__(self) -> None:
         self.now_s = 50.0
@@ -40,7 +40,7 @@ class FakeTime:
 
 
 class AsyncFace:
-    """The async client, as it is."""
+    """The async client, unchanged."""
 
     def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
         given = {"settings": time.settings(), **options}
@@ -81,7 +81,7 @@ class AsyncFace:
 
 
 class SyncFace:
-    """The blocking client, each use of it in a thread."""
+    """The blocking client; each call runs in a thread."""
 
     def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
         given = {"settings": time.settings(), **options}
@@ -133,7 +133,7 @@ Face = AsyncFace | SyncFace
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
-    """Let others run until it holds, for what reports no client when it changes."""
+    """Run the event loop until `condition` holds; for changes that no event reports."""
     for _ in range(1_000_000):
         if condition():
             return
@@ -148,7 +148,7 @@ def failing(
     trailers: tuple[tuple[str, str], ...] = (),
     after: Callable[[ServedCall], Awaitable[None]] | None = None,
 ) -> Callable[[ServedCall], Awaitable[None]]:
-    """A script that fails, after something else if reported so. `reason` "": without details."""
+    """Return a script that fails, after running `after` if given. `reason` "": no details."""
 
     async def script(call: ServedCall) -> None:
         if after is not None:

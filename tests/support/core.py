@@ -22,25 +22,25 @@ SALT = b"test"
 
 
 def blocks_of(sessions: Sessions, key: SessionKey) -> tuple[int, ...]:
-    """What a session holds, in order of the dialogue; nothing when there is none."""
+    """Return the blocks that a session holds, in order; empty if there is no session."""
     session = sessions._sessions.get(key)
     return () if session is None else tuple(session.blocks)
 
 
 def num_live_of(accounts: QuotaAccounts, tenant: str) -> int:
-    """How many requests of a tenant were let in and have not ended."""
+    """Return how many requests of a tenant were admitted and have not ended."""
     row = accounts._row_of.get(tenant)
     return 0 if row is None else accounts._num_live[row]
 
 
 def service_of(tenants: Tenants, name: str) -> float:
-    """Weighted service of a tenant since the last rebase, 0 for one that is not known."""
+    """Return the weighted service of a tenant since the last rebase, 0 for an unknown tenant."""
     index = tenants._index_of.get(name)
     return 0.0 if index is None else float(tenants.service[index])
 
 
 class FakeClock:
-    """Time that passes when reported to, seconds."""
+    """A clock in seconds that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -52,7 +52,7 @@ class FakeClock:
 class NullExecutor:
     """Answers every sampled slot with `token(slot, position)`.
 
-    Remembers the batches that run something, and every slot it received was given back.
+    Records the batches that run something; checks that every slot it received was returned.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ def make_spec(
     tenant: str = "",
     sampling: SamplingParams | None = None,
 ) -> RequestSpec:
-    """A spec; an int prompt is that many tokens that no other key's prompt has."""
+    """Return a spec; an int prompt is that many tokens, which no other key's prompt contains."""
     ids = list(range(key * 100, key * 100 + prompt)) if isinstance(prompt, int) else list(prompt)
     prompt_ids = np.array(ids, dtype=np.int32)
     return RequestSpec(
@@ -156,14 +156,14 @@ def make_engine(
     clock: Callable[[], float] | None = None,
     token: Callable[[int, int], int] = lambda _slot, _position: 7,
 ) -> tuple[Engine, NullExecutor]:
-    """An engine over a NullExecutor; by default small, and at time zero."""
+    """Return an engine over a NullExecutor; small and at time zero by default."""
     executor = NullExecutor(info or make_info(), token)
     config = config or SchedulerConfig(max_num_batched_tokens=16)
     return Engine(executor, config, clock or FakeClock()), executor
 
 
 def run_until_idle(engine: Engine, max_steps: int = 10_000) -> list[StepEvents]:
-    """Step until nothing is left, checking every invariant after every step."""
+    """Step until no work is left, checking every invariant after every step."""
     told: list[StepEvents] = []
     for _ in range(max_steps):
         if not engine.has_work:
@@ -174,7 +174,7 @@ def run_until_idle(engine: Engine, max_steps: int = 10_000) -> list[StepEvents]:
 
 
 def outputs(told: Sequence[StepEvents]) -> dict[int, list[int]]:
-    """Tokens by key, in the order they were reported."""
+    """Return tokens by key, in the order they were reported."""
     tokens: dict[int, list[int]] = {}
     for events in told:
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
@@ -183,7 +183,7 @@ def outputs(told: Sequence[StepEvents]) -> dict[int, list[int]]:
 
 
 def ends(told: Sequence[StepEvents]) -> dict[int, Finished | Failed]:
-    """How each key ended; raises when one ended twice."""
+    """Return how each key ended; raise if one ended twice."""
     found: dict[int, Finished | Failed] = {}
     for events in told:
         for end in events.ends:
@@ -193,5 +193,5 @@ def ends(told: Sequence[StepEvents]) -> dict[int, Finished | Failed]:
 
 
 def victims_of(engine: Engine) -> VictimSelection:
-    """The choice of victims over an engine's requests."""
+    """Return the victim selection over an engine's requests."""
     return VictimSelection(engine.arrays, engine.cache, engine.running, engine.tenants)

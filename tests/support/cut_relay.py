@@ -1,6 +1,6 @@
 """A relay between client and server; the test can cut its connections.
 
-Owns the sockets on both sides. What it relays it does not look at.
+Contains the sockets on both sides. It does not parse what it relays.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 
 
 class CutRelay:
-    """`target`: host and port of whom connections go to from now on; `num_bytes` came from there.
+    """`target`: host and port that new connections go to; `num_bytes` were received from it.
 
-    `cut_after`: so many bytes after the last cut it cuts again by itself; None never.
+    `cut_after`: bytes after the last cut at which it cuts again by itself; None: never.
     """
 
     def __init__(self, target: str) -> None:
@@ -26,7 +26,7 @@ class CutRelay:
         self._writers: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
-        """Break every connection, both ways, at once."""
+        """Break every connection in both directions at once."""
         self.num_cuts += 1
         self._last_cut = self.num_bytes
         writers, self._writers = self._writers, set()
@@ -64,7 +64,7 @@ class CutRelay:
 
 @contextlib.asynccontextmanager
 async def cut_relay(target: str) -> AsyncGenerator[CutRelay]:
-    """A relay to `target` on a separate port."""
+    """Start a relay to `target` on its own port."""
     relay = CutRelay(target)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
     relay.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

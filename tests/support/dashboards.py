@@ -26,7 +26,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def dashboard_queries() -> dict[str, str]:
-    """Every expression, by the panel it is in and its place there."""
+    """Return every expression by its panel and its index there."""
     loaded = dashboard()
     queries = {
         f"{panel['title']} {target['refId']} ({panel['id']})": target["expr"]
@@ -37,13 +37,13 @@ def dashboard_queries() -> dict[str, str]:
 
 
 def rules() -> list[dict[str, Any]]:
-    """Alerts, and what is recorded for them."""
+    """Return the alert and recording rules."""
     loaded = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     return [rule for group in loaded["groups"] for rule in group["rules"]]
 
 
 def alert_queries() -> dict[str, str]:
-    """Every expression of an alert or of what is recorded, by its name and its place."""
+    """Return every expression of an alerting or recording rule by name and index."""
     return {
         f"{rule.get('alert') or rule['record']} ({place})": rule["expr"]
         for place, rule in enumerate(rules())
@@ -51,7 +51,7 @@ def alert_queries() -> dict[str, str]:
 
 
 def without_variables(query: str) -> str:
-    """As Grafana sends it, for everything there is."""
+    """Return the query as Grafana sends it with every variable set to all."""
     for name, value in {
         "$__rate_interval": "1m",
         "$model": ".*",
@@ -63,7 +63,7 @@ def without_variables(query: str) -> str:
 
 
 def strangers(query: str) -> list[str]:
-    """What a query names that no metric of ours has."""
+    """Return the names in a query that are none of our metrics or labels."""
     labels_of: dict[str, set[str]] = {}
     for spec in CATALOGUE:
         if spec.kind is MetricKind.HISTOGRAM:

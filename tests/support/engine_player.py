@@ -1,6 +1,6 @@
-"""Simulates clients, time and faults at one engine, and checks its output.
+"""Simulates clients, time and faults against one engine, and checks its output.
 
-Owns the actions of a game and its turn; what must hold is reported by the modules of laws.
+Contains the actions of a game and its turn; the modules of laws define the invariants.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("any",))
 class EnginePlayer:
     """One game.
 
-    `prices`: step_s, prefill_token_s, decode_slot_s and
-    context_token_s of the device; `known_cost`: those that the engine is reported, None for none.
-    `settings`: more fields of SchedulerConfig.
+    `prices`: step_s, prefill_token_s, decode_slot_s and context_token_s of the device;
+    `known_cost`: the prices that the engine is given, None for none. `settings`: more fields of
+    SchedulerConfig.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class EnginePlayer:
         retention: list[float] | None,
         is_key_reused: bool,
     ) -> list[int]:
-        """Submit one request; the keys of its outputs."""
+        """Submit one request; return the keys of its outputs."""
         game, now = self.game, self.game.clock()
         prompt = np.array(prompt_ids, dtype=np.int32)
         self.num_submitted += 1
@@ -179,7 +179,7 @@ class EnginePlayer:
         return [spec.key for spec in specs]
 
     def note(self, specs: list[RequestSpec]) -> None:
-        """Remember what is to become of each output."""
+        """Record the expected result of each output."""
         game = self.game
         was_alone = not game.engine.has_work
         for spec in specs:
@@ -190,7 +190,7 @@ class EnginePlayer:
             game.history.append(told)
 
     def ended_key(self) -> int:
-        """The first key of a request whose outputs have all ended, or a fresh one."""
+        """Return the first key of a request whose outputs have all ended, or a new one."""
         live = {key // 10 for key in self.game.live}
         ended = {key // 10 for key in self.game.told} - live
         return 10 * min(ended, default=self.num_submitted)
@@ -200,7 +200,7 @@ class EnginePlayer:
         return hash_blocks(tokens, block_size, chain_root(salt)) if salt else ()
 
     def replayed(self, spec: RequestSpec, num_replayed: int) -> RequestSpec:
-        """The same request in a later life, after `num_replayed` tokens of its output."""
+        """Return the request as replayed after `num_replayed` tokens of its output."""
         if not num_replayed:
             return spec
         output = simulated_output(spec, VOCAB, self.simulated)
@@ -210,7 +210,7 @@ class EnginePlayer:
         return replace(spec, prompt_ids=tokens, num_replayed=count, block_hashes=hashes)
 
     def step(self, *, count: int) -> None:
-        """Some turns."""
+        """Run `count` turns."""
         for _ in range(count):
             self.turn()
 
@@ -229,7 +229,7 @@ class EnginePlayer:
         assert all(before_s < told.expiry_s for told in game.live.values())
 
     def cancel(self, *, key: int, reason: int | None) -> None:
-        """One output for a reason, or without one all outputs by the request's id."""
+        """Cancel one output with a reason, or all outputs of the request without one."""
         told = self.game.told[key]
         if reason is None:
             self.cancel_by_id(told.spec.request_id)
@@ -250,7 +250,7 @@ class EnginePlayer:
                 told.cancelled_as = told.cancelled_as or FinishReason.CANCELLED
 
     def submit_again(self, *, key: int) -> None:
-        """A live id a second time."""
+        """Submit a live id a second time."""
         if key not in self.game.engine.requests:
             return
         self.game.engine.submit((self.game.told[key].spec,))
@@ -259,11 +259,11 @@ class EnginePlayer:
         self.game.engine.events.ends.remove(refusals[0])
 
     def pass_time(self, *, seconds: float) -> None:
-        """Nothing happens for a while."""
+        """Advance the clock without a turn."""
         self.game.clock.advance(seconds)
 
     def take(self, events: StepEvents) -> None:
-        """Report the clients, each of whom may be reported this now."""
+        """Record the events for their clients; check that each client may receive them now."""
         told_of, live = self.game.told, self.game.live
         for change in events.changes:
             told = told_of[change.key]
@@ -301,7 +301,9 @@ class EnginePlayer:
             told.is_running = False
 
     def check_cached(self, told: Told, admitted: Admitted) -> None:
-        """Whole blocks, of a salt, and never the last token, which is to be computed."""
+        """Check that whole salted blocks are cached, and never the last token, which is to be
+        computed.
+        """
         num_tokens = told.spec.num_prompt_tokens + len(told.tokens)
         told.num_cached_tokens += admitted.num_cached_tokens
         assert admitted.num_preemptions == told.num_preemptions
@@ -310,7 +312,9 @@ class EnginePlayer:
         assert told.spec.hash_salt or not admitted.num_cached_tokens
 
     def finish(self) -> None:
-        """Run until nothing is left: every client ended once, and everything was given back."""
+        """Run until no work is left; check that every client ended once and everything was
+        released.
+        """
         game, engine = self.game, self.game.engine
         for _ in range(MAX_DRAIN_TURNS):
             if not engine.has_work:
@@ -325,7 +329,7 @@ class EnginePlayer:
 
 
 def cost_model(prices: list[float]) -> CostModel:
-    """Of the four prices in order."""
+    """Return the cost model of the four prices, in field order."""
     return CostModel(
         step_s=prices[0],
         prefill_token_s=prices[1],
@@ -335,7 +339,7 @@ def cost_model(prices: list[float]) -> CostModel:
 
 
 def retained(retention: list[float] | None) -> CacheRetention | None:
-    """Of a priority and a duration."""
+    """Return the retention of a priority and a duration."""
     if retention is None:
         return None
     return CacheRetention(level=int(retention[0]), duration_s=retention[1])
@@ -344,7 +348,7 @@ def retained(retention: list[float] | None) -> CacheRetention | None:
 def watched(
     executor: Executor, config: SchedulerConfig, clock: VirtualClock
 ) -> tuple[Engine, OrderWitness | None]:
-    """An engine, with a witness in front of its fair order."""
+    """Return an engine and the witness in front of its fair order."""
     found: list[OrderWitness] = []
 
     def witnessed(tenants: Tenants, config: SchedulerConfig) -> OrderWitness:
@@ -357,7 +361,7 @@ def watched(
 
 
 def follower(leader: RequestSpec, index: int) -> RequestSpec:
-    """Another output of the same request."""
+    """Return another output of the same request."""
     return replace(
         leader,
         key=leader.key + index,

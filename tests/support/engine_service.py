@@ -46,7 +46,7 @@ async def service(
     recorder: RequestRecorder | None = None,
     max_replays: int = 4,
 ) -> AsyncGenerator[Service]:
-    """`recorder`: of the first front, whose requests then are traced."""
+    """`recorder`: of the first front; its requests are then traced."""
     scheduler_config = SchedulerConfig(max_num_waiting=max_num_waiting)
     executor = create_executor(
         ExecutorConfig(

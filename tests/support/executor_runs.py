@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 class Witness:
-    """Passes every call on and checks each result against its batch."""
+    """Forwards every call and checks each result against its batch."""
 
     def __init__(self, executor: Executor) -> None:
         self.inner = executor
@@ -61,7 +61,7 @@ class Witness:
         return result
 
     def _check_news(self, result: StepResult) -> None:
-        """Of a self-paced executor: any of those who run, each once, with what it has."""
+        """Check a self-paced result: only running requests, each once, with its tokens."""
         slots = result.slots.tolist()
         failed = [failure.slot for failure in result.failures]
         assert len({*slots, *failed}) == len(slots) + len(failed)
@@ -117,7 +117,7 @@ class House:
         return witness
 
     def _config_of_engine(self, num_blocks: int, max_num_seqs: int) -> ExecutorConfig:
-        """The same limits in the words of an engine that has its own settings."""
+        """Return the same limits in the settings of an engine that has its own."""
         trtllm = self._config.trtllm
         cache = replace(
             trtllm.kv_cache_config,

@@ -1,6 +1,6 @@
-"""Puts the TensorRT-LLM stand-in on the path for one test, and removes it afterwards.
+"""Puts the TensorRT-LLM stand-in on the import path for one test, and removes it afterwards.
 
-Owns putting it there and taking it away; children get it through their environment.
+Child processes get it through their environment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _loaded() -> list[str]:
 
 @contextmanager
 def fake_trtllm_on_path() -> Generator[None]:
-    """`import tensorrt_llm` finds the stand-in inside, and nothing of it is left behind."""
+    """Make `import tensorrt_llm` find the stand-in inside the block; remove all of it after."""
     sys.path.insert(0, str(FAKES))
     importlib.invalidate_caches()
     try:
@@ -48,29 +48,29 @@ def fake_trtllm_on_path() -> Generator[None]:
 
 @pytest.fixture
 def fake_trtllm() -> Iterator[None]:
-    """Import this into a test module, or name it in `pytest.mark.usefixtures`."""
+    """The fixture: import it into a test module, or name it in `pytest.mark.usefixtures`."""
     with fake_trtllm_on_path():
         yield
 
 
 async def tokens_of(result: RequestOutput) -> list[int]:
-    """All tokens of a request, at its end."""
+    """Return all tokens of a request at its end."""
     async for _ in result:
         pass
     return list(result.outputs[0].token_ids)
 
 
 class FakeEngines:
-    """Engines of the stand-in over one small model; `close` shuts down what was built."""
+    """Engines of the stand-in over one small model; `close` shuts down all of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = write_model_folder(folder)
         self._built: list[LLM] = []
 
     def build(self, *, settings: dict[str, Any] | None = None, **arguments: Any) -> LLM:
-        """An engine with these settings of the stand-in and these arguments; stepped by hand.
+        """Build an engine with these stand-in settings and arguments; the test steps it.
 
-        Pages hold 4 tokens, and tokens go in and out as ids.
+        Pages hold 4 tokens; input and output are token ids.
         """
         from tensorrt_llm import LLM, fake_control
         from tensorrt_llm.llmapi import KvCacheConfig
@@ -88,20 +88,19 @@ class FakeEngines:
 
     @property
     def control(self) -> EngineControl:
-        """Of the engine built last."""
+        """Return the control of the last engine built."""
         from tensorrt_llm import fake_control
 
         return fake_control.engine()
 
     def params(self, **changes: Any) -> SamplingParams:
-        """Greedy, 8 tokens, no end but that."""
+        """Return parameters for greedy sampling of 8 tokens with no other end."""
         from tensorrt_llm import SamplingParams
 
         plain = {"end_id": 2, "max_tokens": 8, "ignore_eos": True, "detokenize": False}
         return SamplingParams(**{"temperature": 0.0, **plain, **changes})
 
     def close(self) -> None:
-        """Shut everything down."""
         for llm in self._built:
             self.control.release()
             llm.shutdown()
@@ -109,14 +108,14 @@ class FakeEngines:
 
 @pytest.fixture
 def fake_engines(fake_trtllm: None, tmp_path: Path) -> Iterator[FakeEngines]:
-    """Engines for one test; import `fake_trtllm` along with it."""
+    """Provide engines for one test; import `fake_trtllm` with it."""
     engines = FakeEngines(tmp_path / "model")
     yield engines
     engines.close()
 
 
 def child_environment(**settings: Any) -> dict[str, str]:
-    """The environment of a child that finds the stand-in, whose engines have these settings."""
+    """Return the environment of a child that finds the stand-in with these engine settings."""
     inherited = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join(part for part in (str(FAKES), inherited) if part)
     return {**os.environ, "PYTHONPATH": path, "TLLM_FAKE_CONTROL": json.dumps(settings)}
@@ -125,7 +124,7 @@ def child_environment(**settings: Any) -> dict[str, str]:
 def write_model_folder(
     folder: Path, *, vocab_size: int = 128, max_seq_len: int = 256, eos_token_id: int = 2
 ) -> Path:
-    """A folder that the stand-in takes for a model: a configuration and no weights."""
+    """Write a folder that the stand-in accepts as a model: a configuration, no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],

@@ -59,7 +59,7 @@ def make_facts(**changed: Any) -> FlightFacts:
 
 
 class _Overhearing:
-    """A listener's, with notes of steps and their measures for a caller that asks."""
+    """Forwards to a listener and keeps step notes and their measures."""
 
     def __init__(
         self, listener: EngineListener, notes: list[StepNote], measures: list[StepMeasure]
@@ -78,7 +78,7 @@ class _Overhearing:
 
 @dataclass(slots=True, eq=False)
 class Flown:
-    """An engine whose flight is recorded, and what was seen of it from outside."""
+    """An engine whose flight is recorded, and what was observed of it from outside."""
 
     depth: int = 1
     num_steps: int = 1024
@@ -111,7 +111,7 @@ class Flown:
     def submit(
         self, key: int, num_prompt: int, max_tokens: int, *, num_outputs: int = 1, **more: Any
     ) -> None:
-        """Keys `key` .. `key + num_outputs - 1`."""
+        """Submit the outputs with keys `key` .. `key + num_outputs - 1`."""
         self.engine.submit(
             tuple(
                 RequestSpec(
@@ -158,7 +158,9 @@ class Flown:
 
 
 def play(flown: Flown, seed: int, num_requests: int = 60) -> Flown:
-    """Random traffic that preempts, cancels, misses deadlines and is refused; not to the end."""
+    """Run random traffic with preemptions, cancels, missed deadlines and refusals; some stays
+    live.
+    """
     random = np.random.default_rng(seed)
     key = 1
     for number in range(num_requests):
@@ -183,7 +185,7 @@ def play(flown: Flown, seed: int, num_requests: int = 60) -> Flown:
 
 
 def parsed(pieces: Any) -> dict[str, Any]:
-    """A timeline's JSON, which must not hold what JSON does not know."""
+    """Parse a timeline's JSON; raise AssertionError for constants that are not JSON (NaN)."""
 
     def refuse(name: str) -> Any:
         raise AssertionError(f"{name} is not JSON")

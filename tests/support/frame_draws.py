@@ -1,6 +1,6 @@
 """Hypothesis strategies for values of inter-process messages, from the types of their fields.
 
-Owns what the types do not state: the bounds that the values check themselves.
+Contains what the types do not express: the bounds that the values check themselves.
 """
 
 import enum
@@ -61,7 +61,7 @@ _BOUNDED: dict[Any, dict[str, st.SearchStrategy[Any]]] = {
 
 
 def drawn(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type as annotated."""
+    """Return a strategy for values of an annotated type."""
     special = _SPECIAL.get(hint)
     if special is not None:
         return special()
@@ -100,7 +100,7 @@ _GENERIC: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
 
 @st.composite
 def submits(draw: st.DrawFn) -> Submit:
-    """Outputs that share what they may, or nothing."""
+    """Return submissions whose outputs share all they may, or nothing."""
     leader: RequestSpec = draw(drawn(RequestSpec))
     others: list[RequestSpec] = []
     for other in draw(st.lists(drawn(RequestSpec), max_size=2)):
@@ -125,7 +125,7 @@ def logprobs(draw: st.DrawFn, num_rows: int | None = None) -> TokenLogprobs:
 
 @st.composite
 def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
-    """Steps whose columns fit each other. `keys`: of everything in them."""
+    """Return steps whose columns match. `keys`: of everything in them."""
     num_tokens = draw(st.integers(0, 12))
     hints = get_type_hints(StepEvents)
 

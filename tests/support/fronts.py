@@ -1,4 +1,4 @@
-"""A front over an engine port that the test plays, also as a real gRPC server."""
+"""A front over an engine port that the test controls, also as a real gRPC server."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ INFO = ExecutorInfo(
 
 
 def make_text(folder: Path) -> ModelText:
-    """A byte-level tokenizer with a chat template, under the name "tiny"."""
+    """Return a byte-level tokenizer with a chat template, under the name "tiny"."""
     path = tiny_tokenizers.write_model_folder(folder / "tiny")
     return ModelText.load(path, name="tiny")
 
 
 class ScriptedPort:
-    """An engine that states what the test states. Remembers what it was given."""
+    """An engine that reports what the test scripts, and records what it received."""
 
     def __init__(self, info: ExecutorInfo = INFO) -> None:
         self.info = info
@@ -107,15 +107,15 @@ class ScriptedPort:
             self.submit(specs)
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """Nothing is kept here."""
+        """Keep nothing."""
         del name
         on_attached(Attached(ticket=0, resume_spec=None))
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Nothing is kept here."""
+        """Keep nothing."""
 
     def on_detached(self, listener: DetachListener) -> None:
-        """No client else attaches."""
+        """Do nothing: no other client attaches."""
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         self.cache_listeners[salt] = listener
@@ -158,7 +158,7 @@ class ScriptedPort:
         prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
         at_s: float | None = None,
     ) -> None:
-        """One step's events; `tokens` are (key, token id)."""
+        """Report one step's events; `tokens` are (key, token id)."""
         pairs = list(tokens)
         assert self.listener is not None
         self.listener.on_events(
@@ -178,7 +178,7 @@ class ScriptedPort:
         self.say(changes=[admitted(key, num_cached_tokens, num_preemptions)])
 
     def send(self, key: int, ids: Iterable[int]) -> None:
-        """Each id as a separate step."""
+        """Report each id in its own step."""
         for token_id in ids:
             self.say(tokens=[(key, token_id)])
 
@@ -230,7 +230,7 @@ def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int 
 
 
 def flat_logprobs(num_rows: int) -> TokenLogprobs:
-    """The same three alternatives in every row."""
+    """Return the same three alternatives in every row."""
     return TokenLogprobs(
         chosen=np.full(num_rows, -0.5, dtype=np.float32),
         ranks=np.ones(num_rows, dtype=np.int32),
@@ -240,13 +240,13 @@ def flat_logprobs(num_rows: int) -> TokenLogprobs:
 
 
 async def until_empty(table: RequestTable) -> None:
-    """Let others run until no request is live."""
+    """Run the event loop until no request is live."""
     while len(table):  # noqa: ASYNC110 - it has no event for that
         await asyncio.sleep(0)
 
 
 async def until_written(stream: TokenStream, max_held_tokens: int) -> None:
-    """Return once a writer has taken all but so many tokens; bounded by the caller."""
+    """Return once a writer has taken all but so many tokens; the caller bounds the wait."""
     for _ in itertools.count():
         if stream.num_backlog_tokens <= max_held_tokens:
             return
@@ -278,7 +278,7 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Sequence[tuple[str, int]] = (),
 ) -> grpc.aio.Channel:
-    """A channel, in plain text without `credentials`."""
+    """Open a channel, in plain text without `credentials`."""
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=list(options))
     return grpc.aio.secure_channel(address, credentials, options=list(options))
@@ -300,7 +300,7 @@ async def serving(
     credentials: grpc.ChannelCredentials | None = None,
     gateway: GatewayServiceMaker | None = None,
 ) -> AsyncGenerator[ServedFront]:
-    """A front server on a real socket with a scripted engine; `credentials`: of the channel."""
+    """Start a front server on a socket with a scripted engine; `credentials`: of the channel."""
     port = ScriptedPort()
     server = FrontServer(
         text,
@@ -367,7 +367,7 @@ def rich_error(error: grpc.aio.AioRpcError) -> RichError:
 async def collect(
     call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
 ) -> list[pb.GenerateResponse]:
-    """Read a stream to its end, bounded."""
+    """Read a stream to its end, with a time limit."""
     async with asyncio.timeout(PATIENCE_S):
         return [response async for response in call]
 

@@ -17,7 +17,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One shape of heads, and what a layer does with them."""
+    """One shape of heads, and the attention options of a layer."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -40,7 +40,7 @@ class Case:
 
 
 class AttentionBench:
-    """Requests of given lengths in random pages; everything that is not theirs is NaN.
+    """Requests of given lengths in random pages; all other elements are NaN.
 
     `lengths[i]` keys of request i are written; the kernels write the rest themselves.
     """
@@ -128,7 +128,7 @@ class AttentionBench:
         self.pages.layer(0)[blocks, 1, :, offsets] = stored[1]
 
     def _paged(self, values: Tensor, part: int) -> Tensor:
-        """As the pages keep them."""
+        """Return values in the layout of the pages."""
         scales = self.scales[part, :, None]
         return (values / scales).to(self.pages.dtype).float() * scales
 
@@ -141,7 +141,9 @@ class AttentionBench:
         return self.random(num_tokens, width)
 
     def expected(self, slot: int, qkv: Tensor, start: int) -> Tensor:
-        """What the tokens of `qkv` [n, ...] of one request attend to, from position `start` on."""
+        """Return the attention output for the tokens of `qkv` [n, ...] of one request, from
+        position `start` on.
+        """
         case = self.case
         num_tokens = len(qkv)
         heads = qkv.float().view(num_tokens, case.heads + 2 * case.kv_heads, case.head_dim)
@@ -173,5 +175,5 @@ class AttentionBench:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Of the whole, NaN when anything is not a number."""
+    """Return the relative error of the whole tensor; NaN if any value is NaN."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())

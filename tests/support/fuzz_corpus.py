@@ -1,6 +1,6 @@
 """Requests of every kind, and mutations of their bytes: flipped, cut, doubled and joined.
 
-Owns the seeds and their mutation, both the same for the same seed of the draw.
+Both the seeds and their mutations are determined by the random seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_BYTES: Final = 4096
 
 
 def generation() -> pb.GenerateRequest:
-    """A request with most of its fields set."""
+    """Return a request with most of its fields set."""
     request = pb.GenerateRequest(model="demo", request_id="a-request")
     request.chat_prompt.messages.add(
         role="user", parts=[ContentPart(text="Tell me of the sea. Zażółć gęślą jaźń.")]
@@ -53,7 +53,7 @@ def generation() -> pb.GenerateRequest:
 
 
 def seeds() -> dict[str, list[bytes]]:
-    """Valid messages by the method that takes them."""
+    """Return valid messages by the method that receives them."""
     text = pb.GenerateRequest()
     text.text_prompt.text = "hello"
     text.stopping.max_tokens = 3
@@ -94,7 +94,7 @@ def seeds() -> dict[str, list[bytes]]:
 
 
 def mutated(data: bytes, draw: random.Random, others: Mapping[int, bytes] | None = None) -> bytes:
-    """`data` after one to four changes; at most 4 KiB of it."""
+    """Return `data` after one to four changes, cut to 4 KiB."""
     result = bytearray(data)
     for _ in range(draw.randint(1, 4)):
         _change(result, draw, others or {0: data})

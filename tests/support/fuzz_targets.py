@@ -1,6 +1,6 @@
 """The decoders of untrusted bytes as functions of bytes: each returns, or raises for a bug.
 
-Owns the list, and what each reader may state of bytes that it does not like.
+Contains the list of targets, and the errors that each reader may raise for invalid bytes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ _MESSAGES: tuple[type[Any], ...] = (
 
 
 def read_request(data: bytes) -> None:
-    """A request of a unauthenticated caller, as far as it goes before anything is asked of an
-    engine."""
+    """Read a request of an unauthenticated caller up to the point where it needs an engine."""
     try:
         message = parse(pb.GenerateRequest, data)
         num_unknown_fields(message)
@@ -52,7 +51,7 @@ def read_request(data: bytes) -> None:
 
 
 def parse_messages(data: bytes) -> None:
-    """The same bytes as each of the other messages."""
+    """Parse the same bytes as each of the other messages."""
     for message_type in _MESSAGES:
         try:
             num_unknown_fields(parse(message_type, data))
@@ -61,12 +60,12 @@ def parse_messages(data: bytes) -> None:
 
 
 def _told(error: Exception) -> None:
-    """A complaint states something."""
+    """Check that an error has a message."""
     assert str(error)
 
 
 class _Table:
-    """Takes commands, and does the reading that the real one does of a submission."""
+    """Accepts commands, and reads a submission as the real table does."""
 
     def submit(self, submit: Any, refusal: Refusal | None) -> None:
         if refusal is not None:
@@ -82,7 +81,7 @@ class _Table:
 
 
 def read_command(data: bytes) -> None:
-    """A command of a Multiplex call."""
+    """Read and apply a command of a Multiplex call."""
     table: Any = _Table()
     try:
         apply_command(*parse_request(pb.MultiplexRequest, data), table)
@@ -91,7 +90,7 @@ def read_command(data: bytes) -> None:
 
 
 def read_trace_headers(data: bytes) -> None:
-    """A traceparent, and a tracestate behind a line's end."""
+    """Parse a traceparent and, after a line feed, a tracestate."""
     parent, _, state = data.partition(b"\n")
     for one, other in ((parent, state), (parent.decode("latin-1"), state.decode("latin-1"))):
         found = parse_traceparent(one, other)
@@ -99,7 +98,7 @@ def read_trace_headers(data: bytes) -> None:
 
 
 def read_policy(data: bytes) -> None:
-    """A policy file; of operators, but a broken one must not end a service."""
+    """Read a policy file; it comes from operators, but an invalid one must not end a service."""
     try:
         parse_policy(data.decode("utf-8", "replace"), Path("/nowhere"))
     except BadPolicy as error:
@@ -107,7 +106,7 @@ def read_policy(data: bytes) -> None:
 
 
 def read_keys(data: bytes) -> None:
-    """A set of keys, as an issuer publishes it."""
+    """Read a key set as an issuer publishes it."""
     try:
         read_key_set(data, ("RS256", "ES256", "EdDSA"))
     except BadKeySet as error:
@@ -145,7 +144,7 @@ _KEYS = b"""{"keys": [
 
 
 def corpus(name: str) -> list[bytes]:
-    """What a target's search starts from."""
+    """Return the initial inputs of a target's search."""
     wire = seeds()
     of_messages = [data for path, some in wire.items() for data in some if path != MULTIPLEX]
     return {

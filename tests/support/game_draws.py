@@ -1,7 +1,7 @@
 """Generates games for the engine: its configuration and the actions of its clients.
 
-Owns the chances. Takes any `random.Random`: one of a seed, so that a seed is a whole game, or one
-of hypothesis, so that a failing game can be made smaller.
+Contains the probabilities. Accepts any `random.Random`: a seeded one, so that a seed is a whole
+game, or one of hypothesis, so that a failing game can be shrunk.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class DrawnGame:
         self._arrivals_per_turn = self._random.choice([0.1, 0.2, 0.5])
 
     def play(self, num_turns: int) -> None:
-        """So many turns and what happens between them, then on to the end."""
+        """Run `num_turns` turns with actions between them, then run to the end."""
         while self.player.num_turns < num_turns:
             draw_action(self._random, self.player, self._arrivals_per_turn)
         self.player.finish()
 
 
 def draw_setup(random: Random) -> dict[str, Any]:
-    """Arguments of an `EnginePlayer`."""
+    """Return arguments of an `EnginePlayer`."""
     depth = random.choice([1, 2])
     order = random.choice([SchedulingOrder.FAIR, SchedulingOrder.FAIR, SchedulingOrder.FCFS])
     num_slots = random.choice([2, 4, 4, 6])
@@ -56,7 +56,7 @@ def draw_setup(random: Random) -> dict[str, Any]:
 
 
 def draw_prices(random: Random) -> list[float]:
-    """What a step of the device costs: a second, or a bit of everything."""
+    """Return the prices of a device step: one second each, or a mix of all four."""
     if random.random() < 0.4:
         return [1.0, 0.0, 0.0, 0.0]
     return [
@@ -68,8 +68,7 @@ def draw_prices(random: Random) -> list[float]:
 
 
 def draw_known_cost(random: Random, prices: list[float]) -> list[float] | None:
-    """What the engine is reported of them: nothing, the truth, or what was true of another
-    device."""
+    """Return the prices that the engine is given: none, the true ones, or another device's."""
     factor = random.choice([None, 1.0, 1.0, 2.0, 10.0, 0.1])
     if factor is None or factor == 1.0:
         return None if factor is None else prices
@@ -77,7 +76,7 @@ def draw_known_cost(random: Random, prices: list[float]) -> list[float] | None:
 
 
 def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
-    """Fields of SchedulerConfig."""
+    """Return fields of SchedulerConfig."""
     settings: dict[str, Any] = {
         "deadline_admission": random.random() < 0.7,
         "min_deadline_chance": random.choice([0.0, 0.1, 0.5]),
@@ -109,7 +108,7 @@ def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
 
 
 def draw_faults(random: Random, depth: int) -> list[Fault]:
-    """Faults that hit single requests: of any step, output or request."""
+    """Return faults of single requests: by step, output or request."""
     kinds = [FaultKind.REQUEST_FAILS]
     if depth == 1:
         kinds += [FaultKind.NO_TOKENS, FaultKind.EXTRA_TOKENS]
@@ -127,7 +126,7 @@ def draw_faults(random: Random, depth: int) -> list[Fault]:
 
 
 def draw_action(random: Random, player: EnginePlayer, arrivals_per_turn: float) -> None:
-    """Something happens, or the engine takes a turn."""
+    """Run an action of a client, or a turn of the engine."""
     if random.random() < arrivals_per_turn / (1.0 + arrivals_per_turn):
         player.submit(**draw_request(random))
         return
@@ -151,7 +150,7 @@ def draw_action(random: Random, player: EnginePlayer, arrivals_per_turn: float) 
 
 
 def draw_request(random: Random) -> dict[str, Any]:
-    """Arguments of `EnginePlayer.submit`."""
+    """Return arguments of `EnginePlayer.submit`."""
     tail = [random.randrange(5, VOCAB) for _ in range(random.randint(1, 6))]
     return {
         "prompt_ids": [*random.choice(STEMS)[: random.choice([0, 5, 8, 10])], *tail],
@@ -172,7 +171,7 @@ def draw_request(random: Random) -> dict[str, Any]:
 
 
 def draw_patience_s(random: Random) -> list[float]:
-    """How long after its arrival time ends a request, in three ways: mostly never."""
+    """Return three durations from arrival to a deadline or time limit, mostly NO_TIME."""
     if random.random() < 0.6:
         return [NO_TIME] * 3
     return [random.choice([NO_TIME, NO_TIME, 1.0, 3.0, 10.0, 30.0]) for _ in range(3)]

@@ -29,7 +29,7 @@ from support.game_records import Game, Told
 
 
 def check_accounts(game: Game) -> None:
-    """Blocks, slots, queue and wake-up of `game` after a turn."""
+    """Check blocks, slots, queue and wake-up of `game` after a turn."""
     game.engine.check_integrity()
     game.engine.check_next_piece()
     _check_blocks(game)
@@ -39,7 +39,9 @@ def check_accounts(game: Game) -> None:
 
 
 def _check_blocks(game: Game) -> None:
-    """free + cached + used = all; used are those in the tables; which does not run has none."""
+    """Check that free + cached + used = all; used blocks are those in the tables; requests that do
+    not run have none.
+    """
     arrays, pool = game.engine.arrays, game.engine.cache.pool
     keys, counts = arrays.key.tolist(), arrays.num_blocks.tolist()
     held: set[int] = set()
@@ -54,7 +56,9 @@ def _check_blocks(game: Game) -> None:
 
 
 def _check_members(game: Game) -> None:
-    """Who lives, runs and waits, and with how many tokens, is what their clients know."""
+    """Check that the engine and the clients agree on live, running and waiting requests and
+    tokens.
+    """
     assert game.live.keys() == game.engine.requests.keys()
     num_waiting = 0
     for key, told in game.live.items():
@@ -71,7 +75,7 @@ def _check_members(game: Game) -> None:
 
 
 def _check_bounds(game: Game) -> None:
-    """The queue holds no more than it may, but for those who came back to it."""
+    """Check that the queue is within its limits, not counting preempted requests."""
     config, fresh = game.config, [told for told in game.waiting() if not told.num_preemptions]
     assert len(fresh) <= config.max_num_waiting
     assert sum(told.spec.num_prompt_tokens for told in fresh) <= config.max_num_waiting_tokens
@@ -85,13 +89,13 @@ def _check_bounds(game: Game) -> None:
 
 
 def _check_wakeup(game: Game) -> None:
-    """No client's time passes while the engine sleeps."""
+    """Check that no deadline passes while the engine sleeps."""
     first_s = min((told.expiry_s for told in game.live.values()), default=None)
     assert first_s is None or game.engine.next_wakeup_s() <= first_s
 
 
 def _check_sessions(game: Game) -> None:
-    """Sessions hold no more together than their share of the pool."""
+    """Check that sessions hold no more blocks in total than their share of the pool."""
     pool = game.engine.cache.pool
     most = max(1, int(game.config.max_session_share * pool.num_blocks))
     game.num_held_blocks = max(game.num_held_blocks, len(pool.sessions._holders))
@@ -116,7 +120,7 @@ FOR_LACK_OF_TIME = (
 
 
 def check_queued(game: Game, told: Told, queued: Queued) -> None:
-    """The queue's news: once, of the first output, and with numbers that can be true."""
+    """Check a Queued event: once, of the first output, and with possible numbers."""
     assert told.num_queued == 1
     assert told.spec.leader_key == 0
     assert told.num_admissions == 0
@@ -125,7 +129,7 @@ def check_queued(game: Game, told: Told, queued: Queued) -> None:
 
 
 def check_finish(game: Game, told: Told, end: Finished) -> None:
-    """COMPLETED: cancelled as asked, out of time, or with the whole reference generation."""
+    """Check a COMPLETED output: cancelled as requested, timed out, or the whole reference."""
     stop_ids = told.spec.stop_ids
     is_stopped = told.reference[-1] in stop_ids
     if told.cancelled_as is not None:
@@ -139,7 +143,7 @@ def check_finish(game: Game, told: Told, end: Finished) -> None:
 
 
 def check_failure(game: Game, told: Told, end: Failed) -> None:
-    """ERROR: for a reason that holds, with estimates that can be true."""
+    """Check an ERROR: its reason holds, and its estimates are possible."""
     spec, now, reason = told.spec, game.clock(), end.reason
     info = game.executor.info
     assert all(map(is_duration, (end.estimate_s, end.deadline_s)))
@@ -175,7 +179,7 @@ def check_failure(game: Game, told: Told, end: Failed) -> None:
 
 
 def _check_unreachable(game: Game, told: Told, end: Failed, deadline_s: float) -> None:
-    """Refused or dropped for a deadline it has, that is still to come."""
+    """Check a request that was refused or dropped for a deadline that is still to come."""
     spec = told.spec
     assert game.config.deadline_admission
     assert deadline_s != NO_TIME
@@ -191,8 +195,9 @@ def _check_unreachable(game: Game, told: Told, end: Failed, deadline_s: float) -
 
 
 def check_history(game: Game) -> None:
-    """At the end of the game: every client ended, and no client ran who was not stated to wait
-    first."""
+    """Check at the end of the game that every request ended, and was reported queued before it
+    ran.
+    """
     queued = {told.spec.request_id for told in game.history if told.num_queued}
     for told in game.history:
         assert told.end is not None
@@ -200,7 +205,7 @@ def check_history(game: Game) -> None:
 
 
 def is_duration(seconds: float | None) -> bool:
-    """None, or a finite number of seconds that is not negative."""
+    """Return whether it is None or a finite, non-negative number of seconds."""
     return seconds is None or (math.isfinite(seconds) and seconds >= 0.0)
 
 
@@ -208,9 +213,9 @@ def is_duration(seconds: float | None) -> bool:
 
 
 def check_order(game: Game, events: StepEvents) -> None:
-    """Seniority (FCFS) or classes (FAIR), and who is new in a step that preempted.
+    """Check seniority (FCFS) or classes (FAIR), and admissions in a step that preempted.
 
-    To be asked before the events are taken.
+    Call it before the events are taken.
     """
     preempted = {change.key for change in events.changes if isinstance(change, Preempted)}
     admitted = {change.key for change in events.changes if isinstance(change, Admitted)}
@@ -233,9 +238,9 @@ def check_order(game: Game, events: StepEvents) -> None:
 
 
 def _check_yields(game: Game, events: StepEvents) -> None:
-    """No client new in a step that preempted, but for those of a tenant that others yield to.
+    """Check that a step that preempted admits only requests to which other tenants yield.
 
-    These are of no lower class than a caller that was preempted before them.
+    Their class is not lower than that of any request preempted before them.
     """
     assert game.config.order is SchedulingOrder.FAIR
     assert math.isfinite(game.config.yield_ratio)
@@ -248,12 +253,12 @@ def _check_yields(game: Game, events: StepEvents) -> None:
 
 
 def _level(game: Game, told: Told) -> float:
-    """The class to which a request has risen by now, at most."""
+    """Return the highest class to which the request can have risen by now."""
     return told.spec.priority + (game.clock() - told.spec.arrival_s) / game.config.aging_s
 
 
 def _check_forms(live: dict[int, Told], running: set[int], preempted: set[int]) -> None:
-    """Whose output has a form is preempted only when no client else is left."""
+    """Check that constrained requests are preempted only when no other request is left."""
     if any(live[key].spec.constraint is not None for key in preempted & live.keys()):
         assert all(live[key].spec.constraint is not None for key in running - preempted)
 
@@ -265,7 +270,7 @@ def _check_seniority(
     running: set[int],
     preempted: set[int],
 ) -> None:
-    """No client is admitted before a senior who may run, nor preempted before a junior."""
+    """Check that none is admitted before a senior that may run, or preempted before a junior."""
     for change in events.changes:
         told = game.told[change.key]
         if isinstance(change, Preempted):
@@ -282,9 +287,9 @@ def _check_seniority(
 def _check_victims(
     game: Game, live: dict[int, Told], running: set[int], preempted: set[int], admitted: set[int]
 ) -> None:
-    """No client is preempted while a client of a lower class runs on, unless to yield.
+    """Check that none is preempted while a lower class runs on, except by tenant preemption.
 
-    Who yields does so to a client of another tenant and of no lower class.
+    Tenant preemption favours a request of another tenant and of no lower class.
     """
     left = [live[key] for key in running - preempted]
     favoured = [game.told[key] for key in admitted]
@@ -300,7 +305,7 @@ def _check_victims(
 
 
 def _check_classes(game: Game, live: dict[int, Told], admitted: set[int]) -> None:
-    """Classes as they stand at admission: the priority, and one more for each `aging_s` waited."""
+    """Check classes at admission: the priority, plus one for each `aging_s` waited."""
     for key in admitted & game.engine.requests.keys() & live.keys():
         told, slot = live[key], game.engine.requests[key].slot
         told.level = int(game.engine.arrays.level[slot])
@@ -308,7 +313,7 @@ def _check_classes(game: Game, live: dict[int, Told], admitted: set[int]) -> Non
 
 
 def _check_lines(game: Game, live: dict[int, Told], running: set[int], admitted: set[int]) -> None:
-    """Whom a preemption threw out stands before the fresh of its class and tenant."""
+    """Check that preempted requests come before new ones of their class and tenant."""
     thrown_out = [
         told
         for key, told in live.items()
@@ -325,7 +330,7 @@ TOLERANCE_S = 1e-6
 
 
 def check_waits(game: Game, events: StepEvents, num_launched_before: int) -> None:
-    """Every stay of this turn's news; to be asked before they are taken.
+    """Check every residency in this turn's events; call it before they are taken.
 
     `num_launched_before`: batches that were launched before this turn.
     """
@@ -359,7 +364,7 @@ def check_waits(game: Game, events: StepEvents, num_launched_before: int) -> Non
 
 
 def _is_new(told: Told, events: StepEvents) -> bool:
-    """Nothing was stated of the whole request before or in this turn."""
+    """Return whether the whole request had no event before or in this turn."""
     first_key = told.spec.leader_key or told.spec.key
     return told.is_refusable and all(change.key != first_key for change in events.changes)
 
@@ -376,7 +381,7 @@ def _check_end(
 
 
 def _check_wait(game: Game, told: Told, wait: Wait, at_s: float) -> None:
-    """The parts are none below zero, and together the stay."""
+    """Check that no part is negative, and that the sum is the whole wait."""
     parts = (wait.blocks_s, wait.slots_s, wait.token_budget_s, wait.fairness_s, wait.other_s)
     assert min(parts) >= 0.0
     assert abs(sum(parts) - (at_s - told.waits_since_s)) <= TOLERANCE_S
@@ -384,7 +389,7 @@ def _check_wait(game: Game, told: Told, wait: Wait, at_s: float) -> None:
 
 
 def _check_stay(game: Game, told: Told, stay: Stay, num_launched: int) -> None:
-    """Steps, chunks and sizes are those of the batches that it was in."""
+    """Check that steps, chunks and sizes are those of the batches that contained the request."""
     key, batches = told.spec.key, game.executor.rows[:num_launched]
     own = [at for at in range(told.first_launch, len(batches)) if key in batches[at].ends]
     assert stay.num_steps == len(own)
@@ -402,7 +407,7 @@ def _check_stay(game: Game, told: Told, stay: Stay, num_launched: int) -> None:
 
 
 def _sizes(game: Game, own: list[int], last: int) -> tuple[int, int]:
-    """Least and greatest of the batches with rows from the first of `own` to `last`."""
+    """Return the smallest and largest batch with rows, from the first of `own` to `last`."""
     batches = game.executor.rows[own[0] : last + 1] if own else []
     sizes = [len(batch.ends) for batch in batches if batch.ends]
     return min(sizes, default=0), max(sizes, default=0)
@@ -416,8 +421,9 @@ UNREACHABLE = (FailureReason.TTFT_DEADLINE_UNREACHABLE, FailureReason.DEADLINE_U
 
 
 def check_refused_alone(game: Game, told: Told, end: Failed) -> None:
-    """With exact prices and no client else in the engine, a caller that can be in time is not
-    refused."""
+    """Check, with exact prices, that a request alone in the engine is refused only if it would be
+    late.
+    """
     if end.reason not in UNREACHABLE or not told.was_alone or end.chance is not None:
         return
     # A second output of the request is company.
@@ -430,15 +436,16 @@ def check_refused_alone(game: Game, told: Told, end: Failed) -> None:
 
 
 def check_never(game: Game, told: Told, end: Failed) -> None:
-    """With exact prices, only who would be late in a separate engine is reported never to
-    return."""
+    """Check, with exact prices, that only a request that would be late alone gets an infinite
+    delay.
+    """
     is_certain = end.chance is None
     if is_certain and end.retry_after_s == math.inf and not told.num_admissions:
         assert is_late_alone(game, told), "told never to come back, but alone it is in time"
 
 
 def is_late_alone(game: Game, told: Told) -> bool:
-    """Whether it would miss a deadline; also where nothing can be stated of that."""
+    """Return whether the request alone would miss a deadline; True where that is unknown."""
     # Prefill under a target may be slower than it could.
     if not game.knows_prices or game.config.target_itl_s is not None:
         return True
@@ -448,7 +455,9 @@ def is_late_alone(game: Game, told: Told) -> bool:
 
 
 def run_alone(game: Game, spec: RequestSpec) -> tuple[float, float]:
-    """When a request that nothing ends but its last token has its first and last, engine clock."""
+    """Run the request alone to its last token; return the times of its first and last, engine
+    clock.
+    """
     clock = VirtualClock(spec.arrival_s)
     info = game.executor.info
     executor = SimulatedExecutor(

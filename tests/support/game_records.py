@@ -23,7 +23,7 @@ from penstock.scheduler.request import NO_TIME, FinishReason, Request, RequestSp
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Whose rows were in a batch, up to which position, and which of them prefilled."""
+    """The requests with rows in a batch, up to which position, and which of them prefilled."""
 
     ends: dict[int, int]
     prefilled: frozenset[int]
@@ -32,7 +32,7 @@ class Launched:
 class BudgetedExecutor(SimulatedExecutor):
     """A strict device that also holds the scheduler to its token budget.
 
-    `rows`: of every batch, which was in it.
+    `rows`: the requests in each batch.
     """
 
     max_num_batched_tokens = 0
@@ -55,13 +55,14 @@ class BudgetedExecutor(SimulatedExecutor):
 
 @dataclass(slots=True)
 class Told:
-    """What a client was reported about one output.
+    """The events that a client received about one output.
 
-    `was_alone`: no client else lived when it was submitted. `is_trial`: it was let in to see what a
-    step takes. `num_queued`: how often it was stated that its request is in the queue. `level`: its
-    class when it was last admitted. `waits_since_s`: when it began to wait; `num_passed_by`: how
-    often one that came later was let in since; `first_launch`: batches launched before it was let
-    in. `is_refusable`: it had not been let into the queue when its engine was last asked for news.
+    `was_alone`: no other request was live when it was submitted. `is_trial`: it was admitted to
+    measure the duration of a step. `num_queued`: how often its request was reported queued.
+    `level`: its class when it was last admitted. `waits_since_s`: when it began to wait;
+    `num_passed_by`: how often a later one was admitted since; `first_launch`: batches launched
+    before it was admitted. `is_refusable`: it had not entered the queue when its engine last
+    returned events.
     """
 
     spec: RequestSpec
@@ -85,17 +86,16 @@ class Told:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Smaller is more senior under FCFS."""
         return (-self.spec.priority, self.sequence)
 
     @property
     def line(self) -> tuple[int, str]:
-        """Under the fair order those of one class and tenant stand in one line."""
+        """Return its queue in the fair order: one for each class and tenant."""
         return (self.spec.priority, self.spec.tenant)
 
     @property
     def expiry_s(self) -> float:
-        """When time ends it as things stand."""
+        """Return when its earliest deadline or time limit ends it."""
         spec = self.spec
         ttft_s = NO_TIME if self.tokens else spec.ttft_deadline_s
         return min(spec.deadline_s, spec.time_limit_s, ttft_s)
@@ -103,10 +103,10 @@ class Told:
 
 @dataclass(slots=True, kw_only=True)
 class Game:
-    """One engine and all that was ever stated to and by it.
+    """One engine and everything that was sent to it and received from it.
 
-    `told`: the last life of each key; `history`: all lives. `knows_prices`: the engine was given
-    the very prices of its device.
+    `told`: the last run of each key; `history`: all runs. `knows_prices`: the engine was given the
+    exact prices of its device.
     """
 
     engine: Engine
@@ -125,7 +125,7 @@ class Game:
     num_held_blocks: int = 0
 
     def waiting(self) -> Iterator[Told]:
-        """Who lives and does not run."""
+        """Return the live requests that do not run."""
         return (told for told in self.live.values() if not told.is_running)
 
 
@@ -136,19 +136,19 @@ MAX_PASSED_OF_ONE_LINE = 4
 
 @dataclass(slots=True)
 class _Wait:
-    """Since when a head that lacked blocks stood there, and how many passed it."""
+    """Since when the head of the queue lacked blocks, and how many requests passed it."""
 
     since_s: float
     num_overtaken: int = 0
 
 
 class OrderWitness:
-    """An `QueueOrder` that checks what batch_admission.py promises of the one behind it.
+    """A `QueueOrder` that checks what batch_admission.py promises of the one behind it.
 
-    In a round, from the first that lacks blocks (the head) to its end: at most `max_lookahead`
-    are passed over, four of a line; whom a preemption threw out is not passed; and over all rounds
-    at most `max_num_overtakes` pass one head, none later than `max_overtake_s` after it first was
-    found blocked.
+    In a round, from the first request that lacks blocks (the head) to its end: at most
+    `max_lookahead` requests are passed over, four of each class and tenant; a preempted request is
+    not passed; and over all rounds at most `max_num_overtakes` requests pass one head, none later
+    than `max_overtake_s` after it was first found blocked.
     """
 
     def __init__(self, order: QueueOrder, config: SchedulerConfig) -> None:
@@ -182,12 +182,12 @@ class OrderWitness:
         return self._order.first(max_num)
 
     def peek(self, now: float) -> Request | None:
-        """Who goes next; the time is that of the round."""
+        """Return the next request; the time is that of the round."""
         self._now = now
         return self._order.peek(now)
 
     def pass_over(self, request: Request) -> None:
-        """A client does not fit, and those behind are tried."""
+        """Record that a request does not fit, and that those behind it are tried."""
         assert self._config.max_lookahead
         assert not request.num_preemptions, "whom a preemption threw out is not passed"
         self._passed.append(request)
@@ -199,7 +199,7 @@ class OrderWitness:
         self._order.pass_over(request)
 
     def note_admission(self, request: Request) -> bool:
-        """A client is let in, past the head of this round if there is one; whether by age."""
+        """Record an admission, past the head of this round if there is one; by age or not."""
         self._waits.pop(request.ticket, None)
         if self._passed:
             wait = self._waits[self._passed[0].ticket]
@@ -210,6 +210,5 @@ class OrderWitness:
         return self._order.note_admission(request)
 
     def end_round(self) -> None:
-        """The round is over."""
         self._passed.clear()
         self._order.end_round()

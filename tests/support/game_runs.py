@@ -1,4 +1,4 @@
-"""Runs the game of a seed, and returns its history. Does not know the invariants."""
+"""Runs the game of a seed, and returns its history. Does not contain the invariants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_TURNS = 100
 
 
 def played(seed: int, num_turns: int = NUM_TURNS) -> EnginePlayer:
-    """After so many turns at least, to the end. AssertionError when a law is broken."""
+    """Run at least so many turns, then to the end. Raise AssertionError if a law is broken."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         game = DrawnGame(seed)
@@ -23,7 +23,7 @@ def played(seed: int, num_turns: int = NUM_TURNS) -> EnginePlayer:
 
 
 def sights(player: EnginePlayer) -> Iterator[str]:
-    """What a game showed."""
+    """Return which situations a game reached."""
     game = player.game
     for told in game.history:
         assert told.end is not None

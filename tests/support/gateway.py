@@ -1,7 +1,7 @@
 """Starts the unmodified smg gateway of PyPI in front of workers that tests start.
 
-Owns the process and what it states. It reports of its progress in its log, which is read line by
-line: nothing is asked again and again. Only that process is ever signalled.
+Contains the process and its output. Progress is read from its log line by line, not polled. Only
+that process is ever signalled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _NUM_TRIES = 3
 
 
 def missing_packages() -> list[str]:
-    """What of the gateway, its contract and a client for it is not installed."""
+    """Return which of the gateway, its protocol and a client for it are not installed."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
 class Gateway:
-    """`async with gateway(...) as made`: up, with its workers and its tokenizer, inside."""
+    """`async with gateway(...) as made`: the gateway is up inside, with its workers and
+    tokenizer.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, metrics_port: int) -> None:
         self.process = process
@@ -44,50 +46,49 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where it is called."""
         return f"http://127.0.0.1:{self.port}"
 
     def num_lines(self, text: str) -> int:
-        """Lines of its log with `text`."""
+        """Return the number of log lines with `text`."""
         return sum(text in line for line in self.lines)
 
     async def until_logged(self, text: str, num: int = 1) -> None:
-        """Wait for so many lines with `text`; AssertionError with the log when it ends instead."""
+        """Wait for so many log lines with `text`; raise AssertionError with the log if it exits."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             while self.num_lines(text) < num:
                 assert not self._is_over, "".join(self.lines[-20:])
                 await self._news.wait()
 
     async def until_workers(self, num: int) -> None:
-        """Wait for so many registrations, over all its life, and for the tokenizer."""
+        """Wait for so many registrations since the start, and for the tokenizer."""
         await self.until_logged("Activated 1 of 1 worker(s)", num)
         await self.until_logged("Successfully loaded tokenizer")
 
     async def add_worker(self, address: str) -> None:
-        """Have one more, while it serves."""
+        """Add a worker while the gateway serves."""
         num = self.num_lines("Activated 1 of 1 worker(s)")
         await self.post("/workers", {"url": f"grpc://{address}"})
         await self.until_logged("Activated 1 of 1 worker(s)", num + 1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """A separate call interface; the answer's JSON."""
+        """Send a POST request on its own connection; return the JSON response."""
         data = json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", data=data, headers=headers)
         return await asyncio.to_thread(_answer, request)
 
     async def get(self, path: str) -> Any:
-        """Likewise."""
+        """Send a GET request on its own connection; return the JSON response."""
         return await asyncio.to_thread(_answer, urllib.request.Request(f"{self.url}{path}"))
 
     async def until_healthy(self) -> None:
-        """Wait until it takes all its workers for healthy; it asks them from time to time."""
+        """Wait until the gateway's periodic health checks find all its workers healthy."""
         async with asyncio.timeout(PATIENCE_S):
             while not all(one["is_healthy"] for one in (await self.get("/workers"))["workers"]):
                 pass
 
     async def until_metric(self, name: str, least: float, **labels: str) -> None:
-        """Ask for its metrics until one of them, with these labels, is at least so large."""
+        """Poll its metrics until one of them, with these labels, is at least this large."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -101,7 +102,7 @@ class Gateway:
                     return
 
     async def ended(self) -> None:
-        """Wait for the end."""
+        """Wait until the process exits."""
         async with asyncio.timeout(PATIENCE_S):
             await self.process.wait()
             await self._reader
@@ -122,7 +123,7 @@ class Gateway:
 async def gateway(
     *addresses: str, arguments: Sequence[str] = (), policy: str = "round_robin"
 ) -> AsyncGenerator[Gateway]:
-    """The gateway in front of the workers at `addresses`, ready to serve."""
+    """Start the gateway in front of the workers at `addresses`, ready to serve."""
     async with launched_gateway(*addresses, arguments=(*arguments, "--policy", policy)) as made:
         await made.until_workers(len(addresses))
         yield made
@@ -132,7 +133,7 @@ async def gateway(
 async def launched_gateway(
     *addresses: str, arguments: Sequence[str] = ()
 ) -> AsyncGenerator[Gateway]:
-    """The same, up: its workers may be on their way."""
+    """Start the gateway without waiting for its workers."""
     made = await _launched(addresses, arguments)
     try:
         yield made
@@ -144,7 +145,7 @@ async def launched_gateway(
 
 @contextlib.asynccontextmanager
 async def openai_client(made: Gateway) -> AsyncGenerator[Any]:
-    """OpenAI's own client, which tries nothing again; untyped, for it need not be installed."""
+    """Provide OpenAI's own client without retries; untyped, because it need not be installed."""
     async with openai().AsyncOpenAI(
         base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
     ) as client:
@@ -152,12 +153,14 @@ async def openai_client(made: Gateway) -> AsyncGenerator[Any]:
 
 
 def openai() -> Any:
-    """The package."""
+    """Import and return the package."""
     return importlib.import_module("openai")
 
 
 async def _launched(addresses: Sequence[str], arguments: Sequence[str]) -> Gateway:
-    """It takes no port 0: ports that are free now may be gone when it comes to them."""
+    """Start the process. Retry: it does not accept port 0, and free ports may be taken
+    meanwhile.
+    """
     for _ in range(_NUM_TRIES):
         port, metrics_port = _free_ports(2)
         process = await asyncio.create_subprocess_exec(

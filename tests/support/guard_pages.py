@@ -22,14 +22,14 @@ from penstock.executor.torch.cpu_kernels.packed_matrix import PackedMatrix
 
 ROWS = (1, 16, 49, 100)
 SHAPES = ((576, 70), (30, 16))
-"""Inputs and outputs: whole tiles in more than one block of inputs, and less than a tile."""
+"""Input and output sizes: whole tiles in several blocks of inputs, and less than a tile."""
 _NO_ACCESS = 0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def between_guards(tensor: Tensor, *, at_end: bool) -> Tensor:
-    """A copy that ends where an inaccessible page starts, or that starts where one ends."""
+    """Return a copy that ends where an inaccessible page starts, or starts where one ends."""
     size = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     offset = mmap.PAGESIZE + (size - tensor.nbytes if at_end else 0)
     room = mmap.mmap(-1, size + 2 * mmap.PAGESIZE)
@@ -44,7 +44,7 @@ def between_guards(tensor: Tensor, *, at_end: bool) -> Tensor:
 def multiply(
     instructions: str, dtype: torch.dtype, shape: tuple[int, int], num_rows: int, *, at_end: bool
 ) -> None:
-    """One product whose inputs, matrix and outputs are all between guards."""
+    """Run one product with inputs, matrix and outputs all between guard pages."""
     num_inputs, num_outputs = shape
     matrix = PackedMatrix(torch.randn(num_outputs, num_inputs), torch.randn(num_outputs), dtype)
     parts = {"packed": matrix.packed, "bias": matrix.bias}
@@ -60,7 +60,6 @@ def multiply(
 
 
 def main() -> None:
-    """All products."""
     torch.set_num_threads(1)
     sets = filter(native.is_supported, native.INSTRUCTION_SETS)
     cases = itertools.product(sets, (torch.bfloat16, torch.int8), SHAPES, ROWS, (False, True))

@@ -64,7 +64,7 @@ class Premises:
         self.install(server)
 
     def install(self, issued: Issued) -> None:
-        """The certificate of the server from now on."""
+        """Install the server's certificate, in use from now on."""
         replace_file(self.cert_file, issued.cert)
         replace_file(self.key_file, issued.key)
 
@@ -80,7 +80,7 @@ class Premises:
         )
 
     def tokens(self) -> Security:
-        """Tokens over plain text: no certificates in the policy."""
+        """Configure tokens over plain text: no certificates in the policy."""
         text = POLICY.replace('certificates = ["cn:acme"]\n', "")
         self.policy_file.write_text(text, encoding="utf-8")
         return Security(self.config())
@@ -93,5 +93,5 @@ class Premises:
 
 
 def bearing(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call with a token."""
+    """Return the metadata of a call with a token."""
     return (("authorization", f"Bearer {token}"),)

@@ -42,8 +42,9 @@ class Case:
 
 
 class Step:
-    """Random keys and values in shuffled pages of a step, of which the last block is in use; all
-    other memory is NaN, in 8 bits its scales."""
+    """A step's random keys and values in shuffled pages, the last block in use; all other memory is
+    NaN, with 8 bits its scales.
+    """
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
         torch.manual_seed(5)
@@ -93,7 +94,7 @@ class Step:
         return out
 
     def fill(self) -> None:
-        """Write what the rows may see; keys that fell out of the window stay NaN."""
+        """Write what the rows may read; keys outside the window stay NaN."""
         window = self.case.window
         firsts = [max(start + 1 - window, 0) if window else 0 for start, _ in self.case.rows]
         counts = [end - first for end, first in zip(self.ends, firsts, strict=True)]
@@ -104,7 +105,7 @@ class Step:
         self.layer(PLAIN).write(self._rows(counts, firsts), key, value)
 
     def expected(self, query: Tensor) -> Tensor:
-        """In float64, token by token."""
+        """Return the attention output in float64, computed token by token."""
         case, out, packed = self.case, [], 0
         for row, (start, count) in enumerate(case.rows):
             keys = self.keys[row].double().repeat_interleave(case.group, 1)

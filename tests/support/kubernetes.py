@@ -1,7 +1,7 @@
 """The manifests of deploy/kubernetes as a cluster would receive them.
 
-Owns the calls of kustomize, which kubectl has inside and which needs no cluster. Skips where there
-is no kubectl that knows components.
+Runs the kustomize that is built into kubectl and needs no cluster. Skips without a kubectl that
+supports components.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def _built(folder: Path) -> str:
 
 
 def build(*parts: str) -> list[Manifest]:
-    """What `kubectl kustomize` makes of a folder below deploy/kubernetes."""
+    """Return the output of `kubectl kustomize` for a folder below deploy/kubernetes."""
     return list(yaml.safe_load_all(_built(FOLDER.joinpath(*parts))))
 
 
 def build_with(*components: str) -> list[Manifest]:
-    """The base with these components."""
+    """Build the base with these components."""
     # Inside the folder, because kustomize takes nothing but paths relative to the file.
     with tempfile.TemporaryDirectory(prefix="penstock-kustomize-") as folder:
         home = Path(folder)
@@ -75,7 +75,7 @@ def build_with(*components: str) -> list[Manifest]:
 
 
 def every_build() -> dict[str, list[Manifest]]:
-    """The base, each overlay, and the base with each component, by their names."""
+    """Build the base, each overlay, and the base with each component; return them by name."""
     builds = {"base": build("base")}
     builds |= {f"overlays/{name}": build("overlays", name) for name in OVERLAYS}
     # The autoscaler does without the monitor only as a manifest, which is all that is asked here.
@@ -84,12 +84,12 @@ def every_build() -> dict[str, list[Manifest]]:
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    """Those of one kind."""
+    """Return the objects of one kind."""
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
 def the(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifest:
-    """The one of this kind; `name` is its beginning, for names with a hash at the end."""
+    """Return the one object of this kind; `name` is a prefix, for names with a hash suffix."""
     (found,) = [
         manifest
         for manifest in of_kind(manifests, kind)
@@ -100,20 +100,20 @@ def the(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifes
 
 
 def pod_of(manifests: list[Manifest]) -> Manifest:
-    """The Deployment's pod template."""
+    """Return the Deployment's pod template."""
     template: Manifest = the(manifests, "Deployment")["spec"]["template"]
     return template
 
 
 def container_of(manifests: list[Manifest]) -> Manifest:
-    """The one container of the pod."""
+    """Return the one container of the pod."""
     (container,) = pod_of(manifests)["spec"]["containers"]
     found: Manifest = container
     return found
 
 
 def settings_of(manifests: list[Manifest]) -> dict[str, str]:
-    """The variables that the service is started with."""
+    """Return the environment variables that the service is started with."""
     (source,) = container_of(manifests)["envFrom"]
     name = source["configMapRef"]["name"]
     (config,) = [

@@ -1,4 +1,6 @@
-"""Both ends of the Unix-socket link: an engine on a thread, fronts by asyncio or by hand."""
+"""Both ends of the Unix-socket link: an engine on a thread, fronts by asyncio or controlled by
+hand.
+"""
 
 import asyncio
 import contextlib
@@ -57,8 +59,7 @@ def simulated_engine() -> Engine:
 
 
 class FakeEngine(Engine):
-    """Records what it is reported; states what the test puts into `news`. Has nothing of an
-    engine."""
+    """Records what it receives, and returns what the test puts into `news`. Not a real engine."""
 
     def __init__(self) -> None:
         self.submitted: queue.Queue[tuple[RequestSpec, ...]] = queue.Queue()
@@ -174,7 +175,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def socket_path() -> Generator[Path]:
-    """Socket paths are short; pytest's own folders are not."""
+    """Return a short socket path; pytest's own folders are too long."""
     folder = Path(tempfile.mkdtemp(prefix="pl-"))
     try:
         yield folder / "engine.sock"
@@ -184,7 +185,7 @@ def socket_path() -> Generator[Path]:
 
 @contextlib.contextmanager
 def listening(path: Path) -> Generator[socket.socket]:
-    """What the supervisor hands to every engine."""
+    """Return a listening socket, as the supervisor hands it to every engine."""
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(path))
         made.listen(16)
@@ -203,7 +204,7 @@ async def front(path: Path, front_id: int) -> AsyncGenerator[tuple[UnixEnginePor
 
 
 def raw_front(path: Path, front_id: int) -> socket.socket:
-    """A front by hand, greeted, that reads only when the test does."""
+    """Connect a front by hand, with the handshake done; it reads only when the test does."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(PATIENCE_S)
     connection.connect(str(path))

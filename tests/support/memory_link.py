@@ -1,7 +1,7 @@
 """The link without sockets: engine and fronts in one process, stepped by the test.
 
-Owns the way of the bytes: what a front writes the engine takes in at its next `pump`, what the
-engine writes a front reads in the next iteration of its loop. All else are the real parts.
+Contains the transport: the engine reads a front's bytes at its next `pump`, the front reads the
+engine's in the next iteration of its loop. All other parts are the real ones.
 """
 
 import asyncio
@@ -43,20 +43,19 @@ class MemoryEngine:
 
     @property
     def num_live(self) -> int:
-        """Requests of all fronts that have not ended."""
+        """Return the number of requests of all fronts that have not ended."""
         return self._dispatcher.num_live
 
     @property
     def kept(self) -> KeptStreams:
-        """The streams that the engine keeps."""
         return self._dispatcher.kept
 
     def port(self, front_id: int) -> "MemoryPort":
-        """A port for a front with that id; it connects on `start`."""
+        """Return a port for a front with that id; it connects on `start`."""
         return MemoryPort(self, front_id)
 
     def pump(self, max_num_steps: int = 1) -> int:
-        """Take the fronts' frames, do up to that many steps; returns how many had work."""
+        """Read the fronts' frames, do up to so many steps; return how many had work."""
         num_steps = 0
         self._drain_inbox()
         while num_steps < max_num_steps and self._has_work():
@@ -71,7 +70,7 @@ class MemoryEngine:
         self._dispatcher.sweep()
 
     def close(self) -> None:
-        """Die as a crashed engine does: nothing more is sent, every front notices the loss."""
+        """Stop as a crashed engine does: nothing more is sent, and every front detects the loss."""
         self._is_alive = False
         for port in self._ports.values():
             port.lose()
@@ -88,7 +87,7 @@ class MemoryEngine:
         self._inbox.append(greet)
 
     def hang_up(self, front_id: int) -> None:
-        """Lose a front at the next pump."""
+        """Disconnect a front at the next pump."""
 
         def lose() -> None:
             port = self._ports.pop(front_id, None)
@@ -99,7 +98,7 @@ class MemoryEngine:
         self._inbox.append(lose)
 
     def take(self, front_id: int, data: bytes) -> None:
-        """What a front wrote."""
+        """Receive bytes that a front wrote."""
 
         def handle() -> None:
             if front_id not in self._ports:
@@ -138,20 +137,20 @@ class MemoryPort(UnixEnginePort):
         self._link = self._memory
 
     def connect(self) -> None:
-        """The engine has accepted the connection."""
+        """Handle the engine's acceptance of the connection."""
         asyncio.get_running_loop().call_soon(self._memory.connect)
 
     def deliver(self, frame: bytes) -> None:
-        """The engine has written a frame."""
+        """Receive a frame that the engine wrote."""
         asyncio.get_running_loop().call_soon(self._memory.read, frame)
 
     def lose(self) -> None:
-        """The connection is gone."""
+        """Lose the connection."""
         self._up.clear()
         asyncio.get_running_loop().call_soon(self._memory.lose)
 
     def on_closed(self, connection: Connection[Frame]) -> None:
-        """The front has noticed that."""
+        """Handle the loss in the front."""
         self._on_closed(connection)
 
     def _write(self, frame: bytes) -> None:
@@ -160,7 +159,7 @@ class MemoryPort(UnixEnginePort):
 
 
 class _MemoryConnection(PersistentConnection[Frame]):
-    """Reopened when the engine greets again."""
+    """A connection that reopens when the engine greets again."""
 
     def __init__(
         self,
@@ -197,7 +196,7 @@ class _MemoryConnection(PersistentConnection[Frame]):
 
 
 class _Transport(asyncio.Transport):
-    """Passes on what is written, at once."""
+    """Forwards every write at once."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
         super().__init__()

@@ -115,7 +115,7 @@ def record(*segments: Segment, **settings: Any) -> RequestRecord:
 
 
 def steps(*rows: dict[str, Any]) -> NDArray[Any]:
-    """Rows of STEP; a step takes 8 ms, and 1 ms more of planning, unless it states otherwise."""
+    """Return rows of STEP; a step takes 8 ms and 1 ms more of planning unless overridden."""
     array = np.zeros(len(rows), dtype=STEP)
     for index, row in enumerate(rows):
         begun_s = 10.0 + index
@@ -134,7 +134,7 @@ def steps(*rows: dict[str, Any]) -> NDArray[Any]:
 
 
 def read(metrics: ServiceMetrics, compat: str = "") -> dict[tuple[str, frozenset[str]], float]:
-    """Every sample by its name and its labels as `name=value`, without the model's."""
+    """Return every sample by its name and its labels as `name=value`, without the model label."""
     text, _ = Exposition(metrics).render("", compat)
     return samples_of(text.decode())
 
@@ -158,7 +158,7 @@ def value(samples: dict[tuple[str, frozenset[str]], float], name: str, **labels:
 
 
 def total(samples: dict[tuple[str, frozenset[str]], float], name: str) -> float:
-    """The sum over all series of a name."""
+    """Return the sum over all series of a name."""
     return sum(v for (found, _), v in samples.items() if found == f"penstock_{name}")
 
 

@@ -1,7 +1,6 @@
 """One front and engines that die, in one process, stepped by the test.
 
-Owns the deaths: after which turn, and how many steps an engine did before it that no client
-received of.
+Contains the deaths: after which turn, and how many steps whose events no client received.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ _MAX_STEPS_UNTIL_IDLE = 4
 
 @dataclass(frozen=True)
 class Death:
-    """`num_turns` after the last one; before it so many steps whose news are lost with it."""
+    """`num_turns` after the last death; the events of the `num_unheard_steps` before it are
+    lost.
+    """
 
     num_turns: int
     num_unheard_steps: int = 0
@@ -39,13 +40,15 @@ class Death:
 
 @dataclass
 class Told:
-    """All messages of one request's stream. `refused`: the reason it failed for, if it did."""
+    """All messages of one request's stream. `refused`: the reason of its failure, "" if it did not
+    fail.
+    """
 
     messages: list[pb.GenerateResponse] = field(default_factory=list[pb.GenerateResponse])
     refused: str = ""
 
     def check_order(self) -> None:
-        """Sequence numbers without a gap; one acceptance, first; one end, last."""
+        """Check sequence numbers without a gap, one acceptance first, and one end last."""
         assert [message.sequence for message in self.messages] == list(range(len(self.messages)))
         kinds = [message.WhichOneof("event") for message in self.messages]
         assert kinds.count("accepted") == 1
@@ -55,7 +58,9 @@ class Told:
             assert kinds[-1] == "finished"
 
     def content(self) -> object:
-        """What must not depend on deaths: prompt, tokens, ends. Not how it was cut, nor times."""
+        """Return what must not depend on deaths: prompt, tokens, ends; not message bounds or
+        times.
+        """
         prompt = [
             (message.prompt.text, tuple(map(str, message.prompt.records)))
             for message in self.messages
@@ -87,7 +92,7 @@ class Told:
 
 
 class MortalService:
-    """A front whose engines are made by `make_executor`, each new after a death."""
+    """A front whose engines come from `make_executor`, a new one after each death."""
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class MortalService:
         self._told: dict[LiveRequest, tuple[Told, ResponseEncoder]] = {}
 
     async def begin_life(self) -> None:
-        """Another engine is there, and has been given whatever waited for it."""
+        """Start another engine, connect the front, and transfer the waiting requests."""
         self._epoch += 1
         executor = self._make_executor()
         self._core = Engine(executor, self._scheduler, time.monotonic)
@@ -121,7 +126,7 @@ class MortalService:
         await self._settle()
 
     async def open(self, generation: Generation) -> Told:
-        """A new request; what its stream reports from now on."""
+        """Open a request; return the record of its stream."""
         request = await self.front.open(generation, CallTimes(arrival_s=time.monotonic()))
         told = Told()
         encoder = encoder_for(generation.output.chunks, self.front.config)
@@ -130,18 +135,17 @@ class MortalService:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every stream has ended."""
         return not self._told
 
     async def turn(self) -> None:
-        """One step, and its news are received and read."""
+        """Run one step, and read its events."""
         self._engine.pump(1)
         self._core.check_integrity()
         await self._settle()
         self._read()
 
     async def die(self, num_unheard_steps: int) -> None:
-        """The engine goes, after steps of which it reported no client; then another comes."""
+        """Close the engine after steps whose events are not sent; start another."""
         for _ in range(num_unheard_steps):
             if self._core.has_work:
                 self._core.step()
@@ -152,7 +156,7 @@ class MortalService:
         await self.begin_life()
 
     async def close(self) -> None:
-        """The last engine goes too, and leaves nothing behind."""
+        """Close the last engine; check that nothing is left."""
         for _ in range(_MAX_STEPS_UNTIL_IDLE):
             self._engine.pump(1)
         assert not self._core.has_work
@@ -186,8 +190,7 @@ async def play(
     *,
     turns_between: int = 0,
 ) -> list[Told]:
-    """Run the requests, one after the other so many turns apart, to the end; what each was
-    reported."""
+    """Run all requests to their end, submitted so many turns apart; return what each received."""
     await service.begin_life()
     told: list[Told] = []
     waiting, dying = list(generations), list(deaths)

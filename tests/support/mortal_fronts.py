@@ -1,7 +1,7 @@
 """Two fronts that outlive their engines, and a client that resumes.
 
-Owns the deaths: after how many turns of the engine and of the loop, and whether a front reaches the
-next engine later than the other. In process, with real sockets between client and fronts.
+Contains the deaths: after how many turns of the engine and of the loop, and whether a front reaches
+the next engine later than the other. In process, with real sockets between client and fronts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _MAX_ATTEMPTS = 60
 
 @dataclass(frozen=True)
 class Attempt:
-    """One Resume: on which front, how many turns until the engine dies (None: it lives), whether
-    the other front is late to find the next engine, and how many messages are read."""
+    """One Resume: on which front, turns until the engine dies (None: never), whether the other
+    front finds the next engine late, and how many messages are read.
+    """
 
     front: int
     num_turns: int | None
@@ -36,7 +37,7 @@ class Attempt:
 
 
 class MortalFronts:
-    """`fronts` share whatever engine there is."""
+    """`fronts` share the current engine."""
 
     def __init__(self, text: ModelText, fronts: list[SteppedService]) -> None:
         self.fronts = fronts
@@ -44,13 +45,13 @@ class MortalFronts:
         self._epoch = 1
 
     async def turns(self, count: int) -> None:
-        """The engine takes a step and the loop repeats, so many times."""
+        """Run `count` steps of the engine, each with an iteration of the loop."""
         for _ in range(count):
             self.fronts[0].step()
             await asyncio.sleep(0)
 
     async def replace_engine(self, *, late: int | None = None) -> None:
-        """It dies, and another comes; the front `late` finds it last."""
+        """Close the engine and start another; the front `late` connects last."""
         old = self.fronts[0]
         old.memory.close()
         old.engine.close()
@@ -67,7 +68,9 @@ class MortalFronts:
             await self.turns(5)
 
     async def attempt(self, got: list[pb.GenerateResponse], what: Attempt) -> str:
-        """Resume after what there is; "" or the reason why it ended. Adds to `got`."""
+        """Resume after the messages in `got` and extend it; return "" or the reason of the
+        failure.
+        """
         service = self.fronts[what.front]
         counts = num_tokens_of(got)
         call: Any = service.stub.Resume(resumed("r", next_sequence=len(got), num_received=counts))
@@ -83,7 +86,7 @@ class MortalFronts:
         return reason
 
     async def finish(self, got: list[pb.GenerateResponse]) -> None:
-        """Come back until the stream has come to its end."""
+        """Resume until the stream has ended."""
         for number in range(_MAX_ATTEMPTS):
             if got and got[-1].HasField("finished"):
                 return
@@ -109,7 +112,7 @@ async def _read(call: Any, got: list[pb.GenerateResponse], num_messages: int) ->
 
 @contextlib.asynccontextmanager
 async def mortal_fronts(text: ModelText) -> AsyncGenerator[MortalFronts]:
-    """Two of them over a first engine; at the end nothing may be left of any request."""
+    """Start two fronts over a first engine; check at the end that no request is left."""
     config = FrontConfig(max_replays=1000)
     async with (
         stepped(text, front=config) as first,

@@ -1,4 +1,4 @@
-"""A Multiplex call, over a wire that the test plays or through a client."""
+"""A Multiplex call, over a transport that the test controls or through a client."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Wire:
         self.messages.append(pb.MultiplexResponse.FromString(message))
 
     def events(self, key: int | None = None) -> list[pb.MultiplexEvent]:
-        """What was reported so far."""
+        """Return the events sent so far."""
         return [
             event
             for message in self.messages
@@ -139,7 +139,7 @@ class Wire:
 
 @dataclass
 class PlayedCall:
-    """A call under way over a front whose engine the test plays."""
+    """A running call over a front whose engine the test controls."""
 
     front: Front
     port: ScriptedPort
@@ -147,12 +147,12 @@ class PlayedCall:
     task: asyncio.Task[None]
 
     async def submitted(self) -> int:
-        """The engine's key of the next request."""
+        """Return the engine's key of the next request."""
         (spec,) = await self.port.next_submission()
         return spec.key
 
     async def settle(self) -> None:
-        """Let everything that can continue do so: nothing here waits for a clock or a socket."""
+        """Run the loop until nothing can progress: nothing here waits for a clock or a socket."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -170,7 +170,7 @@ async def played_call(
     clock: Callable[[], float] = lambda: 1000.0,
     turns: LargeMessageTurns | None = None,
 ) -> AsyncGenerator[PlayedCall]:
-    """A call of a client that has stated nothing yet."""
+    """Start a call whose client has sent nothing yet."""
     port = ScriptedPort()
     front = Front(text, config or FrontConfig(), port=port, clock=clock)
     port.listener = front

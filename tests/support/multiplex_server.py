@@ -1,7 +1,7 @@
 """A real gRPC server whose Multiplex calls the test answers itself, request by request.
 
-Owns the transport and what was seen. What a request is answered is a script, as in
-`scripted_server.py`; without one it states hello.
+Contains the transport and the requests seen. Scripts answer the requests, as in
+`scripted_server.py`; the default is `say_hello`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from support.scripted_server import error_info, finished_message
 
 
 class ServedRequest:
-    """One request of a Multiplex call as the server sees it, with the ways to answer it."""
+    """One request of a Multiplex call as the server sees it, with methods to answer it."""
 
     def __init__(self, call: "ServedMultiplex", submit: pb.MultiplexSubmit) -> None:
         self.call = call
@@ -56,7 +56,7 @@ class ServedRequest:
         await self.call.send(pb.MultiplexEvent(key=self.key, error=status))
 
     async def spend(self, num_tokens: int) -> None:
-        """Wait until that much credit is there, and use it up."""
+        """Wait until that much credit is available, and use it."""
         async with self.credited:
             await self.credited.wait_for(lambda: self.num_credit_tokens >= num_tokens)
             self.num_credit_tokens -= num_tokens
@@ -95,7 +95,7 @@ async def say_hello(request: ServedRequest) -> None:
 
 
 async def speak_and_wait(request: ServedRequest) -> None:
-    """Some output, then nothing more; on a cancel the end that the contract gives it."""
+    """Send some output, then nothing; on a cancel send the end that the contract defines."""
     await request.accepted()
     await request.tokens("begun")
     await request.cancelled.wait()
@@ -113,7 +113,7 @@ async def until(event: asyncio.Event) -> None:
 def failing(
     code: grpc.StatusCode, reason: str, *details: Any, after: "Script | None" = None
 ) -> "Script":
-    """A script that fails, after something else if reported so."""
+    """Return a script that fails, after running `after` if given."""
 
     async def script(request: ServedRequest) -> None:
         if after is not None:
@@ -133,11 +133,11 @@ if TYPE_CHECKING:
 else:
 
     class _Servicer(pb.GenerationServiceServicer):
-        """What this server does not play answers UNIMPLEMENTED."""
+        """Answers UNIMPLEMENTED to methods that this server does not implement."""
 
 
 class MultiplexServer(_Servicer):
-    """Plays the scripts in order, one for each request, and `say_hello` after the last."""
+    """Runs the scripts in order, one for each request, and `say_hello` after the last."""
 
     def __init__(self) -> None:
         self.scripts: deque[Script] = deque()
@@ -198,7 +198,7 @@ class MultiplexServer(_Servicer):
 async def multiplex_server(
     options: tuple[tuple[str, int], ...] = (),
 ) -> AsyncGenerator[MultiplexServer, None]:
-    """Serve on 127.0.0.1 for the length of the block. `options`: gRPC channel arguments."""
+    """Serve on 127.0.0.1 during the block. `options`: gRPC channel arguments."""
     servicer = MultiplexServer()
     server = grpc.aio.server(options=options)
     pb.add_GenerationServiceServicer_to_server(cast(Any, servicer), server)

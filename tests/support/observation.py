@@ -1,4 +1,4 @@
-"""A service with its observer, and waiting for what the observer has received."""
+"""A service with its observer, and helpers that wait for what the observer received."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOORS = ("--operations-port", "0", "--metrics-port", "0")
 async def observed(
     *arguments: str, environment: dict[str, str] | None = None
 ) -> AsyncGenerator[tuple[Service, OperationsClient]]:
-    """`penstock serve` with both operators' ports, and a client for the operations service."""
+    """Start `penstock serve` with both operators' ports, and a client of the operations service."""
     async with (
         started(*arguments, *DOORS, environment=environment) as service,
         OperationsClient(await service.door("operations")) as operations,
@@ -28,7 +28,7 @@ async def observed(
 async def until_stats(
     operations: OperationsClient, is_so: Callable[[ServerStats], bool]
 ) -> ServerStats:
-    """Watch until the service's figures are as reported."""
+    """Watch until the service's statistics satisfy the condition."""
     last: ServerStats | None = None
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -42,21 +42,20 @@ async def until_stats(
 
 
 def num_completed(stats: ServerStats) -> int:
-    """Requests that ended well, all models."""
+    """Return the number of successfully ended requests of all models."""
     return sum(model.totals.num_completed for model in stats.models)
 
 
 def model_of(stats: ServerStats) -> ModelStats:
-    """The only model."""
     (model,) = stats.models
     return model
 
 
 async def logged_path(service: Service, text: str) -> Path:
-    """The path at the end of the first log line with `text`."""
+    """Return the path at the end of the first log line with `text`."""
     return Path((await service.until_logged(text)).rpartition(": ")[2].strip())
 
 
 def flight_files(folder: Path) -> Sequence[Path]:
-    """The flight records of a folder, oldest first."""
+    """Return the flight records of a folder, oldest first."""
     return sorted(folder.glob("penstock-flight-*.bin"))

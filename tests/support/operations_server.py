@@ -96,7 +96,7 @@ SNAPSHOT = Snapshot(
 
 
 def request_view(number: int, **changes: Any) -> RequestView:
-    """A request that decodes, `number` seconds after the first."""
+    """Return a request in decode, `number` seconds after the first."""
     arrival_s = NOW_UNIX_S - 100.0 + number
     view = RequestView(
         request_id=f"request-{number}",
@@ -129,7 +129,7 @@ def request_view(number: int, **changes: Any) -> RequestView:
 
 
 def waiting_view(number: int, **changes: Any) -> RequestView:
-    """A request that waits."""
+    """Return a request that waits."""
     given: dict[str, Any] = {
         "state": "PENDING",
         "phase": "queue",
@@ -144,7 +144,7 @@ def waiting_view(number: int, **changes: Any) -> RequestView:
 
 
 class FakeDesk(Operations):
-    """Answers with what its attributes hold, and remembers what it was reported to do."""
+    """Returns what its attributes hold, and records the commands it received."""
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = [SNAPSHOT]
@@ -212,7 +212,7 @@ class ServedDesk:
 
 @contextlib.asynccontextmanager
 async def serving_desk(desk: FakeDesk | None = None, port: int = 0) -> AsyncGenerator[ServedDesk]:
-    """The operations server on a real socket."""
+    """Start the operations server on a real socket."""
     desk = desk or FakeDesk()
     server = OperationsServer(desk, "127.0.0.1", port)
     address = f"127.0.0.1:{await server.start()}"
@@ -224,12 +224,14 @@ async def serving_desk(desk: FakeDesk | None = None, port: int = 0) -> AsyncGene
 
 
 def beat(front_id: int = 1, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
-    """A front that has two requests."""
+    """Return a report of a front that has two requests."""
     return metric_beat(front_id, *outcomes, **{"num_streams": 2, "num_live": 2, **changes})
 
 
 def step_rows(num_steps: int, at_s: Callable[[int], float], **changes: Any) -> NDArray[Any]:
-    """Steps whose results were in at `at_s` of their index; the rest is the same for each."""
+    """Return steps whose results arrived at `at_s` of their index; the rest is the same for
+    each.
+    """
     rows = np.zeros(num_steps, dtype=STEP)
     rows["itl_s"] = math.nan
     for index in range(num_steps):
@@ -244,7 +246,7 @@ def step_rows(num_steps: int, at_s: Callable[[int], float], **changes: Any) -> N
 
 
 def live_view(key: int, request_id: str = "mine", **changes: Any) -> LiveView:
-    """An output that runs."""
+    """Return an output that runs."""
     given: dict[str, Any] = {
         "tenant": "",
         "output_index": 0,
@@ -264,7 +266,7 @@ def live_view(key: int, request_id: str = "mine", **changes: Any) -> LiveView:
 
 
 def front_view(keys: Sequence[int], request_id: str = "mine", **changes: Any) -> FrontView:
-    """The request of these outputs."""
+    """Return the request of these outputs."""
     given: dict[str, Any] = {
         "front_id": 1,
         "tenant": "",
@@ -294,12 +296,12 @@ class Ticks:
 
 
 def numbered(views: int) -> tuple[RequestView, ...]:
-    """So many requests, in order of arrival."""
+    """Return so many requests in order of arrival."""
     return tuple(request_view(number) for number in itertools.islice(itertools.count(), views))
 
 
 def small_recording(num_steps: int = 6) -> bytes:
-    """A flight recording: in each step a request of tenant acme comes and one goes."""
+    """Return a flight recording: in each step a request of tenant acme arrives and one ends."""
     facts = FlightFacts(
         model="tiny",
         executor="scripted",
@@ -353,7 +355,7 @@ def small_recording(num_steps: int = 6) -> bytes:
 
 
 async def refusal(call: Any) -> RichError:
-    """How a call fails: of a stream, its next message."""
+    """Return the error of a call; for a stream, of reading its next message."""
     ended = call.read() if hasattr(call, "read") else call
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asyncio.wait_for(ended, PATIENCE_S)

@@ -1,6 +1,6 @@
 """A trace collector for tests: a real OTLP server on this machine that can also misbehave.
 
-Over gRPC and over HTTP. Keeps what it was sent, decoded and as bytes, and the metadata with it.
+Serves gRPC and HTTP. Keeps the requests it received, decoded and as bytes, and their metadata.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Mode(enum.Enum):
 
     OK = "ok"
     REFUSING = "refusing"
-    """UNAVAILABLE, or 503."""
+    """Returns UNAVAILABLE, or 503."""
     EXHAUSTED = "exhausted"
-    """RESOURCE_EXHAUSTED, or 429."""
+    """Returns RESOURCE_EXHAUSTED, or 429."""
     HANGING = "hanging"
-    """Takes requests and does not answer until it is stopped."""
+    """Accepts requests and does not answer until it is stopped."""
     SLOW = "slow"
     """Answers each request after `delay_s`."""
 
 
 @dataclass
 class Receiver:
-    """What a collector was sent. `endpoint`: for `OTEL_EXPORTER_OTLP_ENDPOINT`."""
+    """The requests that a collector received. `endpoint`: for `OTEL_EXPORTER_OTLP_ENDPOINT`."""
 
     mode: Mode = Mode.OK
     delay_s: float = 0.05
@@ -62,7 +62,7 @@ class Receiver:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def take(self, payload: bytes, metadata: dict[str, str]) -> Mode:
-        """What came in a call; how to answer it."""
+        """Record a call's request; return how to answer it."""
         mode = self.mode
         with self._changed:
             self.num_calls += 1
@@ -78,16 +78,16 @@ class Receiver:
         return mode
 
     def stop(self) -> None:
-        """Calls that hang continue."""
+        """Let hanging calls continue."""
         self._stopped.set()
 
     def spans(self) -> list[Span]:
-        """All spans, in the order of their coming."""
+        """Return all spans in the order received."""
         with self._changed:
             return list(self._spans())
 
     def resources(self) -> list[dict[str, object]]:
-        """The attributes of all resources."""
+        """Return the attributes of all resources."""
         with self._changed:
             return [
                 attributes_of(part.resource.attributes)
@@ -96,7 +96,7 @@ class Receiver:
             ]
 
     def wait_for_spans(self, num: int) -> list[Span]:
-        """All spans, once there are `num`."""
+        """Wait until there are `num` spans; return all."""
         with self._changed:
             assert self._changed.wait_for(
                 lambda: sum(1 for _ in self._spans()) >= num, WAIT_LIMIT_S
@@ -104,7 +104,7 @@ class Receiver:
             return list(self._spans())
 
     def wait_for_names(self, trace_id: str, names: frozenset[str]) -> list[Span]:
-        """The spans of one trace, once there is one of each name."""
+        """Wait until a trace has a span of each name; return its spans."""
 
         def of_trace() -> list[Span]:
             return [span for span in self._spans() if span.trace_id.hex() == trace_id]
@@ -116,12 +116,12 @@ class Receiver:
             return of_trace()
 
     def is_settled(self, holds: Callable[[], bool], limit_s: float) -> bool:
-        """Whether `holds`, looked at again whenever something comes, for so long at most."""
+        """Return whether `holds` became true within the limit; check it on every request."""
         with self._changed:
             return self._changed.wait_for(holds, limit_s)
 
     def wait_for_calls(self, num: int) -> None:
-        """Until `num` calls have come in."""
+        """Wait until `num` calls have been received."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.num_calls >= num, WAIT_LIMIT_S)
 
@@ -170,14 +170,14 @@ def http_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
 
 @contextmanager
 def dead_endpoint() -> Generator[str]:
-    """An address where no client listens, and no client else can."""
+    """Provide an address where nothing listens and nothing else can bind."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 def attributes_of(pairs: Any) -> dict[str, object]:
-    """Attributes as a dictionary; lists as tuples."""
+    """Return attributes as a dictionary; lists as tuples."""
     return {pair.key: _value(pair.value) for pair in cast("list[KeyValue]", pairs)}
 
 
@@ -211,7 +211,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
     told: Receiver
 
     def do_POST(self) -> None:
-        """An export."""
+        """Handle an export."""
         payload = self.rfile.read(int(self.headers["content-length"]))
         pairs = {key.lower(): value for key, value in self.headers.items()} | {"path": self.path}
         mode = self.told.take(payload, pairs)
@@ -226,4 +226,4 @@ class _HttpHandler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """State nothing."""
+        """Log nothing."""

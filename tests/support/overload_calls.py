@@ -15,7 +15,7 @@ from support.stepped_service import SteppedService, ids_of, request
 
 
 def show_queue(service: SteppedService) -> ShownQueue:
-    """Let the front see the engine's queue, as fronts see the board of an engine process."""
+    """Give the front the engine's queue, which fronts read from the board of an engine process."""
     shown = ShownQueue(service.engine)
     service.front.gate = QueueGate(shown.view)
     return shown

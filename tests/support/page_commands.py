@@ -18,14 +18,14 @@ _ENDS = {"|", "||", "&&", "&", ";", "(", ")", ">", ">>", "<", "<<", ">&", "|&", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: its words, the program first, and the line of the page that it is in."""
+    """One command: its words, the program first, and its line in the page."""
 
     words: tuple[str, ...]
     line: int
 
 
 def commands(markdown: str) -> Iterator[Command]:
-    """The commands of all shell blocks; of others those behind a `$`, and those of ours."""
+    """Yield the commands of shell blocks; in other blocks those after a `$`, and our own."""
     for block in blocks(markdown):
         if block.language not in SHELLS | {""}:
             continue
@@ -38,13 +38,13 @@ def commands(markdown: str) -> Iterator[Command]:
 
 
 def spans(markdown: str) -> Iterator[str]:
-    """What stands as code within the text."""
+    """Yield the inline code of the text."""
     prose = re.sub(r"^```.*?^```", "", markdown, flags=re.M | re.S)
     yield from re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)
 
 
 def split_command(text: str) -> tuple[str, ...]:
-    """The words of the first command of a line; ValueError where quotes do not match."""
+    """Return the words of the first command of a line; raise ValueError for unmatched quotes."""
     return next(iter(_split(text)), ())
 
 

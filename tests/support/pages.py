@@ -11,12 +11,12 @@ _FOREIGN = {"build", "dist", "node_modules", "target", "__pycache__"}
 
 
 def markdown_pages() -> list[Path]:
-    """Every page that a person reads, in order."""
+    """Return every page for readers, in order."""
     return sorted(_pages(REPOSITORY))
 
 
 def page_id(path: Path) -> str:
-    """A page as tests name it."""
+    """Return the test id of a page."""
     return path.relative_to(REPOSITORY).as_posix()
 
 

@@ -1,6 +1,6 @@
 """An engine in virtual time over a simulated machine whose cost coefficients it knows.
 
-Owns the site and what its clients were reported. Does not know what ought to be reported.
+Contains the site and what its clients received. Does not know what they should receive.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ MAX_STEPS = 3000
 
 
 class PricedSite:
-    """Times of requests are given from now on. A prompt of a number n is the first n of one text.
+    """Times of requests are relative to the current time. A prompt of a number n is the first n
+    tokens of one text.
 
-    `is_settled`: the engine has seen that its prices are right. Outputs are judged by what is
-    certain of their lengths alone, unless `min_deadline_chance` is given.
+    `is_settled`: the engine has confirmed its cost coefficients. Output lengths are predicted by
+    their certain bounds alone unless `min_deadline_chance` is given.
     """
 
     def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
@@ -75,14 +76,14 @@ class PricedSite:
         return make_spec(key, [i % 90 for i in range(num_prompt)], **options)
 
     def request(self, key: int, num_prompt: int, **options: Any) -> Request:
-        """One that no client submitted yet."""
+        """Return a request that is not yet submitted."""
         spec = self.spec(key, num_prompt, **options)
         return Request(
             spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=list(spec.block_hashes)
         )
 
     def submit(self, key: int, num_prompt: int, **options: Any) -> Request | None:
-        """The request as the engine has it; None if it was refused."""
+        """Submit a request; return the engine's request, None if it was refused."""
         self.engine.submit((self.spec(key, num_prompt, **options),))
         return self.engine.requests.get(key)
 
@@ -112,7 +113,7 @@ class PricedSite:
         return end
 
     def run_until(self, at_s: float) -> None:
-        """Steps until that time has come."""
+        """Step until that time."""
         while self.clock() < at_s:
             assert self.engine.has_work
             self.step()

@@ -1,8 +1,8 @@
 """HTTP/2 frames as bytes, and a connection that sends them, valid or not.
 
-Owns the framing of RFC 9113 and as much of HPACK (RFC 7541) as writing needs: literals, no Huffman,
-no table. Of what comes back frames are counted, and the statuses of calls read. Nothing of gRPC's
-own client is in here, which would refuse to misbehave.
+Contains the framing of RFC 9113 and the part of HPACK (RFC 7541) that writing needs: literals, no
+Huffman, no table. Of the responses, frames are counted and the statuses of calls read. gRPC's own
+client is not used, because it would refuse to misbehave.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _MAX_WRITE_BYTES = 1 << 16
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame; nothing about it is checked."""
+    """Return one frame without validation."""
     header = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
     return header + payload
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    """A SETTINGS frame of (identifier, value)."""
+    """Return a SETTINGS frame of (identifier, value) pairs."""
     payload = b"".join(key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in pairs)
     return frame(SETTINGS, 0, 0, payload)
 
 
 def field(name: bytes, value: bytes) -> bytes:
-    """A header field, literal and not to be indexed."""
+    """Return a header field as a literal that is not indexed."""
     return b"\x00" + _string(name) + _string(value)
 
 
 def headers(stream: int, path: str, *, flags: int = END_HEADERS, extra: bytes = b"") -> bytes:
-    """HEADERS of a gRPC call; `extra`: more fields."""
+    """Return the HEADERS of a gRPC call; `extra`: more fields."""
     return frame(HEADERS, flags, stream, call_fields(path) + extra)
 
 
 def call_fields(path: str, content_type: bytes = b"application/grpc") -> bytes:
-    """The header fields of a gRPC call."""
+    """Return the header fields of a gRPC call."""
     return b"".join(
         field(name, value)
         for name, value in (
@@ -63,7 +63,7 @@ def call_fields(path: str, content_type: bytes = b"application/grpc") -> bytes:
 
 
 def message(stream: int, data: bytes, *, is_compressed: bool = False) -> bytes:
-    """One whole gRPC message that ends the stream; as many DATA frames as it takes."""
+    """Return one whole gRPC message that ends the stream, in as many DATA frames as needed."""
     body = bytes((is_compressed,)) + len(data).to_bytes(4, "big") + data
     parts = [body[start : start + 16384] for start in range(0, len(body), 16384)]
     last = len(parts) - 1
@@ -74,12 +74,11 @@ def message(stream: int, data: bytes, *, is_compressed: bool = False) -> bytes:
 
 
 def call(stream: int, path: str, data: bytes) -> bytes:
-    """A whole call."""
+    """Return all frames of a call."""
     return headers(stream, path) + message(stream, data)
 
 
 def reset(stream: int, code: int = CANCEL) -> bytes:
-    """RST_STREAM."""
     return frame(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
 
 
@@ -96,11 +95,12 @@ def _string(value: bytes) -> bytes:
 
 class RawConnection:
     """A connection. `counts`: frames received, by kind; `goaway`: the code of the last GOAWAY;
-    `statuses`: the codes that calls ended with, in the order of their ends. `stream_window`: what
-    a stream may send to begin with; `granted`: what was added, by stream, of the connection as 0.
+    `statuses`: the codes that calls ended with, in the order of their ends. `stream_window`: the
+    initial send window of a stream; `granted`: bytes added to send windows, by stream, the
+    connection as 0.
 
-    It acknowledges settings and pings, those in `unacknowledged` (frame kinds) excepted;
-    `initial_window` bytes is what each stream may be sent, and no client ever adds to it.
+    It acknowledges settings and pings, except those in `unacknowledged` (frame kinds);
+    `initial_window` bytes is the receive window of each stream, which is never extended.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class RawConnection:
         initial_window: int | None = None,
         unacknowledged: Collection[int] = (),
     ) -> RawConnection:
-        """Connect and greet."""
+        """Connect and send the preface."""
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         pairs = () if initial_window is None else ((INITIAL_WINDOW_SIZE, initial_window),)
@@ -139,7 +139,7 @@ class RawConnection:
         return cls(reader, writer, unacknowledged)
 
     async def send(self, *parts: bytes) -> None:
-        """Send; what the peer no longer takes is lost."""
+        """Send; drop what a closed peer no longer accepts."""
         data = b"".join(parts)
         with contextlib.suppress(ConnectionError):
             for start in range(0, len(data), _MAX_WRITE_BYTES):
@@ -149,24 +149,24 @@ class RawConnection:
                 await self._writer.drain()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until so much has come; or the connection is closed."""
+        """Wait until the condition holds or the connection is closed."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(lambda: self.is_closed or is_so())
 
     async def until_heard(self) -> None:
-        """Wait until the peer has read everything that was sent so far, or closed."""
+        """Wait by a PING until the peer has read everything sent so far, or closed."""
         num_before = self.num_answered_pings
         await self.send(frame(PING, 0, 0, b"are you?"))
         await self.until(lambda: self.num_answered_pings > num_before)
 
     async def until_settled(self) -> None:
-        """The same by settings: of pings that come so often the peer would tire."""
+        """Wait by SETTINGS like `until_heard`, where frequent pings would be rejected."""
         num_before = self.counts[SETTINGS]
         await self.send(settings())
         await self.until(lambda: self.counts[SETTINGS] > num_before)
 
     async def until_granted(self, num_bytes: int) -> None:
-        """Wait until so many bytes of data may have been sent on the connection, all in all."""
+        """Wait until the connection's send window has allowed so many bytes in total."""
         await self.until(lambda: num_bytes <= DEFAULT_WINDOW + self.granted[0])
 
     async def until_all_answered(self, num: int) -> None:
@@ -182,7 +182,6 @@ class RawConnection:
         await self.until(lambda: False)
 
     async def close(self) -> None:
-        """Close, if it is not."""
         self._task.cancel()
         self._writer.close()
         with contextlib.suppress(ConnectionError):
@@ -231,7 +230,7 @@ class RawConnection:
 async def raw_connection(
     address: str, *, initial_window: int | None = None, unacknowledged: Collection[int] = ()
 ) -> AsyncGenerator[RawConnection]:
-    """A connection that is closed with the block."""
+    """Open a connection that is closed at the end of the block."""
     connection = await RawConnection.opened(
         address, initial_window=initial_window, unacknowledged=unacknowledged
     )
@@ -245,7 +244,7 @@ async def raw_connection(
 async def silent_sockets(
     address: str, greetings: Sequence[bytes]
 ) -> AsyncGenerator[list[SilentSocket]]:
-    """As many connections, each of which states its greeting and nothing more."""
+    """Open one connection for each greeting, which sends only that."""
     host, _, port = address.rpartition(":")
     sockets: list[SilentSocket] = []
     try:
@@ -259,7 +258,7 @@ async def silent_sockets(
 
 
 class SilentSocket:
-    """A connection that only waits for its end."""
+    """A connection that only waits until it is closed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

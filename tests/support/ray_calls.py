@@ -18,7 +18,7 @@ from support.service import PATIENCE_S
 
 
 def request(num_tokens: int, request_id: str = "") -> pb.GenerateRequest:
-    """A short prompt, and exactly so many tokens out."""
+    """Return a request with a short prompt and exactly so many output tokens."""
     message = pb.GenerateRequest()
     if request_id:
         message.request_id = request_id
@@ -29,12 +29,12 @@ def request(num_tokens: int, request_id: str = "") -> pb.GenerateRequest:
 
 
 def stub(channel: grpc.aio.Channel) -> Any:
-    """Of the generation service."""
+    """Return a stub of the generation service."""
     return pb_grpc.GenerationServiceStub(channel)
 
 
 async def read_until_tokens(call: Any) -> list[pb.GenerateResponse]:
-    """What came, up to the first message with tokens."""
+    """Return all messages up to the first with tokens."""
     messages: list[pb.GenerateResponse] = []
     async for message in call:
         messages.append(message)
@@ -49,8 +49,11 @@ async def until_counted(
     least: int,
     since: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """What each replica's engine has counted, without what it had `since`, by its address: once all
-    have stated so again, and it is `least` in all. Each reports about once a second."""
+    """Return each replica's counter, less its value in `since`, by address.
+
+    Wait until all replicas have reported again and the sum is at least `least`. Each reports about
+    once a second.
+    """
     began_s = time.time()
     counts: dict[str, int] = {}
     replicas = tuple(replicas)
@@ -80,7 +83,7 @@ async def until_counted(
 
 
 async def read_to_end(call: Any) -> grpc.aio.AioRpcError | None:
-    """Read all there is; the error it ended with."""
+    """Read the call to its end; return its error."""
     try:
         async for _ in call:
             pass

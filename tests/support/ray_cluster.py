@@ -1,7 +1,7 @@
 """The two Ray nodes of `ray_driver`, controlled by tests.
 
-Owns the process and what it is asked. Ray is looked for in the environment of the tests, or, where
-PENSTOCK_RAY_PYTHON names one, in that of another Python.
+Contains the process and the orders sent to it. Ray is looked up in the environment of the tests,
+or, if PENSTOCK_RAY_PYTHON names one, in that of another Python.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 @cache
 def has_ray() -> bool:
-    """Whether there is one to test with."""
+    """Return whether Ray is installed."""
     asked = subprocess.run(
         [PYTHON, "-c", "import importlib.util as u; assert u.find_spec('ray.serve')"],
         stderr=subprocess.DEVNULL,
@@ -40,14 +40,14 @@ def has_ray() -> bool:
 
 
 def recommended_environment() -> dict[str, str]:
-    """What deploy/ray/ray.env states."""
+    """Return the environment of deploy/ray/ray.env."""
     lines = (REPOSITORY / "deploy/ray/ray.env").read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """What a replica reports of itself."""
+    """A replica's report of itself."""
 
     replica: str
     node: str
@@ -67,8 +67,10 @@ class RayCluster:
         self._answer()
 
     def deploy(self, *serve_options: str, **options: Any) -> list[Replica]:
-        """Deploy so, unless that is how it is; the replicas once they run. Further `options` are
-        Serve's. Replicas of before are let go as Serve rolls them."""
+        """Deploy unless this is deployed already; return the replicas once they run.
+
+        Further `options` are Serve's. Earlier replicas are released as Serve rolls them.
+        """
         wanted = (serve_options, json.dumps(options))
         if wanted != self._deployed:
             # An ingress that has called a deployment keeps its router, whatever comes later.
@@ -85,12 +87,12 @@ class RayCluster:
         return self.until(num_replicas)
 
     def until(self, num_replicas: int, without: Sequence[str] = ()) -> list[Replica]:
-        """The replicas, once there are so many and no others, none of these."""
+        """Wait until exactly so many replicas run, none of `without`; return them."""
         told = self._ask(do="until", num_replicas=num_replicas, without=list(without))
         return [Replica(**replica) for replica in told]
 
     def channel(self, node: int = 0) -> grpc.aio.Channel:
-        """A separate connection to a node's ingress."""
+        """Return a channel with its own connection to a node's ingress."""
         return grpc.aio.insecure_channel(
             self.addresses[node], options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -115,7 +117,9 @@ class RayCluster:
 
 @contextlib.contextmanager
 def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
-    """The cluster, with nothing deployed. `ports`: for HTTP and gRPC, of one node and the other."""
+    """Start the cluster with nothing deployed. `ports`: HTTP and gRPC, of one node and the
+    other.
+    """
     http, grpc_port, other_http, other_grpc = ports
     folder = tempfile.mkdtemp(prefix="pr-")  # Ray's sockets are in it, so its name is short
     environment = {
@@ -156,5 +160,5 @@ def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
 
 
 def slow_steps(**settings: Any) -> list[str]:
-    """Options of a simulated service whose steps take 10 ms, with no port that is not needed."""
+    """Return options of a simulated service with 10 ms steps and no unneeded port."""
     return [*simulated(**settings), "--metrics-port", "off", "--drain-grace-s", "5"]

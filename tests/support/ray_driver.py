@@ -31,7 +31,7 @@ _NODE = {"num_cpus": 3, "object_store_memory": 100 << 20, "node_ip_address": "12
 
 
 class Driver:
-    """The cluster, and what can be asked of it."""
+    """The cluster, and the orders that it executes."""
 
     def __init__(self, http_port: int, grpc_port: int) -> None:
         self._application = ""
@@ -54,7 +54,7 @@ class Driver:
         )
 
     def answer(self, line: str) -> dict[str, Any]:
-        """What came of one order."""
+        """Execute one order; return the answer."""
         order = json.loads(line)
         orders = {"deploy": self.deploy, "until": self.until}
         try:
@@ -63,8 +63,7 @@ class Driver:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def deploy(self, order: dict[str, Any]) -> None:
-        """Deploy, or roll to, what `args` and Serve's own `options` state, as this
-        `application`."""
+        """Deploy, or roll to, `args` and Serve's own `options` as this `application`."""
         if self._application not in ("", order["application"]):
             self._serve.delete(self._application)
         self._application = order["application"]
@@ -72,7 +71,7 @@ class Driver:
         self._serve.run(application, name=self._application, route_prefix="/")
 
     def until(self, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """The replicas, once there are `num_replicas` that run and no others, none of `without`."""
+        """Wait until exactly `num_replicas` run, none of `without`; return them."""
         without = set(order["without"])
         deadline_s = time.monotonic() + PATIENCE_S
         states = replicas = None
@@ -89,13 +88,13 @@ class Driver:
         raise TimeoutError(f"replicas: {states}, of which told: {replicas}")
 
     def end(self) -> None:
-        """Everything that was started."""
+        """End everything that was started."""
         self._serve.shutdown()
         ray.shutdown()
         self._cluster.shutdown()
 
     def _about(self) -> list[dict[str, Any]]:
-        """What every replica that lives reports of itself."""
+        """Return the self-report of every live replica."""
         handle = self._serve.get_deployment_handle(DEPLOYMENT, self._application)
         asked = handle.broadcast("about")
         told: list[Any] = asked.results(timeout_s=PATIENCE_S, return_exceptions=True)
@@ -103,7 +102,7 @@ class Driver:
 
 
 def main() -> None:
-    """Start, obey, end."""
+    """Start the cluster, execute orders until stdin ends, stop it."""
     driver = Driver(int(sys.argv[1]), int(sys.argv[2]))
     try:
         print('> {"ok": "ready"}', flush=True)

@@ -1,4 +1,4 @@
-"""The records that a front sent of its requests, decoded as the observer decodes them."""
+"""The request records that a front sent, decoded as the observer decodes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.fronts import PATIENCE_S
 
 
 class RecordLog:
-    """A recorder with everything that it offered, as bytes and as records."""
+    """A recorder that keeps everything it sent, as bytes and as records."""
 
     def __init__(self) -> None:
         self.recorder = RequestRecorder(self._take)
@@ -30,7 +30,7 @@ class RecordLog:
 
 
 def check_tiling(record: RequestRecord) -> None:
-    """Segments tile the record's time: no gap, no overlap, none without length among several."""
+    """Check that segments tile the record's time: no gap, no overlap, none empty among several."""
     segments = record.segments
     assert segments[0].start_s == record.arrival_s
     assert segments[-1].end_s == record.end_s

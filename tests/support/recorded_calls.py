@@ -1,4 +1,4 @@
-"""Calls with a request, to a front that records each of them."""
+"""Calls with one request each, to a front that records every request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def request(prompt: str = "hello", **fields: Any) -> pb.GenerateRequest:
 class Call:
     """A call of either style: `Generate` is read to its end, `GenerateOnce` awaited.
 
-    `trace_id`: of the acceptance, once it was read.
+    `trace_id`: of the accepted event, once it was read.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""A front whose engines the test plays, kills and replaces, on a clock that the test advances."""
+"""A front whose engines the test controls, kills and replaces, on a clock that the test
+advances.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def generation(num_outputs: int = 1, **options: object) -> Generation:
 
 
 class Site:
-    """A front, the engines that come and go, and a clock that the test moves."""
+    """A front, its successive engines, and a clock that the test advances."""
 
     def __init__(self, text: ModelText, **settings: object) -> None:
         self.now_s = 1000.0
@@ -70,7 +72,7 @@ class Site:
         return request, await self.port.next_submission()
 
     async def replace_engine(self) -> tuple[RequestSpec, ...]:
-        """The engine dies, another comes: what it is given."""
+        """Replace the dead engine; return the requests that the next one receives."""
         self.port.go_down()
         self.come_up()
         return await self.port.next_submission()
@@ -104,7 +106,9 @@ CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("ab", "cd"))
 
 
 async def constrained(site: Site) -> tuple[LiveRequest, RequestSpec]:
-    """One whose two tokens came before its engine died; what the next one is given."""
+    """Replay a constrained request with two tokens on another engine; return it and its new
+    spec.
+    """
     request, [first] = await site.open(generation(constraint=CHOICE))
     site.run(first.key)
     site.tokens((first.key, A))

@@ -32,7 +32,7 @@ def scalar(field: FieldDescriptor) -> st.SearchStrategy[object]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> GenerateRequest:
-    """A request with few or many fields set to anything their types allow."""
+    """Return requests with few or many fields set to anything their types allow."""
     message = GenerateRequest()
     fill(draw, message, GenerateRequest.DESCRIPTOR, draw(st.sampled_from([1, 2, 8, 16])))
     return message

@@ -126,5 +126,5 @@ def adapter(name: str | None, scale: float | None = None) -> Edit:
 
 
 def nested(depth: int) -> str:
-    """A schema of `depth` objects, one in the other."""
+    """Return a schema of `depth` nested objects."""
     return '{"not":' * (depth - 1) + "{}" + "}" * (depth - 1)

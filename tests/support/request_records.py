@@ -22,7 +22,7 @@ STAY = Stay(num_chunks=3, num_steps=20, min_batch_size=4, max_batch_size=9)
 
 
 def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
-    """A trace that begins here."""
+    """Return the context of a new trace."""
     parent = TraceParent(
         trace_id=(0xA11CE << 64 | number).to_bytes(16, "big"),
         span_id=(0xB0B << 32 | number).to_bytes(8, "big"),
@@ -31,7 +31,7 @@ def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
 
 
 def segments_of(arrival_s: float = 100.0) -> tuple[Segment, ...]:
-    """A life without trouble: half a second in the queue, two in all."""
+    """Return the segments of an undisturbed request: half a second queued, two in total."""
     return (
         Segment(SegmentKind.PREPARE, arrival_s, arrival_s + 0.01),
         Segment(SegmentKind.QUEUE, arrival_s + 0.01, arrival_s + 0.51, wait=WAIT),
@@ -42,7 +42,7 @@ def segments_of(arrival_s: float = 100.0) -> tuple[Segment, ...]:
 
 
 def request_record(number: int = 1, **changes: Any) -> RequestRecord:
-    """A request that ended well, with `changes`."""
+    """Return the record of a successful request, with `changes`."""
     arrival_s: float = changes.get("arrival_s", 100.0)
     record = RequestRecord(
         sequence=number,
@@ -75,7 +75,7 @@ def request_record(number: int = 1, **changes: Any) -> RequestRecord:
 
 
 def refused_record(code: int, reason: str, **changes: Any) -> RequestRecord:
-    """A request that ended while it was prepared."""
+    """Return the record of a request that ended in preparation."""
     told: dict[str, Any] = {
         "code": code,
         "reason": reason,
@@ -93,7 +93,7 @@ def refused_record(code: int, reason: str, **changes: Any) -> RequestRecord:
 
 
 def preempted_record(**changes: Any) -> RequestRecord:
-    """A request that lost its blocks once, while it decoded."""
+    """Return the record of a request that was preempted once, while it decoded."""
     kinds = SegmentKind
     segments = (
         Segment(kinds.PREPARE, 100.0, 100.1),

@@ -1,6 +1,6 @@
 """Resumable requests, and readers of their streams.
 
-Owns their making and the reading of a part of a stream while a stepped engine runs.
+Contains their builders, and reading a part of a stream while a stepped engine runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.stepped_service import SteppedService, request
 
 
 class Clock:
-    """The time that a test makes."""
+    """A clock that the test sets."""
 
     def __init__(self, now_s: float = 100.0) -> None:
         self.now_s = now_s
@@ -37,7 +37,7 @@ def resumable(
     grace_s: float = 60.0,
     prompt: Iterable[int] = (5, 6, 7, 8),
 ) -> pb.GenerateRequest:
-    """Greedy, of exactly so many tokens, reported by id, and kept for `grace_s`."""
+    """Return a greedy request of exactly so many tokens, reported by id, kept for `grace_s`."""
     message = request(num_tokens, prompt, request_id=request_id)
     message.resume_timeout.FromMicroseconds(round(grace_s * 1e6))
     return message
@@ -46,7 +46,7 @@ def resumable(
 def resumed(
     request_id: str, *, next_sequence: int = 0, num_received: Sequence[int] = ()
 ) -> pb.ResumeRequest:
-    """Asks for the rest of it."""
+    """Return a request to resume from these positions."""
     return pb.ResumeRequest(
         request_id=request_id, next_sequence=next_sequence, received_token_counts=num_received
     )
@@ -55,7 +55,7 @@ def resumed(
 def rest_after(
     responses: Iterable[pb.GenerateResponse], num_outputs: int = 1, *, request_id: str = "r"
 ) -> pb.ResumeRequest:
-    """Asks for what comes after these messages."""
+    """Return a request to resume after these messages."""
     responses = list(responses)
     return resumed(
         request_id,
@@ -65,14 +65,15 @@ def rest_after(
 
 
 async def until_read(service: SteppedService, reading: asyncio.Future[Any]) -> Any:
-    """Let the engine run until something was read; raises what the reading raised."""
+    """Run the engine until the read is done; raise its error."""
     await service.until(reading.done, steps=True)
     return reading.result()
 
 
 async def read_some(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """So many messages of a call, while the engine runs: no further than it is read, because tokens
-    that wait for their reader share a message."""
+    """Read so many messages of a call while the engine runs, one step at a time: tokens that wait
+    for their reader share a message.
+    """
     messages = aiter(call)
     read: list[Any] = []
     async with asyncio.timeout(PATIENCE_S):
@@ -90,7 +91,7 @@ async def read_some(service: SteppedService, call: Any, num_messages: int) -> li
 async def another_front(
     service: SteppedService, front_id: int = 2, **config: Any
 ) -> AsyncGenerator[SteppedService]:
-    """Another front of the same engine; what it serves is stepped together with the first's."""
+    """Start another front of the same engine; its requests run in the first one's steps."""
     port = service.memory.port(front_id)
     server = FrontServer(
         service.front.text,
@@ -113,7 +114,7 @@ async def another_front(
 
 
 async def lose(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read so many messages of a call and lose it; the front has noticed when this returns."""
+    """Read so many messages of a call and cancel it; return when the front has detected that."""
     messages = await read_some(service, call, num_messages)
     call.cancel()
     await service.until(lambda: not service.server.num_active_calls)
@@ -121,7 +122,7 @@ async def lose(service: SteppedService, call: Any, num_messages: int) -> list[An
 
 
 def num_tokens_of(responses: Iterable[pb.GenerateResponse], num_outputs: int = 1) -> list[int]:
-    """How many tokens of each output there are, as a client counts them."""
+    """Return the number of tokens of each output, as a client counts them."""
     counts = [0] * num_outputs
     for response in responses:
         counts[response.tokens.output_index] += response.tokens.num_tokens
@@ -129,7 +130,7 @@ def num_tokens_of(responses: Iterable[pb.GenerateResponse], num_outputs: int = 1
 
 
 def outputs_of(responses: Sequence[pb.GenerateResponse]) -> list[tuple[str, list[int], bytes]]:
-    """Text, ids and end of every output of a whole stream."""
+    """Return text, ids and end of every output of a complete stream."""
     tokens = [response.tokens for response in responses if response.HasField("tokens")]
     return [
         (
@@ -147,7 +148,7 @@ def outputs_of(responses: Sequence[pb.GenerateResponse]) -> list[tuple[str, list
 
 
 def unbroken(responses: Sequence[pb.GenerateResponse]) -> bool:
-    """Whether the messages are numbered without a gap, from an acceptance to an end."""
+    """Return whether sequence numbers have no gap, from the accepted event to the end."""
     numbers = [response.sequence for response in responses]
     events = [response.WhichOneof("event") for response in responses]
     return (

@@ -18,7 +18,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def splitmix_uniform(seed: int, position: int) -> float:
-    """The documented hash in Python integers."""
+    """Compute the documented hash in Python integers."""
     whole = (1 << 64) - 1
 
     def mix(value: int) -> int:
@@ -31,7 +31,7 @@ def splitmix_uniform(seed: int, position: int) -> float:
 
 
 class Case:
-    """A request in a slot, with output so far, and the logits that come for it."""
+    """A request in a slot, with its output so far, and the logits of its next token."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Case:
         self.logits = logits
 
     def edited(self) -> NDArray[np.float64]:
-        """Logits after penalties, bias and barred stops, one token at a time."""
+        """Return the logits after penalties, bias and barred stops, one token at a time."""
         logits = self.logits.astype(np.float64)
         sampling = self.sampling
         for token in set(self.prompt + self.output):
@@ -71,7 +71,7 @@ class Case:
         return logits
 
     def kept(self) -> NDArray[np.bool_]:
-        """Tokens that truncation leaves."""
+        """Return the tokens that truncation keeps."""
         sampling = self.sampling
         logits = self.edited() / sampling.temperature
         probabilities = np.exp(logits - logits.max())
@@ -89,7 +89,7 @@ class Case:
         return is_kept
 
     def expected(self) -> int:
-        """The token."""
+        """Return the sampled token."""
         if self.sampling.temperature == 0.0:
             return int(self.edited().argmax())
         logits = self.edited() / self.sampling.temperature
@@ -101,9 +101,9 @@ class Case:
 
 
 class Seated:
-    """Cases in one batch, their slots in another order than their rows.
+    """Cases in one batch; their slots are in another order than their rows.
 
-    `batch` admits them all and runs no client; `rules` have followed it.
+    `batch` admits them all and runs none; `rules` are updated from it.
     """
 
     def __init__(self, cases: Sequence[Case]) -> None:

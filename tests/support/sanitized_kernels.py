@@ -30,7 +30,7 @@ TESTS = (
 
 
 def pytest_configure() -> None:
-    """Before any test loads the kernels."""
+    """Set the path of the sanitized build before any test loads the kernels."""
     from penstock.executor.torch.cpu_kernels import native
 
     native._LIBRARY = LIBRARY
@@ -53,7 +53,7 @@ def _runtime(name: str) -> str:
 
 
 def main() -> int:
-    """Compile, and run the tests in a process that loads the sanitizers before all else."""
+    """Compile, and run the tests in a process that loads the sanitizers first."""
     _compile()
     environment = {
         **os.environ,

@@ -99,12 +99,12 @@ RUNS: tuple[tuple[str, dict[str, Any], tuple[SamplingParams, ...]], ...] = (
 )
 _LENGTHS = (1, 40, 300, 17, 16, 33)
 _LONG = 2300
-"""Beyond `tiles.LONG_CONTEXT`, where one row has more splits."""
+"""Longer than `tiles.LONG_CONTEXT`, where one row has more splits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """In place of a captured graph: the work itself."""
+    """Runs the work again, in place of a captured graph."""
 
     run: Callable[[], None]
 
@@ -153,7 +153,7 @@ def _run(executor: Executor, sampling: SamplingParams, lengths: tuple[int, ...])
 
 
 def main() -> None:
-    """All of RUNS; a fault is the checker's to report."""
+    """Run all of RUNS; the checker reports errors."""
     is_exact = "--exact" in sys.argv[1:]
     if is_exact:
         _capture_nothing()

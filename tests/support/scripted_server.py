@@ -1,6 +1,6 @@
 """A real gRPC server on a free port with behaviour that a test scripts, call by call.
 
-Owns the transport and what was seen. What it answers is a script: a coroutine for each Generate.
+Contains the transport and the calls seen. A script answers each Generate: a coroutine.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def status_trailer(code: grpc.StatusCode, message: str, *details: Message) -> tu
 
 
 class ServedCall:
-    """One call of Generate as the server sees it, with the ways to answer it."""
+    """One call of Generate as the server sees it, with methods to answer it."""
 
     def __init__(self, request: pb.GenerateRequest, context: Any) -> None:
         self.request = request
@@ -127,7 +127,7 @@ Script = Callable[[ServedCall], Awaitable[None]]
 
 
 async def say_hello(call: ServedCall) -> None:
-    """The plain good case: two pieces of text and the states a request goes through."""
+    """Answer without errors: two pieces of text and the states a request goes through."""
     await call.accepted()
     await call.progress(pb.RequestState.REQUEST_STATE_PENDING)
     await call.progress(pb.RequestState.REQUEST_STATE_PROCESSING)
@@ -137,7 +137,7 @@ async def say_hello(call: ServedCall) -> None:
 
 
 async def speak_and_wait(call: ServedCall) -> None:
-    """Some output, then nothing more until the call is cancelled."""
+    """Send some output, then nothing until the call is cancelled."""
     await call.accepted()
     await call.tokens("begun")
     await call.wait_for_cancel()
@@ -149,11 +149,11 @@ if TYPE_CHECKING:
 else:
 
     class _Servicer(pb.GenerationServiceServicer, pb.ModelServiceServicer):
-        """What this server does not play answers UNIMPLEMENTED."""
+        """Answers UNIMPLEMENTED to methods that this server does not implement."""
 
 
 class ScriptedServer(_Servicer):
-    """Plays the scripts in order, one for each Generate, and `say_hello` after the last."""
+    """Runs the scripts in order, one for each Generate, and `say_hello` after the last."""
 
     def __init__(self) -> None:
         self.scripts: deque[Script] = deque()
@@ -238,7 +238,7 @@ def demo_model() -> pb.ModelInfo:
 async def scripted_server(
     port: int = 0, options: tuple[tuple[str, int], ...] = ()
 ) -> AsyncGenerator[ScriptedServer, None]:
-    """Serve on 127.0.0.1 for the length of the block. `options`: gRPC channel arguments."""
+    """Serve on 127.0.0.1 during the block. `options`: gRPC channel arguments."""
     servicer = ScriptedServer()
     server = grpc.aio.server(options=options)
     pb.add_GenerationServiceServicer_to_server(cast(Any, servicer), server)

@@ -16,14 +16,14 @@ from support.core import BLOCK_SIZE, FakeClock
 
 
 def token_of(request_id: str, position: int) -> int:
-    """The token at an absolute position of a request: never one that the prompts hold."""
+    """Return the token at an absolute position of a request; prompts never contain it."""
     return 500 + (hash((request_id, position)) % 400)
 
 
 class SelfPacedExecutor:
-    """States what the test reports it to: `say(key, count)`, `fail(key)`, `end(key, ...)`.
+    """Reports what the test scripts by `say(key, count)`, `fail(key)`, `end(key, ...)`.
 
-    `inside`: key -> request, of those the scheduler admitted and has not taken back.
+    `inside`: key -> request, admitted by the scheduler and not yet released.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:

@@ -1,7 +1,7 @@
 """A real `penstock serve` on a free port, and a client for it.
 
-Owns the child and what it states. Everything is waited for, with a bound; nothing but that child
-and its own children is ever signalled.
+Contains the child process and its output. Every wait is bounded; only this child and its own
+children are ever signalled.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _MAX_LINES = 5000
 
 
 def simulated(**settings: Any) -> list[str]:
-    """Arguments for a simulated executor whose steps take 10 ms, whatever is in them."""
+    """Return arguments for a simulated executor with 10 ms steps, whatever their content."""
     cost = {
         "step_s": 0.01,
         "prefill_token_s": 0.0,
@@ -45,7 +45,7 @@ def simulated(**settings: Any) -> list[str]:
 
 
 class Service:
-    """`async with started(...) as service`: up and ready inside the block."""
+    """`async with started(...) as service`: the service is ready inside the block."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -61,17 +61,21 @@ class Service:
         ]
 
     async def until_ready(self) -> None:
-        """Wait for the ready line; AssertionError with the log when it ends instead."""
+        """Wait for the ready line; raise AssertionError with the log if the process ends
+        instead.
+        """
         async with asyncio.timeout(PATIENCE_S):
             self.address = await self._ready
 
     async def next_pid(self, role: str) -> int:
-        """The pid of the next process that becomes ready as "engine", "front" or "observer"."""
+        """Return the pid of the next process that becomes ready as "engine", "front" or
+        "observer".
+        """
         async with asyncio.timeout(PATIENCE_S):
             return await self.pids[role].get()
 
     async def until_logged(self, *texts: str) -> str:
-        """The first line of stderr that holds all of `texts`."""
+        """Wait for the first line of stderr that contains all of `texts`."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
                 for line in self.stderr:
@@ -80,7 +84,7 @@ class Service:
                 await self._news.wait()
 
     async def door(self, name: str) -> str:
-        """Where the "operations" or "metrics" of it are, as it states on stdout."""
+        """Return the "operations" or "metrics" address that it printed on stdout."""
         prefix = f"penstock {name} on "
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
@@ -90,7 +94,7 @@ class Service:
                 await self._news.wait()
 
     async def ended(self) -> int:
-        """Wait for the end, and for all it stated; the exit code."""
+        """Wait for the exit and the rest of its output; return the exit code."""
         async with asyncio.timeout(PATIENCE_S):
             code = await self.process.wait()
             await asyncio.gather(*self._readers)
@@ -101,7 +105,7 @@ class Service:
         self.process.send_signal(number)
 
     def channel(self) -> grpc.aio.Channel:
-        """A channel with a separate connection."""
+        """Return a channel with its own connection."""
         return grpc.aio.insecure_channel(
             self.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -136,10 +140,10 @@ class Service:
 async def launched(
     *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
 ) -> AsyncGenerator[Service]:
-    """`penstock serve` with these arguments, on a free port unless they state otherwise, and
-    without the operators' ports.
+    """Start `penstock serve` with these arguments, by default on a free port and without the
+    operators' ports.
 
-    `through`: a program that replaces itself with the command line behind its own.
+    `through`: a program that executes the command line given after its own.
     """
     port = [] if "--port" in arguments else ["--port", "0"]
     # Without an observer it starts sooner; `--metrics-port 0` asks for one.
@@ -166,14 +170,14 @@ async def launched(
 async def started(
     *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
 ) -> AsyncGenerator[Service]:
-    """The same, ready."""
+    """Start the service as `launched` does, and wait until it is ready."""
     async with launched(*arguments, environment=environment, through=through) as service:
         await service.until_ready()
         yield service
 
 
 class Stream:
-    """One Generate call: a prompt of a few tokens, greedy, a fixed number of tokens out."""
+    """One Generate call: a prompt of a few tokens, greedy, a fixed number of output tokens."""
 
     def __init__(self, channel: grpc.aio.Channel, num_tokens: int, prompt: Sequence[int]) -> None:
         request = pb.GenerateRequest()
@@ -189,16 +193,14 @@ class Stream:
         self._call = stub.Generate(request, timeout=PATIENCE_S)
 
     async def until_accepted(self) -> None:
-        """Wait for the first message."""
         assert await self._read(), f"the stream ended early: {await self._call.code()}"
 
     async def until_running(self) -> None:
-        """Wait for the first token."""
         while self.num_tokens == 0:
             assert await self._read(), f"the stream ended early: {await self._call.code()}"
 
     async def outcome(self) -> grpc.StatusCode:
-        """Read to the end; the status."""
+        """Read to the end; return the status."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self._read():
                 pass
@@ -206,7 +208,7 @@ class Stream:
         return code
 
     async def trailers(self) -> dict[str, str | bytes]:
-        """The metadata that came with the status."""
+        """Return the trailing metadata."""
         return dict(await self._call.trailing_metadata())
 
     async def _read(self) -> bool:
@@ -226,7 +228,7 @@ def stream(channel: grpc.aio.Channel, num_tokens: int, first_token: int = 5) -> 
 
 
 async def health_of(channel: grpc.aio.Channel) -> int:
-    """The health of the whole server, once it can be asked."""
+    """Return the health of the whole server, once it answers."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     answer = await stub.Check(
         health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S
@@ -236,7 +238,7 @@ async def health_of(channel: grpc.aio.Channel) -> int:
 
 
 def health_watch(channel: grpc.aio.Channel) -> Any:
-    """A stream of the whole server's health."""
+    """Open a stream of the whole server's health."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     return stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S)
 
@@ -252,7 +254,7 @@ async def until_health(channel: grpc.aio.Channel, wanted: int) -> None:
 
 
 async def until_gone(pid: int) -> None:
-    """Wait for the end of a process that is not our child; at once when it is gone."""
+    """Wait for the exit of a process that is not our child; return at once if it is gone."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

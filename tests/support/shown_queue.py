@@ -1,4 +1,4 @@
-"""The board of an engine in this process, as an engine process publishes its own."""
+"""The status board of an engine in this process, as an engine process publishes its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.server.link.board import BoardView, EngineBoard, create_board
 
 
 class ShownBoard:
-    """The board of the engine of `epoch`, and the `view` that fronts have of it."""
+    """The status board of the engine of `epoch`, and the `view` that fronts have of it."""
 
     def __init__(self, epoch: int = 1) -> None:
         self._fd = create_board(1)
@@ -20,19 +20,19 @@ class ShownBoard:
         self._board.beat()
 
     def restart(self, epoch: int) -> None:
-        """Another engine has begun, and taken no turn yet."""
+        """Publish a new engine that has not stepped yet."""
         self._board = EngineBoard(self._fd, epoch)
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
-        """The engine has taken a turn, and has so many waiting."""
+        """Publish a step of the engine and its number of waiting requests."""
         self._board.beat()
         self._board.show_queue(num_waiting, num_tokens, queue_s)
 
 
 class ShownQueue:
-    """Shows `engine`'s queue as it stood at the last `turned`.
+    """Publishes `engine`'s queue as of the last `turned`.
 
-    `queue_s`: the estimate that is shown with it.
+    `queue_s`: the published queue estimate.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -42,6 +42,6 @@ class ShownQueue:
         self.turned()
 
     def turned(self) -> None:
-        """The engine has taken a turn."""
+        """Publish after a step of the engine."""
         queue = self._engine.queue
         self._board.show(len(queue), queue.num_tokens, self.queue_s if len(queue) else None)

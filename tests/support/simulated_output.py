@@ -13,10 +13,11 @@ from penstock.scheduler.request import RequestSpec
 def simulated_token(
     prompt_ids: NDArray[np.int32], position: int, vocab_size: int, *, seed: int = 0
 ) -> int:
-    """The token at absolute `position` (at least the prompt's length) after the original prompt.
+    """Return the token at absolute `position` (at least the prompt's length) of the original
+    prompt.
 
-    `seed` is that of the request's sampling parameters, 0 for a greedy one. Holds for requests
-    without stop ids; `simulated_output` knows those too.
+    `seed`: of the request's sampling parameters, 0 if greedy. Only for requests without stop ids;
+    `simulated_output` handles those too.
     """
     origins = np.array([origin_of(prompt_ids, seed)], dtype=np.uint64)
     return int(tokens_at(origins, np.array([position], dtype=np.int64), vocab_size)[0])
@@ -25,9 +26,9 @@ def simulated_token(
 def simulated_output(
     spec: RequestSpec, vocab_size: int, config: SimulatedConfig | None = None
 ) -> NDArray[np.int32]:
-    """The whole output of a request, int32 [n], n at most `max_tokens`: the reference generation.
+    """Return the whole output of a request, int32 [n], n at most `max_tokens`.
 
-    Includes the stop id that ends it. Tokens replayed from an earlier life are part of it.
+    Includes the stop id that ends it, and tokens replayed from an earlier engine.
     """
     first = spec.num_original_prompt_tokens
     positions = np.arange(first, spec.max_total_tokens, dtype=np.int64)

@@ -39,33 +39,33 @@ _FIRST_USUAL, _LAST_USUAL = 50, 900
 _NUM_MEASURED = 24
 _MOST_TRIED = 200
 _CLOSE = 0.01
-"""Natural logarithms of two probabilities that rounding might exchange, many times over."""
+"""Difference of two log probabilities whose order rounding may exchange, many times over."""
 
 
 def vocab_size() -> int:
-    """Of the model that comes along."""
+    """Return the vocabulary size of the demo model."""
     config = json.loads((resolve_model("demo") / "config.json").read_text(encoding="utf-8"))
     return int(config["vocab_size"])
 
 
 class Reference(Protocol):
-    """Prompts, and what follows them."""
+    """Prompts, and their expected outputs."""
 
     def draw(self, chance: random.Random) -> Prompt:
-        """A prompt for a usual request."""
+        """Return a prompt for a usual request."""
         ...
 
     def canary(self, number: int) -> Prompt:
-        """One of the prompts that are asked again and again."""
+        """Return one of the prompts that are sent repeatedly."""
         ...
 
     def tokens(self, prompt: Prompt, count: int) -> list[int]:
-        """The first `count` tokens after it."""
+        """Return the first `count` output tokens."""
         ...
 
 
 class SimulatedReference:
-    """Any prompt at all."""
+    """Accepts any prompt."""
 
     def __init__(self) -> None:
         self._vocab_size = vocab_size()
@@ -85,7 +85,7 @@ class SimulatedReference:
 
 
 class MeasuredReference:
-    """A few prompts whose outputs a model reported when nothing was wrong."""
+    """A few prompts with the outputs of the model measured without faults."""
 
     def __init__(self, known: dict[Prompt, list[int]]) -> None:
         self._known = known
@@ -102,7 +102,7 @@ class MeasuredReference:
 
 
 async def measured(channel: grpc.aio.Channel, max_tokens: int, seed: int) -> MeasuredReference:
-    """Ask a quiet service, one prompt after the other."""
+    """Send prompts one after another to an idle service; return the reference."""
     chance = random.Random(seed)
     stub = pb_grpc.GenerationServiceStub(channel)
     known: dict[Prompt, list[int]] = {}
@@ -119,7 +119,9 @@ async def measured(channel: grpc.aio.Channel, max_tokens: int, seed: int) -> Mea
 
 
 def _is_decided(responses: Sequence[pb.GenerateResponse]) -> bool:
-    """Whether no token was close to another one, so that no batch's rounding chooses the other."""
+    """Return whether no token's probability was close to another's, so rounding cannot change
+    it.
+    """
     return all(
         record.top_logprobs[0].logprob - record.top_logprobs[1].logprob > _CLOSE
         for response in responses
@@ -129,7 +131,7 @@ def _is_decided(responses: Sequence[pb.GenerateResponse]) -> bool:
 
 
 def marked(prompt: Sequence[int], token: int) -> Prompt:
-    """The prompt with a token in it that no client draws."""
+    """Return the prompt with a token that no client draws."""
     return (*prompt, token)
 
 
@@ -137,7 +139,7 @@ def marked(prompt: Sequence[int], token: int) -> Prompt:
 
 GRACE_S = 30
 MOST_S = 90.0
-"""For one request, whatever happens: beyond that it hangs."""
+"""Longest time of one request in seconds; a longer one hangs."""
 _LONGEST_WAIT_S = 2.0
 _USUAL_WAIT_S = 0.2
 
@@ -150,7 +152,7 @@ class Lines:
         self._channels = [self._connect() for _ in range(count)]
 
     def stub(self, chance: random.Random) -> pb_grpc.GenerationServiceAsyncStub:
-        """Over any of them."""
+        """Return a stub over any of the connections."""
         return pb_grpc.GenerationServiceStub(chance.choice(self._channels))
 
     @property
@@ -158,7 +160,7 @@ class Lines:
         return self._channels[0]
 
     async def lose_half(self) -> None:
-        """Hang up on every second one, whatever runs over it."""
+        """Close every second connection, whatever runs over it."""
         for index in range(0, len(self._channels), 2):
             lost, self._channels[index] = self._channels[index], self._connect()
             await lost.close(None)
@@ -181,7 +183,7 @@ class Lines:
 
 
 def told_by(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:
-    """The reason in a status, "" if it has none, and when to come back, if at all."""
+    """Return the reason in a status, "" if it has none, and the retry delay if there is one."""
     details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
     info, retry = ErrorInfo(), RetryInfo()
     has_retry = False
@@ -194,7 +196,9 @@ def told_by(error: grpc.aio.AioRpcError) -> tuple[str, float | None]:
 
 @dataclass(slots=True, kw_only=True)
 class SoakCall:
-    """`reference`: what must be received, all of it. `leaves_after`: messages, None to stay."""
+    """`reference`: the complete expected output. `leaves_after`: messages until it disconnects,
+    None: never.
+    """
 
     kind: Kind
     prompt: Prompt
@@ -216,7 +220,7 @@ class SoakCall:
     _end: Any = None
 
     async def run(self) -> Outcome:
-        """To the end, which is noted in the ledger."""
+        """Run the request to its end; record the outcome in the ledger."""
         begun_s = time.monotonic()
         try:
             async with asyncio.timeout(MOST_S):
@@ -238,7 +242,7 @@ class SoakCall:
         return outcome
 
     async def _attempts(self) -> str:
-        """Until it is over; why it is not as it should be, "" if it is."""
+        """Attempt until the request is over; return its error, "" if none."""
         is_resuming = False
         while True:
             call = self._resumed() if is_resuming else self._generated()
@@ -290,7 +294,7 @@ class SoakCall:
                 await asyncio.sleep(0.3)
 
     async def _leave(self, call: Any) -> None:
-        """By the end of the call, or by Cancel where that is not enough."""
+        """End the call; use Cancel where that is not enough."""
         self.leaves_after = None
         self._has_left = True
         if self.is_resumable:
@@ -302,7 +306,7 @@ class SoakCall:
             call.cancel()
 
     def take(self, message: pb.GenerateResponse) -> None:
-        """One message, checked."""
+        """Check one message."""
         if message.sequence != self.next_sequence:
             self._wrong(f"message {message.sequence} in place of {self.next_sequence}")
         self.next_sequence = message.sequence + 1
@@ -326,7 +330,7 @@ class SoakCall:
         )
 
     def _verdict(self) -> str:
-        """Of a stream that ended with OK."""
+        """Check a stream that ended with OK; return its error or OK."""
         if self._end is None:
             return "OK without an end"
         (output,) = self._end.outputs
@@ -340,7 +344,7 @@ class SoakCall:
         return "was served" if self.kind in (Kind.POISON, Kind.DEADLY) else OK
 
     def _after(self, error: grpc.aio.AioRpcError, *, is_resuming: bool) -> str | tuple[float, bool]:
-        """Its cause when it is over; else how long to wait, and whether to take it up again."""
+        """Return the cause if the request is over; else the delay, and whether to resume."""
         reason, retry_s = told_by(error)
         code = error.code()
         name = f"{code.name} {reason}".strip()
@@ -369,7 +373,9 @@ class SoakCall:
     def _after_loss(
         self, reason: str, wait_s: float, *, is_resuming: bool
     ) -> str | tuple[float, bool]:
-        """Of UNAVAILABLE: with a reason it is the service's word, without one a lost connection."""
+        """Handle UNAVAILABLE: with a reason the service sent it, without one the connection was
+        lost.
+        """
         if is_resuming:
             return wait_s, True
         if reason:
@@ -394,13 +400,13 @@ class SoakCall:
 
 TESTS = Path(__file__).resolve().parents[1]
 POISON, DEADLY = 21, 22
-"""Tokens of a prompt: its request fails alone, or the engine's process ends."""
+"""Tokens of a prompt: the first fails its request alone, the second ends the engine process."""
 CANARY_TOKENS = 32
 _READY_S = 60.0
 
 
 class Load:
-    """Everything that asks. `run` returns when `seconds` are over and all of it has ended."""
+    """All clients. `run` returns when `seconds` are over and all requests have ended."""
 
     def __init__(self, plan: SoakPlan, lines: Lines, reference: Reference, ledger: Ledger) -> None:
         self.plan = plan
@@ -416,7 +422,7 @@ class Load:
         return time.monotonic() >= self._until_s
 
     async def run(self) -> None:
-        """Steady streams, bursts and canaries, side by side."""
+        """Run steady streams, bursts and canaries concurrently."""
         async with asyncio.TaskGroup() as group:
             for number in range(self.plan.num_streams):
                 group.create_task(self._stream(random.Random(f"{self.plan.seed}/{number}")))
@@ -424,18 +430,18 @@ class Load:
             group.create_task(self._canaries())
 
     async def canary(self) -> Outcome:
-        """One that is known by heart."""
+        """Send a prompt whose output is known."""
         number, self._num_canaries = self._num_canaries, self._num_canaries + 1
         prompt = self._reference.canary(number % NUM_CANARIES)
         return await self._call(Kind.CANARY, prompt, CANARY_TOKENS, number, is_resumable=True).run()
 
     async def deadly(self) -> Outcome:
-        """One that ends the engine's process whenever it gets its fourth token."""
+        """Send a request that ends the engine process whenever it gets its fourth token."""
         prompt = marked(self._reference.canary(0), DEADLY)
         return await self._call(Kind.DEADLY, prompt, CANARY_TOKENS, 0, is_resumable=False).run()
 
     async def hold(self, address: str) -> asyncio.subprocess.Process:
-        """A client process with streams that run; a caller that asks for it faults it."""
+        """Start a client process with running streams; the caller kills or stops it."""
         paths = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "support.stream_holder", address, str(self.plan.num_held)),
@@ -519,7 +525,7 @@ class Load:
         await asyncio.sleep(max(0.0, min(seconds, self._until_s - time.monotonic())))
 
     async def end_holders(self) -> None:
-        """Kill the client processes that are left."""
+        """Kill the remaining client processes."""
         for process in self.holders:
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
@@ -528,7 +534,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def loaded(load: Load) -> AsyncGenerator[Load]:
-    """The load, and none of its processes after the block."""
+    """Provide the load; none of its processes is left after the block."""
     try:
         yield load
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 class Strike(enum.StrEnum):
-    """What is done to a service under load."""
+    """A fault that is injected into a service under load."""
 
     ENGINE_KILL = "engine killed"
     ENGINE_HANG = "engine stopped for good"
@@ -27,13 +27,16 @@ class Strike(enum.StrEnum):
 
 
 DEATHS = {Strike.ENGINE_KILL: 1, Strike.ENGINE_HANG: 1, Strike.DEADLY_PROMPT: 2}
-"""How often the engine dies of it: a prompt is only known to be deadly at its second victim."""
+"""How often the fault kills the engine: a prompt is known to be deadly only after its second
+crash.
+"""
 MAX_DEATHS = 4
-"""Within DEATH_WINDOW_S. One more, and the service gives up, as it should."""
+"""The limit within DEATH_WINDOW_S. With one more the service gives up, as it should."""
 DEATH_WINDOW_S = 65.0
 TRIAL_S = 15.0
-"""As long as those are tried one by one who were with an engine that ended by its own fault. An
-engine that is struck then looks killed by the one on trial, a caller that that is."""
+"""Probation of the requests in an engine that failed by itself, which then run one by one. An
+engine that is killed in this time would be attributed to the request on probation.
+"""
 _OWN_FAULT = (Strike.DEADLY_PROMPT, Strike.ENGINE_HANG)
 _NEED_SCRIPT = frozenset({Strike.DEADLY_PROMPT})
 _TAKE_LONG = frozenset({Strike.ROLLING_RESTART})
@@ -44,10 +47,10 @@ _LONG_S = 120.0
 class SoakPlan:
     """One soak. Shares are of all requests.
 
-    `num_streams` run at all times, `num_held` more in client processes that are struck;
-    `burst_size` at once every `burst_every_s`. After `seconds` nothing new is asked, and what runs
-    has `settle_s` to end. `is_torch`: the demo model in place of the simulated one, which has no
-    scripted faults.
+    `num_streams` run at all times, `num_held` more in client processes that are faulted;
+    `burst_size` start at once every `burst_every_s`. After `seconds` nothing new is sent, and
+    running requests have `settle_s` to end. `is_torch`: the demo model in place of the simulated
+    one, without scripted faults.
     """
 
     seconds: float = 300.0
@@ -70,12 +73,12 @@ class SoakPlan:
 
     @property
     def max_concurrent(self) -> int:
-        """Requests that may be alive at once, apart from bursts."""
+        """Return how many requests may be live at once, without bursts."""
         return self.num_streams + 2 * self.num_held + 8
 
 
 def full_plan(seed: int, minutes: float, *, is_torch: bool) -> SoakPlan:
-    """The long one: 64 streams, bursts of 256."""
+    """Return the long plan: 64 streams, bursts of 256."""
     return SoakPlan(
         seconds=minutes * 60,
         seed=seed,
@@ -89,9 +92,9 @@ def full_plan(seed: int, minutes: float, *, is_torch: bool) -> SoakPlan:
 
 
 def schedule(plan: SoakPlan) -> list[tuple[float, Strike]]:
-    """When to fault, seconds from the start, and how: everything once before anything again.
+    """Return when to inject which fault, seconds from the start: each once before any again.
 
-    A fault that would kill the engine too often for the service to continue is put off.
+    A fault that would exceed the engine deaths that the service tolerates is postponed.
     """
     chance = random.Random(plan.seed)
     deaths: list[float] = []
@@ -130,7 +133,7 @@ HUNG = "hung"
 
 
 class Kind(enum.StrEnum):
-    """What a request was for."""
+    """The purpose of a request."""
 
     STEADY = "steady"
     CANCEL = "cancel"
@@ -143,10 +146,10 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of one request. `cause`: "" when it ended as it should.
+    """The end of one request. `cause`: "" when it ended as expected.
 
-    Times are monotonic seconds; `first_token_s` None if it got none. `was_shed`: refused for want
-    of room, which is no error. `num_refusals`: how often it was asked to come back, and did.
+    Times are monotonic seconds; `first_token_s` None if it got none. `was_shed`: refused for lack
+    of capacity, which is no error. `num_refusals`: how often it was asked to retry, and did.
     """
 
     kind: Kind
@@ -174,9 +177,9 @@ class Minute:
 
 @dataclass(slots=True)
 class Ledger:
-    """Everything a soak's clients were reported. `wrong`: tokens or numbers that must not be.
+    """All outcomes of a soak. `wrong`: invalid tokens or numbers.
 
-    Sums alone are kept, and the causes of errors: it may be fed for hours.
+    Keeps only sums and the causes of errors, so it can run for hours.
     """
 
     begun_s: float = field(default_factory=time.monotonic)
@@ -190,7 +193,6 @@ class Ledger:
     _minutes: dict[int, Minute] = field(default_factory=dict[int, Minute])
 
     def add(self, outcome: Outcome) -> None:
-        """A request ended."""
         self.num[outcome.kind] += 1
         self.num_resumed += bool(outcome.num_resumes)
         self.num_refusals += outcome.num_refusals
@@ -210,23 +212,23 @@ class Ledger:
 
     @property
     def num_errors(self) -> int:
-        """Requests that did not end as they should."""
+        """Return how many requests did not end as expected."""
         return self.causes.total()
 
     @property
     def error_rate(self) -> float:
-        """Share of errors among all requests that were not shed."""
+        """Return the share of errors among all requests that were not shed."""
         return self.num_errors / max(1, self.num_requests - self.num_shed)
 
     @property
     def worst_minute(self) -> float:
-        """The largest share of errors among the requests that ended within one minute."""
+        """Return the largest share of errors among the requests that ended within one minute."""
         return max((minute.error_rate for minute in self._minutes.values()), default=0.0)
 
     def num_failed(self, kind: Kind) -> int:
-        """Requests of a kind that did not end as they should."""
+        """Return how many requests of a kind did not end as expected."""
         return sum(count for (failed, _), count in self.causes.items() if failed is kind)
 
     def num_caused_by(self, text: str) -> int:
-        """Errors with that in their cause."""
+        """Return how many errors contain this text in their cause."""
         return sum(count for (_, cause), count in self.causes.items() if text in cause)

@@ -34,7 +34,7 @@ from support.soak_plan import HUNG, Kind, Ledger, SoakPlan, Strike, schedule
 # What a soak looks at once a second: the account of blocks, memory, the log.
 
 HARD_ZERO = ("Traceback", "was never retrieved", "Failed to detach", "leak", "Segmentation fault")
-"""What no line of a log may hold, whatever is done to the service."""
+"""Texts that no log line may contain, whatever faults are injected."""
 _ALLOWED = ("flight",)
 MAX_LOG_LINES = 2000
 
@@ -53,7 +53,9 @@ class Memory:
         return self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
 
     def growth_bytes(self, warm_up_s: float) -> int:
-        """From the end of its first `warm_up_s` to its last sample; 0 if it lived no longer."""
+        """Return the growth from the end of its first `warm_up_s` to its last sample; 0 if it lived
+        no longer.
+        """
         for time_s, sample in zip(self.times_s, self.samples_bytes, strict=True):
             if time_s - self.times_s[0] >= warm_up_s:
                 return self.samples_bytes[-1] - sample
@@ -61,7 +63,7 @@ class Memory:
 
 
 class Watch:
-    """Looks at a service until it is reported to stop. `faults`: what must not have been seen."""
+    """Observes a service until stopped. `faults`: errors seen."""
 
     def __init__(self, service: Service, operations: OperationsClient) -> None:
         self.service = service
@@ -75,12 +77,12 @@ class Watch:
         self._operations = operations
 
     def alive(self, role: str) -> list[psutil.Process]:
-        """The processes of a role that are there, oldest first."""
+        """Return the live processes of a role, oldest first."""
         self._hear_of_processes()
         return [process for known, process in self._processes if known == role]
 
     async def run(self) -> None:
-        """Once a second, for ever."""
+        """Observe once a second, forever."""
         while True:
             self._hear_of_processes()
             await self.look()
@@ -89,7 +91,7 @@ class Watch:
             await asyncio.sleep(1.0)
 
     async def look(self) -> ServerStats | None:
-        """The figures of now, None where no client answers; their sums are checked."""
+        """Return the current statistics, None if no server answers; check their sums."""
         try:
             async with asyncio.timeout(5.0):
                 stats = await self._operations.get_stats()
@@ -104,7 +106,7 @@ class Watch:
         return stats
 
     async def until(self, is_so: Callable[[ServerStats], bool], seconds: float) -> bool:
-        """Look until then; False when it did not come to that in time."""
+        """Observe until the condition holds; return False after the time limit."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             stats = await self.look()
@@ -114,7 +116,7 @@ class Watch:
         return False
 
     def read_log(self) -> None:
-        """Search the lines that are new, and forget the oldest: a soak is longer than a test."""
+        """Search the new lines and drop the oldest: a soak is longer than a test."""
         lines = self.service.stderr
         for line in lines[self._num_read :]:
             is_allowed = any(word in line for word in _ALLOWED)
@@ -149,7 +151,7 @@ class Watch:
 
 
 def faults_of(stats: ServerStats) -> Iterator[str]:
-    """What the figures of one look cannot be."""
+    """Yield inconsistencies of the statistics."""
     for model in stats.models:
         cache = model.cache
         parts = cache.num_used_blocks + cache.num_cached_blocks + cache.num_free_blocks
@@ -162,12 +164,12 @@ def faults_of(stats: ServerStats) -> Iterator[str]:
 
 
 def has_engine(stats: ServerStats) -> bool:
-    """A client is there to compute."""
+    """Return whether an engine is available."""
     return bool(stats.models) and all(model.state is ModelState.READY for model in stats.models)
 
 
 def is_quiet(stats: ServerStats) -> bool:
-    """No client lives, nothing is used, nothing streams."""
+    """Return whether nothing is live, used or streaming."""
     return not any(
         model.num_processing or model.num_pending or model.cache.num_used_blocks
         for model in stats.models
@@ -195,7 +197,7 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
-    """One fault: `at_s` from the start, and when a canary sent right after it was served."""
+    """One fault: `at_s` from the start, and the recovery time of a canary sent right after it."""
 
     strike: Strike
     at_s: float
@@ -204,7 +206,7 @@ class Struck:
 
 
 class Striker:
-    """Plays the schedule. `tell`: is reported of each fault, for people who watch."""
+    """Injects the scheduled faults. `tell`: receives a line for each fault."""
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class Striker:
         self._chance = random.Random(f"{plan.seed}/strikes")
 
     async def run(self) -> None:
-        """Every fault at its time, or later by what an earlier one took too long."""
+        """Inject every fault at its time, or later by the delay of earlier ones."""
         begun_s = time.monotonic()
         late_s = 0.0
         async with asyncio.TaskGroup() as group:
@@ -238,7 +240,7 @@ class Striker:
                 await self._strike(strike)
 
     async def _probe(self, strike: Strike, at_s: float) -> None:
-        """How long it takes until a client that asks now is served."""
+        """Measure how long a request that is sent now waits for its first token."""
         await asyncio.sleep(0.05)  # the blow lands first
         asked_s = time.monotonic()
         outcome = await self._load.canary()
@@ -276,7 +278,7 @@ class Striker:
                 await self._load.deadly()
 
     def _signal(self, role: str, number: signal.Signals) -> psutil.Process | None:
-        """To one process of that role, if one is there."""
+        """Signal one process of that role, if there is one."""
         processes = self._watch.alive(role)
         if not processes:
             return None
@@ -291,7 +293,7 @@ class Striker:
             _send(process, signal.SIGCONT)
 
     async def _hang(self, role: str) -> None:
-        """Stop it and leave it so: a caller that watches it has to find out."""
+        """Stop a process and leave it stopped: the supervisor must detect it."""
         process = self._signal(role, signal.SIGSTOP)
         until_s = time.monotonic() + _GONE_S
         while process is not None and process in self._watch.alive(role):
@@ -303,7 +305,7 @@ class Striker:
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
-    """To that very process, and no client who has its number by now."""
+    """Signal that process, never another that reused its pid."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 
@@ -322,7 +324,7 @@ _ENGINE_GONE = "ENGINE_DOWN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Something that must hold."""
+    """A condition that must hold."""
 
     name: str
     value: str
@@ -332,9 +334,9 @@ class Gate:
 
 @dataclass(slots=True, kw_only=True)
 class SoakResult:
-    """All that was seen. `last_canaries`: of the quiet service at the end, how many were right.
+    """Everything observed. `last_canaries`: how many were correct on the idle service at the end.
 
-    `log`: the service's last lines, which the report has when a gate did not hold.
+    `log`: the service's last lines, which the report contains if a gate did not hold.
     """
 
     plan: SoakPlan
@@ -355,7 +357,7 @@ class SoakResult:
 
 
 def judge(result: SoakResult) -> None:
-    """Write down every gate."""
+    """Return every gate."""
     ledger, watch = result.ledger, result.watch
     result.gates = [
         *_gates_of_requests(result),
@@ -414,7 +416,9 @@ def _gates_of_strikes(result: SoakResult) -> list[Gate]:
 
 
 def _gates_of_memory(watch: Watch, ledger: Ledger) -> list[Gate]:
-    """Of processes that lived long enough to report growth from their first allocations."""
+    """Return gates for processes that lived long enough to separate growth from first
+    allocations.
+    """
     most = MAX_BYTES_ONCE + MAX_BYTES_PER_CANCEL * ledger.num[Kind.CANCEL]
     return [
         _gate(
@@ -436,7 +440,7 @@ def _gate(name: str, value: object, goal: str, holds: bool) -> Gate:
 
 
 def as_text(result: SoakResult) -> str:
-    """The gates, what was asked, what was struck, and of a failure what was seen."""
+    """Return the gates, the requests, the faults and, on a failure, the observations."""
     ledger, watch = result.ledger, result.watch
     lines = [
         f"Soak {'passed' if result.holds else 'FAILED'}: {result.seconds:.0f} s of {result.plan};"
@@ -473,7 +477,7 @@ _FAULTS = [
 
 
 def arguments(plan: SoakPlan, folder: Path) -> list[str]:
-    """Of the service: room for the steady load, none for a whole burst."""
+    """Return the service's arguments: capacity for the steady load, not for a whole burst."""
     cost = {"step_s": _STEP_S, "prefill_token_s": 0.0, "decode_slot_s": 0.0}
     model = (
         ["--executor", "torch", "--dtype", "float32", "--threads", "1"]
@@ -490,7 +494,7 @@ def arguments(plan: SoakPlan, folder: Path) -> list[str]:
 
 
 async def run_soak(plan: SoakPlan, tell: Callable[[str], None]) -> SoakResult:
-    """Play a plan. `tell` gets a line now and then."""
+    """Run a plan. `tell` receives a progress line from time to time."""
     ledger = Ledger()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         async with contextlib.AsyncExitStack() as stack:
@@ -545,7 +549,7 @@ async def _reference(plan: SoakPlan, address: str) -> Reference:
 async def _looking(
     watch: Watch, ledger: Ledger, plan: SoakPlan, tell: Callable[[str], None]
 ) -> AsyncGenerator[None]:
-    """The watch runs inside the block, and a line is reported every ten seconds."""
+    """Observe inside the block, and report a line every ten seconds."""
 
     async def talk() -> None:
         while True:

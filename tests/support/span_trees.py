@@ -32,7 +32,7 @@ class SpanTree:
 
 
 class _Written:
-    """One provider for all: spans are read and forgotten."""
+    """One provider for all: spans are read and dropped."""
 
     def __init__(self) -> None:
         self.ids = PlannedIds()

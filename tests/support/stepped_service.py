@@ -1,7 +1,7 @@
 """A front on a real socket over a real engine whose steps the test controls.
 
-Owns the site and the counting of steps. The executor is the strict simulated one: it refuses what a
-device would compute wrongly. After every step the engine's books are checked.
+Contains the site and counts the steps. The executor is the strict simulated one: it rejects what a
+device would compute wrongly. The engine's accounting is checked after every step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from support.memory_link import MemoryEngine
 
 
 class WatchedEngine(Engine):
-    """Remembers whom it was reported to cancel, and how many tokens of each are computed."""
+    """Records the requests it was asked to cancel, and the number of computed tokens of each."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,21 +77,21 @@ class SteppedService:
         return self.engine.cache.pool.num_used
 
     def is_clean(self) -> bool:
-        """No client lives in the engine, and no client has blocks (I1 and I2)."""
+        """Return whether no request is live in the engine, and none has blocks (I1 and I2)."""
         return not self.engine.requests and not self.num_used_blocks and not len(self.engine.queue)
 
     def step(self, count: int = 1) -> int:
-        """Take in what fronts stated and do up to so many steps; how many had work."""
+        """Read the fronts' commands and do up to so many steps; return how many had work."""
         done = self.memory.pump(count)
         self.num_steps += done
         return done
 
     def hear(self) -> None:
-        """Take in what fronts stated, without a step."""
+        """Read the fronts' commands without a step."""
         self.memory.pump(0)
 
     async def until(self, is_so: Callable[[], bool], *, steps: bool = False) -> None:
-        """Let the loop run until then; with `steps`, the engine too."""
+        """Run the loop until the condition holds; with `steps`, the engine too."""
         async with asyncio.timeout(PATIENCE_S):
             while not is_so():
                 if steps:
@@ -99,7 +99,7 @@ class SteppedService:
                 await asyncio.sleep(0)
 
     async def until_live(self, count: int) -> None:
-        """The engine has received of so many requests."""
+        """Wait until the engine has exactly so many requests."""
 
         def is_so() -> bool:
             self.hear()
@@ -108,11 +108,11 @@ class SteppedService:
         await self.until(is_so)
 
     async def until_released(self) -> None:
-        """The front has let every request go, and stated so to the engine."""
+        """Wait until the front has released every request and has reported it to the engine."""
         await self.until(lambda: self.server.num_live_requests == 0)
 
     async def end_of(self, call: Any) -> list[pb.GenerateResponse]:
-        """Read a call to its end while the engine runs; raises what the call raises."""
+        """Read a call to its end while the engine runs; raise the error of the call."""
         reading = asyncio.ensure_future(_read(call))
         await self.until(reading.done, steps=True)
         return reading.result()
@@ -123,7 +123,7 @@ async def _read(call: Any) -> list[pb.GenerateResponse]:
 
 
 def ids_of(responses: Iterable[pb.GenerateResponse]) -> list[int]:
-    """The token ids of a stream that asked for them."""
+    """Return the token ids of a stream that requested them."""
     return [
         record.id
         for response in responses
@@ -138,7 +138,7 @@ def request(
     *,
     request_id: str | None = None,
 ) -> pb.GenerateRequest:
-    """Greedy, of exactly so many tokens, which are reported by id."""
+    """Return a greedy request of exactly so many tokens, which are reported by id."""
     message = pb.GenerateRequest(request_id=request_id)
     message.token_prompt.ids.extend(prompt)
     message.sampling.temperature = 0.0
@@ -158,7 +158,7 @@ def stepped_engine(
     front: FrontConfig | None = None,
     **executor: Any,
 ) -> tuple[WatchedEngine, MemoryEngine]:
-    """An engine, and what fronts reach it by. `executor`: as of `stepped`."""
+    """Return an engine, and the link by which fronts reach it. `executor`: as of `stepped`."""
     config = scheduler or SchedulerConfig(max_num_waiting=64)
     settings: dict[str, Any] = {
         "num_blocks": 64,
@@ -201,7 +201,9 @@ async def stepped(
     gateway: GatewayServiceMaker | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
-    """`executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots."""
+    """Start the site. `executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens,
+    8 slots.
+    """
     engine, memory = stepped_engine(
         text,
         scheduler=scheduler,

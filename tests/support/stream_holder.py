@@ -1,7 +1,7 @@
 """A client process that holds many streams open: `python -m support.stream_holder ADDRESS COUNT`.
 
-States "running" on stdout when each of its streams has a token, reads on, and states "ended" when
-all are over. A client is to stop or to kill it.
+Prints "running" on stdout when each of its streams has a token, reads on, and prints "ended" when
+all are over. The caller stops or kills it.
 """
 
 import asyncio

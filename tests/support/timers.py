@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class FakeTimer:
-    """One call to come."""
+    """One scheduled call."""
 
     def __init__(self, when: float, callback: Callable[[], None]) -> None:
         self.when = when
@@ -18,7 +18,7 @@ class FakeTimer:
 
 
 class FakeTimers:
-    """As much of an event loop as timers need. `num_set`: how many were ever set."""
+    """The part of an event loop that timers need. `num_set`: timers set in total."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -35,11 +35,11 @@ class FakeTimers:
 
     @property
     def pending(self) -> list[float]:
-        """When timers will fire that were not cancelled."""
+        """Return the due times of timers that were not cancelled."""
         return sorted(timer.when for timer in self._timers if not timer.is_cancelled)
 
     def advance(self, duration_s: float) -> None:
-        """Let time pass; what falls due meanwhile is called at its time, in order."""
+        """Advance the time; run each timer that is due at its time, in order."""
         end_s = self.now_s + duration_s
         while True:
             due = [t for t in self._timers if t.when <= end_s and not t.is_cancelled]

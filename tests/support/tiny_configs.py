@@ -1,7 +1,7 @@
 """A tiny configuration of any causal language model in the installed transformers.
 
-Owns the rules by which a default configuration shrinks: attributes are found by name, and types
-that need more have a separate entry.
+Contains the rules that shrink a default configuration: attributes are found by name, and types that
+need more have their own entry.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ _SHRUNK: dict[str, object] = {
     "state_size": 16,
     "hidden_size_per_layer_input": 16,
 }
-"""What an attribute of that name becomes, where a configuration has one that is not None."""
+"""The value of an attribute of that name, where a configuration has one that is not None."""
 
 _NEEDED = frozenset({"head_dim", "num_key_value_heads"})
-"""Some types compute with these although their default is None."""
+"""Attributes that some types compute with although their default is None."""
 
 _OVERRIDES: dict[str, dict[str, object]] = {
     "cohere_compass_text": {
@@ -101,7 +101,7 @@ _OVERRIDES: dict[str, dict[str, object]] = {
 
 
 def _kinds(values: object, num_layers: int) -> list[object] | None:
-    """A list with an entry for each layer, as short as the tiny model and with every kind."""
+    """Return a list with an entry for each layer of the tiny model that contains every kind."""
     if not isinstance(values, list | tuple) or not values:
         return None
     kinds: list[object] = []
@@ -112,12 +112,12 @@ def _kinds(values: object, num_layers: int) -> list[object] | None:
 
 
 def _is_off(name: str, value: object) -> bool:
-    """A count of 0 in the default, which stays 0; the id 0 of a token is another matter."""
+    """Return whether a count is 0 by default and stays 0; a token id of 0 is not a count."""
     return type(value) is int and value == 0 and not name.endswith("_token_id")
 
 
 def _layer_lists(config: Any) -> dict[str, object]:
-    """Lists with an entry for each layer, shortened."""
+    """Return the lists with an entry for each layer, shortened."""
     num_default = getattr(config, "num_hidden_layers", None)
     return {
         name: _kinds(value, 2)
@@ -127,7 +127,7 @@ def _layer_lists(config: Any) -> dict[str, object]:
 
 
 def _tiny_values(config: Any) -> dict[str, object]:
-    """Keyword arguments for the class of `config` that make it tiny."""
+    """Return keyword arguments for the class of `config` that make it tiny."""
     values = _layer_lists(config)
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
@@ -146,7 +146,9 @@ def _tiny_values(config: Any) -> dict[str, object]:
 
 
 def tiny_config(model_type: str, **overrides: object) -> PretrainedConfig:
-    """A configuration of `model_type` with two layers; `overrides` as the class takes them."""
+    """Return a configuration of `model_type` with two layers; `overrides` are the class's
+    arguments.
+    """
     config_class: Any = CONFIG_MAPPING[model_type]
     values = _tiny_values(config_class())
     config: PretrainedConfig = config_class(
@@ -156,7 +158,7 @@ def tiny_config(model_type: str, **overrides: object) -> PretrainedConfig:
 
 
 def tiny_model(config: PretrainedConfig) -> nn.Module:
-    """A float32 model with random weights, the same ones every time."""
+    """Return a float32 model with random weights, the same every time."""
     with torch.device("meta"):
         shapes: Any = AutoModelForCausalLM.from_config(config)
     num_parameters = sum(parameter.numel() for parameter in shapes.parameters())

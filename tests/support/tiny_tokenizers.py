@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
 
 @cache
 def byte_level() -> Tokenizer:
-    """GPT-2's family: byte-level BPE, begin-of-sequence added by the post-processor."""
+    """Return GPT-2's family: byte-level BPE, begin-of-sequence added by the post-processor."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -61,9 +61,9 @@ def byte_level() -> Tokenizer:
 
 @cache
 def whole_words() -> Tokenizer:
-    """Llama 3's family: as above, but a word that is in the vocabulary is taken as it stands.
+    """Return Llama 3's family: `byte_level`, but a word in the vocabulary is one token.
 
-    The spellings of control tokens are in the vocabulary, so only a cut keeps text from them.
+    The spellings of control tokens are in the vocabulary, so only splitting keeps them out of text.
     """
     settings: dict[str, Any] = json.loads(byte_level().to_str())
     settings["model"]["ignore_merges"] = True
@@ -80,7 +80,7 @@ def whole_words() -> Tokenizer:
 
 @cache
 def byte_fallback() -> Tokenizer:
-    """Llama 2's family: SentencePiece-like BPE, unknown characters as byte tokens."""
+    """Return Llama 2's family: SentencePiece-like BPE, unknown characters as byte tokens."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence(
@@ -111,7 +111,7 @@ def byte_fallback() -> Tokenizer:
 
 @cache
 def metaspace(prepend_scheme: str = "always") -> Tokenizer:
-    """T5's family: Unigram over words with a leading mark."""
+    """Return T5's family: Unigram over words with a leading mark."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme)
     tokenizer.decoder = decoders.Metaspace("▁", prepend_scheme)
@@ -124,7 +124,7 @@ def metaspace(prepend_scheme: str = "always") -> Tokenizer:
 
 @cache
 def word_piece() -> Tokenizer:
-    """BERT's family: a decoder that needs the neighbours of a token."""
+    """Return BERT's family: a decoder that needs the neighbours of a token."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -136,7 +136,7 @@ def word_piece() -> Tokenizer:
 
 @cache
 def without_decoder() -> Tokenizer:
-    """Tokens joined by spaces."""
+    """Return a tokenizer whose tokens are joined by spaces."""
     tokenizer = Tokenizer.from_str(word_piece().to_str())
     settings = json.loads(tokenizer.to_str())
     settings["decoder"] = None
@@ -151,7 +151,7 @@ def write_model_folder(
     settings: dict[str, Any] | None = None,
     generation: dict[str, Any] | None = None,
 ) -> Path:
-    """A Hugging Face folder without weights. `settings` go over those of tokenizer_config.json."""
+    """Write a Hugging Face folder without weights. `settings` override tokenizer_config.json."""
     tokenizer = tokenizer or byte_level()
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -180,5 +180,5 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 def encode_chat(
     tokenizer: ModelTokenizer, messages: Sequence[ChatMessage], **options: Any
 ) -> EncodedChat:
-    """As a front encodes it, without other callers."""
+    """Encode a chat prompt as a front does, without concurrency."""
     return asyncio.run(tokenizer.encode_chat_async(messages, **options))

@@ -18,17 +18,17 @@ from support.torch_models import VOCAB_SIZE, NaiveModel
 BLOCK_SIZE = 16
 NUM_SLOTS = 5
 AMPLE_BLOCKS = 160
-"""No client is ever preempted."""
+"""Enough blocks that no request is preempted."""
 SCARCE_BLOCKS = 26
-"""The longest request alone fits; five of them do not."""
+"""The longest request fits alone; five of them do not."""
 _LENGTHS = (1, 40, 300, 2, 15, 16, 17, 33, 90, 64, 150, 48)
 _SHARED = 48
-"""Tokens at the start that all longer prompts have in common: three full blocks."""
+"""Tokens that all longer prompts share at the start: three full blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What is switched on."""
+    """The features that are enabled."""
 
     chunked: bool
     prefix: bool
@@ -48,7 +48,7 @@ ALL_WAYS = [
 
 
 def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list[RequestSpec]:
-    """Twelve requests of 1 to 300 prompt tokens and 12 to 34 new ones."""
+    """Return twelve requests of 1 to 300 prompt tokens and 12 to 34 new ones."""
     random = np.random.default_rng(1)
     shared = random.integers(3, VOCAB_SIZE, _SHARED).tolist()
     specs = []
@@ -68,7 +68,7 @@ def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list
 
 
 def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> list[StepEvents]:
-    """Two requests at once, then one more every other step; every invariant after every step."""
+    """Submit two requests, then one every other step; check every invariant after every step."""
     config = SchedulerConfig(max_num_batched_tokens=budget)
     engine = Engine(executor, config, FakeClock())
     waiting = list(specs)
@@ -84,7 +84,9 @@ def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> l
 
 
 def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> None:
-    """Greedy output equals the naive forward's, and what the way switches on did happen."""
+    """Check that greedy output equals the naive forward's, and that the enabled features were
+    used.
+    """
     specs = mixed_specs(hashed=way.prefix)
     executor = make(SCARCE_BLOCKS if way.preempt else AMPLE_BLOCKS)
     told = run_mixed(executor, specs, budget=24 if way.chunked else 2048)
@@ -100,12 +102,14 @@ def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> N
 
 
 def is_naive(naive: NaiveModel, spec: RequestSpec, output: list[int]) -> bool:
-    """Whether the output is complete and what the naive model states."""
+    """Return whether the output is complete and equals the naive model's."""
     return len(output) == spec.max_tokens and naive.is_greedy(spec.prompt_ids.tolist(), output)
 
 
 def prompt_error(executor: Executor, naive: NaiveModel, num_tokens: int = 400) -> float:
-    """Relative error of one long prompt's log probabilities against the naive forward's."""
+    """Return the relative error of a long prompt's log probabilities against the naive
+    forward's.
+    """
     ids = np.random.default_rng(0).integers(3, VOCAB_SIZE, num_tokens)
     sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
     spec = make_spec(1, ids.tolist(), max_tokens=1, sampling=sampling, hashed=False)

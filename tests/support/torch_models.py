@@ -101,7 +101,7 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 
 
 def tiny_config(name: str) -> PretrainedConfig:
-    """The configuration of a tiny model, by its name."""
+    """Return the configuration of a tiny model by its name."""
     return _CONFIGS[name]()
 
 
@@ -120,20 +120,20 @@ FUSED_SHAPES = (
     "mistral",
     "mistral_window",
 )
-"""What the fused step supports."""
+"""Models that the fused step supports."""
 HIDDEN_DIFFERENCES = {
     "granite_logits": "in the logits: .*0.893 times",
     "granite_residual": "in the output of layer 0: .*0.95.* times",
     "granite_embedding": "in the embeddings: .*1.1 times",
     "smollm3": "in the queries of layer 1: by .* at position",
 }
-"""Models that have a tree that the fused step supports, and compute something else; why."""
+"""Models with a module tree that the fused step supports, but another computation; and why."""
 
 
 def save_tiny_model(
     name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: int
 ) -> Path:
-    """Write a model of the architecture to `folder`; the same one every time.
+    """Write a model of the architecture to `folder`, the same every time.
 
     `changes`: other values of its configuration.
     """
@@ -147,7 +147,7 @@ def save_tiny_model(
 
 
 class NaiveModel:
-    """The same folder run in the plainest way: eager attention, no cache, one sequence, in float32.
+    """Runs the folder in the simplest way: eager attention, no cache, one sequence, in float32.
 
     `tolerance`: how far below the greatest logit a greedy token may be, in standard deviations of
     the logits: for outputs computed in a coarser number format.
@@ -163,7 +163,7 @@ class NaiveModel:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [len(tokens), V] of one full forward."""
+        """Return the logits [len(tokens), V] of one full forward."""
         ids = torch.tensor([list(tokens)], device=self._device)
         logits: NDArray[np.float32] = (
             self._model(input_ids=ids, use_cache=False).logits[0].float().cpu().numpy()
@@ -171,10 +171,9 @@ class NaiveModel:
         return logits
 
     def is_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
-        """Whether `output` is what one gets by taking the likeliest token again and again.
+        """Return whether `output` is the greedy output.
 
-        One forward over everything reports: each token must be the greatest of the logits before
-        it.
+        One forward checks all: each token must have the greatest logit at its position.
         """
         logits = self.logits([*prompt, *output][:-1])[len(prompt) - 1 :]
         missed = logits.max(-1) - logits[np.arange(len(output)), list(output)]

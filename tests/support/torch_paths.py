@@ -16,7 +16,7 @@ PATHS: tuple[PathName, ...] = ("eager", "fused")
 
 
 def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
-    """An executor of that path and no other, with whatever kernels are there."""
+    """Return an executor of exactly that path, with the available kernels."""
     if path == "eager":
         return TorchExecutor(config)
     model = load_configured(config)
@@ -24,5 +24,5 @@ def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
 
 
 def fused_of(config: ExecutorConfig, model: LoadedModel) -> ForwardPath:
-    """The fused path of a loaded model, with whatever kernels are there."""
+    """Return the fused path of a loaded model, with the available kernels."""
     return fused_path(config, model, load())

@@ -16,10 +16,10 @@ from penstock.scheduler.executor import Executor
 
 
 class TorchSaboteur:
-    """Watches every step that `executor` runs; `raises` states what to raise in its last layer.
+    """Watches every step that `executor` runs; `raises` returns what to raise in the last layer.
 
-    By then the layers before have written their keys and values. The executor's own probe is let
-    through unless `is_lost`. `parts`: (keys, tokens) of every step, in order, the probes left out.
+    By then the earlier layers have written their keys and values. The executor's own probe passes
+    unless `is_lost`. `parts`: (keys, tokens) of every step in order, without the probes.
     """
 
     def __init__(self, executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
@@ -72,7 +72,7 @@ def _hook_last_layer(forward: FusedForward, hook: Callable[[], None]) -> None:
 
 
 def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
-    """Make steps of either path raise; of the fused one when all of the step is queued."""
+    """Make steps of either path raise; the fused one once the whole step is queued."""
     if isinstance(executor, TorchExecutor):
         TorchSaboteur(executor, raises)
         return
@@ -100,7 +100,7 @@ def for_keys(bad: Collection[int]) -> Callable[[Batch], Exception | None]:
 
 
 def for_prompt_token(token: int) -> Callable[[Batch], Exception | None]:
-    """Raise while a request is in the step whose prompt holds `token`, as far as it is computed."""
+    """Raise while the step has a request whose computed prompt contains `token`."""
 
     def raises(batch: Batch) -> Exception | None:
         arrays = batch.arrays

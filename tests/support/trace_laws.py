@@ -7,7 +7,7 @@ Track = tuple[int, int]
 
 
 def check_trace(document: dict[str, Any]) -> None:
-    """Raise AssertionError where a law of the trace event format is broken."""
+    """Raise AssertionError if the trace breaks a rule of the trace event format."""
     events: list[dict[str, Any]] = document["traceEvents"]
     kinds = [event["ph"] for event in events]
     num_meta = kinds.count("M")
@@ -25,7 +25,7 @@ def check_trace(document: dict[str, Any]) -> None:
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """One that is no metadata: the fields of its phase, and times that every reader reads alike."""
+    """Check an event that is not metadata: the fields of its phase, and unambiguous times."""
     assert isinstance(event["name"], str), event
     assert isinstance(event["pid"], int), event
     assert isinstance(event["tid"], int), event
@@ -63,7 +63,7 @@ def _check_names(meta: list[dict[str, Any]], rest: list[dict[str, Any]]) -> None
 
 
 def _check_nesting(rest: list[dict[str, Any]]) -> dict[Track, list[tuple[int, int]]]:
-    """Slices of a track lie within one another or apart; nanoseconds, by track."""
+    """Check that slices of a track are nested or disjoint; nanoseconds, by track."""
     slices: dict[Track, list[tuple[int, int]]] = defaultdict(list)
     open_until: dict[Track, list[int]] = defaultdict(list)
     for event in rest:

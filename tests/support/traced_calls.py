@@ -1,6 +1,6 @@
-"""Requests of every style to a real service, each under a separate trace, and their ends.
+"""Requests of every style to a real service, each under its own trace, and their ends.
 
-Owns the calls, and the check of one trace against what its request's client knows.
+Contains the calls, and the check of a trace against what the request's client knows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEY = 7
 
 
 def request(num_tokens: int = 3, prompt: Sequence[int] = (5, 6, 7, 8)) -> pb.GenerateRequest:
-    """Greedy, of so many tokens, whatever they are."""
+    """Return a greedy request of so many arbitrary tokens."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend(prompt)
     message.sampling.temperature = 0.0
@@ -42,9 +42,9 @@ def request(num_tokens: int = 3, prompt: Sequence[int] = (5, 6, 7, 8)) -> pb.Gen
 
 
 class TracedCall:
-    """One request. What is sent as bytes goes out as it is.
+    """One request. Bytes are sent unchanged.
 
-    `credit`: of a Multiplex request. Nothing is read before `outcome` is asked for.
+    `credit`: of a Multiplex request. Nothing is read before `outcome` is called.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TracedCall:
             self.call = raw.stream_stream(path)(_once(data), **options)
 
     async def outcome(self) -> str:
-        """Read to the end; the name of the request's status."""
+        """Read to the end; return the name of the request's status."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 told = await self._read_to_end()
@@ -118,9 +118,9 @@ class TracedCall:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a request's trace must state. `attributes`: of spans, by their name ("" is the root).
+    """The expected content of a request's trace. `attributes`: of spans, by name ("" is the root).
 
-    `or_children`: what may be there as well, where two ends race.
+    `or_children`: alternatives where two ends race.
     """
 
     code: str
@@ -133,7 +133,7 @@ class Expected:
 
 
 def check_traces(spans: Sequence[Span], expected: dict[str, tuple[TracedCall, Expected]]) -> None:
-    """Raise AssertionError with all that is wrong, by the name of the request."""
+    """Raise AssertionError with all errors by request name."""
     traces: dict[bytes, list[Span]] = defaultdict(list)
     for span in spans:
         traces[span.trace_id].append(span)
@@ -178,7 +178,7 @@ def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> N
 async def until_listed(
     operations: OperationsClient, calls: Sequence[TracedCall], state: RequestState
 ) -> None:
-    """Return once all of them are in that state, as operators see it; PENDING: and reported why."""
+    """Return once operators see all calls in that state; PENDING: with a wait reason too."""
     wanted = {call.request_id for call in calls}
     async with asyncio.timeout(PATIENCE_S):
         async for _ in operations.watch_stats(interval_s=0.1):
@@ -198,7 +198,7 @@ def _is_settled(one: LiveRequest, state: RequestState) -> bool:
 
 @contextlib.asynccontextmanager
 async def cancelled_after(calls: Sequence[TracedCall]) -> AsyncGenerator[None]:
-    """Calls that live inside the block."""
+    """Cancel the calls at the end of the block."""
     try:
         yield
     finally:

@@ -21,8 +21,9 @@ EXIT_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """`close_s`: how long closing took; `end_s`: from its begin to the exit. `output`: what came
-    before the last line of stdout."""
+    """`close_s`: duration of closing; `end_s`: from the start of closing to the exit. `output`:
+    stdout before its last line.
+    """
 
     counters: dict[str, int]
     close_s: float
@@ -38,7 +39,7 @@ def run_traced(
     close_limit_s: float = 10.0,
     before_close: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Trace in a separate process, with no other `OTEL_*` variables than these."""
+    """Trace in a child process with only these `OTEL_*` variables."""
     environment = {key: text for key, text in os.environ.items() if not key.startswith("OTEL_")}
     environment["PYTHONPATH"] = os.pathsep.join([*(part for part in sys.path if part), str(TESTS)])
     process = subprocess.Popen(

@@ -1,8 +1,8 @@
 """A scheduler's engine over the TensorRT-LLM executor over the stand-in, stepped by hand.
 
-Owns three clocks that stand still until a test moves them: the scheduler's and the executor's
-(`clock`), the event loop's (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call
-returns when what it set off is over, so a test never waits for luck.
+Contains three clocks that only a test advances: the scheduler's and the executor's (`clock`), the
+event loop's (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call returns when
+the work it caused is done, so no test depends on timing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NUM_TURNS_TO_SETTLE = 12
 
 
 def fake_module(name: str) -> Any:
-    """A module of the stand-in; only while the fixture `fake_trtllm` is in use."""
+    """Return a module of the stand-in; only while the fixture `fake_trtllm` is in use."""
     return importlib.import_module(f"tensorrt_llm.{name}")
 
 
@@ -64,7 +64,9 @@ def trtllm_config(
     watch: WatchSettings | None = None,
     **fields: Any,
 ) -> TrtllmConfig:
-    """Of a small engine whose loop-side time-outs are beyond any test that does not move time."""
+    """Return the config of a small engine whose loop timeouts a test reaches only by advancing
+    time.
+    """
     return TrtllmConfig(
         max_batch_size=max_batch_size,
         max_num_tokens=fields.pop("max_num_tokens", 256),
@@ -91,16 +93,16 @@ def watch_settings(**changes: Any) -> WatchSettings:
 def build_executor(
     folder: Path, config: TrtllmConfig, clock: Callable[[], float]
 ) -> TrtllmExecutor:
-    """An executor over a new engine of the stand-in, with the settings it was configured to."""
+    """Return an executor over a new engine of the stand-in, with its configured settings."""
     model = write_model_folder(folder, vocab_size=VOCAB, max_seq_len=MAX_SEQ_LEN)
     whole = ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=model, trtllm=config)
     return TrtllmExecutor(whole, clock)
 
 
 class TrtllmHouse:
-    """One engine. It is paused after its start unless `is_free`; what is not set is small.
+    """One engine. It is paused after its start unless `is_free`; limits that are not set are small.
 
-    `fake`: settings of the stand-in. `scheduler`: of ours. Everything else: see `trtllm_config`.
+    `fake`: settings of the stand-in. `scheduler`: of ours. For all others see `trtllm_config`.
     """
 
     def __init__(
@@ -146,17 +148,19 @@ class TrtllmHouse:
 
     @property
     def num_inside(self) -> int:
-        """Requests that our account states the engine has not let go of."""
+        """Return how many requests the engine has not released, by our accounting."""
         return self.executor._blocks.num_inside
 
     @property
     def submitted_prompts(self) -> list[list[int]]:
-        """What went into the engine, in order, without what asked for its limits."""
+        """Return the prompts submitted to the engine, in order, without limit probes."""
         return [item.prompt_token_ids for item in self.control.submitted[self.num_warm_ups :]]
 
     @property
     def submitted_keys(self) -> list[int]:
-        """Of requests of `support.core.make_spec`, whose prompts report their keys."""
+        """Return the keys of submitted `support.core.make_spec` requests, found by their
+        prompts.
+        """
         return [prompt[0] // 100 for prompt in self.submitted_prompts]
 
     def view(self) -> View:
@@ -165,12 +169,11 @@ class TrtllmHouse:
     # Our side
 
     def submit(self, *specs: RequestSpec) -> None:
-        """Queue single requests."""
         for spec in specs:
             self.engine.submit((spec,))
 
     def turn(self) -> None:
-        """One step of the scheduler's thread, and all that the loop makes of it."""
+        """Run one step of the scheduler's thread, and the work of the loop that follows."""
         collect_events(self.engine, self.outcomes)
         self.engine.check_integrity()
         self.settle()
@@ -182,7 +185,7 @@ class TrtllmHouse:
     # The loop
 
     def settle(self) -> None:
-        """Return when the loop has worked off what it has."""
+        """Wait until the loop has no work."""
 
         async def settled() -> None:
             for _ in range(_NUM_TURNS_TO_SETTLE):
@@ -191,7 +194,7 @@ class TrtllmHouse:
         self.thread.run(settled(), PATIENCE_S)
 
     def hold_loop_time(self) -> None:
-        """From here on the loop's time passes by `pass_loop_time` alone."""
+        """Stop the loop's clock; only `pass_loop_time` advances it."""
         stopped_at_s = self.thread.loop.time()
 
         def time_s() -> float:
@@ -201,7 +204,7 @@ class TrtllmHouse:
         self.settle()
 
     def pass_loop_time(self, seconds: float) -> None:
-        """Everything on the loop that waits for a time within `seconds` happens now."""
+        """Advance the loop's clock; run everything that is due within `seconds`."""
 
         def move() -> None:
             self._loop_offset_s += seconds
@@ -210,7 +213,7 @@ class TrtllmHouse:
         self.settle()
 
     def stray_tasks(self) -> list[str]:
-        """Tasks of the loop but for the two that last, and what these wait on in a task."""
+        """Return the loop's tasks except the engine's permanent ones and their waits."""
 
         async def found() -> list[str]:
             others = asyncio.all_tasks() - {*self.executor._engine._tasks, asyncio.current_task()}
@@ -221,20 +224,20 @@ class TrtllmHouse:
     # The engine
 
     def iterate(self, count: int = 1) -> None:
-        """Iterations of the paused stand-in, and all that the loop makes of each."""
+        """Run iterations of the paused stand-in, each with the loop work that follows."""
         for _ in range(count):
             self.control.step()
             self.settle()
 
     def round(self, count: int = 1) -> None:
-        """Our step, then an iteration; `count` times, and our step at the end."""
+        """Run a step of ours and an iteration `count` times, and a step at the end."""
         for _ in range(count):
             self.turn()
             self.iterate()
         self.turn()
 
     def run_until_idle(self, max_rounds: int = 500) -> None:
-        """By hand, until no client is left on either side."""
+        """Step by hand until no request is left on either side."""
         for _ in range(max_rounds):
             if not (self.engine.has_work or self.num_inside):
                 return
@@ -242,7 +245,7 @@ class TrtllmHouse:
         raise AssertionError(f"still busy after {max_rounds} rounds")
 
     def run_free(self, max_steps: int = 20_000) -> None:
-        """With the stand-in running by itself, until no client is left on either side."""
+        """Let the stand-in run freely until no request is left on either side."""
         self.control.resume()
         for _ in range(max_steps):
             collect_events(self.engine, self.outcomes)
@@ -270,7 +273,9 @@ class TrtllmHouse:
         return end.reason if isinstance(end, Failed) else None
 
     def check_clean(self, *, num_lost: int = 0) -> None:
-        """Nothing is left of any request; `num_lost`: aborts that the engine never answered."""
+        """Check that nothing is left of any request; `num_lost`: aborts that the engine never
+        answered.
+        """
         assert not self.engine.has_work
         self.engine.check_integrity()
         assert self.engine.cache.pool.num_used == 0
@@ -294,7 +299,7 @@ Houses = Callable[..., TrtllmHouse]
 
 
 def reference(house: TrtllmHouse, prompt: Sequence[int], count: int) -> list[int]:
-    """The stand-in's greedy output for a prompt, from its model itself."""
+    """Return the stand-in's greedy output for a prompt, computed by its model."""
     model = house.control._engine.limits.model
     advance = fake_module("_torch.pyexecutor.hashed_model").advance
     state = advance(0, list(prompt))
@@ -306,7 +311,7 @@ def reference(house: TrtllmHouse, prompt: Sequence[int], count: int) -> list[int
 
 
 def greedy_spec(key: int, prompt: int | Sequence[int] = 5, **fields: Any) -> RequestSpec:
-    """As `make_spec`, and always the same output."""
+    """Return a `make_spec` spec that always has the same output."""
     return make_spec(key, prompt, sampling=SamplingParams(temperature=0.0), **fields)
 
 
@@ -317,7 +322,7 @@ def prompt_of(spec: RequestSpec) -> list[int]:
 
 
 def wrapped(monkeypatch: Any, owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method by `around(original, *arguments)`, its signature kept."""
+    """Replace a method by `around(original, *arguments)`, and keep its signature."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

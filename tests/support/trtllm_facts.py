@@ -1,7 +1,6 @@
 """The recorded table of TensorRT-LLM's API, and the part that given code uses.
 
-Owns the reading of the table and the walks over source text. Imports neither the package nor its
-stand-in.
+Reads the table and walks source text. Imports neither the package nor its stand-in.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _FLAG = re.compile(r"--\w+")
 _FOREIGN_CLASS = re.compile(r"[A-Z]\w*(Config|Policy|Params|Request|Sampler|Args)")
 _MODULE_NAMES = {"root": ROOT, "llmapi": f"{ROOT}.llmapi"}
-"""What variables that hold the package's modules are called."""
+"""Names of variables that hold the package's modules."""
 
 
 @cache
 def facts() -> dict[str, Any]:
-    """The table of line 1.2, and what 1.3 adds, which is marked as such."""
+    """Return the table of release 1.2 with the additions of 1.3, marked as such."""
     table = load_facts()
     _mark_later(table["classes"], load_facts("1.3")["classes"])
     return table
@@ -39,13 +38,13 @@ def _mark_later(known: dict[str, Any], later: dict[str, Any]) -> None:
 
 
 def class_path(name: str) -> str | None:
-    """The table's path of a class, by its bare name; of two alike the PyTorch one."""
+    """Return the table's path of a class by its bare name; the shortest if there are several."""
     paths = [path for path in facts()["classes"] if path.rpartition(".")[2] == name]
     return min(paths, key=len) if paths else None
 
 
 def members_of(path: str) -> set[str]:
-    """Fields, attributes, methods and enum members of a class."""
+    """Return fields, attributes, methods and enum members of a class."""
     found = facts()["classes"][path]
     return {
         *found.get("fields", {}),
@@ -56,7 +55,7 @@ def members_of(path: str) -> set[str]:
 
 
 def parameters_of(path: str) -> set[str]:
-    """What a constructor takes by keyword."""
+    """Return the keyword parameters of a constructor."""
     found = facts()["classes"][path]
     made = found.get("methods", {}).get("__init__", {})
     more = made.get("takes_more")
@@ -68,7 +67,9 @@ def parameters_of(path: str) -> set[str]:
 
 
 def all_names() -> set[str]:
-    """Every field, parameter, attribute, method, class and module-level name of the table."""
+    """Return every field, parameter, attribute, method, class and module-level name of the
+    table.
+    """
     table = facts()
     names = {name for module in table["modules"].values() for name in module["names"]}
     for path, found in table["classes"].items():
@@ -79,12 +80,12 @@ def all_names() -> set[str]:
 
 
 def statistics_keys() -> set[str]:
-    """Every key of every part of an iteration's statistics."""
+    """Return every key of every part of an iteration's statistics."""
     return {key for part in facts()["statistics"].values() for key in part["keys"]}
 
 
 def words_of(source: str) -> set[str]:
-    """String constants that look like names, docstrings apart."""
+    """Return the string constants that look like names, without docstrings."""
     tree = ast.parse(source)
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return {
@@ -98,7 +99,7 @@ def words_of(source: str) -> set[str]:
 
 
 def flags_of(source: str) -> set[str]:
-    """Command-line flags among the string constants, without their dashes."""
+    """Return the command-line flags among the string constants, without dashes."""
     return {
         node.value[2:]
         for node in ast.walk(ast.parse(source))
@@ -109,13 +110,13 @@ def flags_of(source: str) -> set[str]:
 
 
 def foreign_class_names(source: str) -> set[str]:
-    """String constants that name a class of settings or parameters."""
+    """Return the string constants that name a class of settings or parameters."""
     return {word for word in words_of(source) if _FOREIGN_CLASS.fullmatch(word)}
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A name that code takes from a module or class of the package, and the line it stands in."""
+    """A name that code takes from a module or class of the package, and its line."""
 
     owner: str
     name: str
@@ -123,7 +124,7 @@ class Use:
 
     @property
     def is_recorded(self) -> bool:
-        """The table has it."""
+        """Return whether the table has it."""
         modules, classes = facts()["modules"], facts()["classes"]
         if not self.name:
             return self.owner in modules
@@ -142,7 +143,7 @@ class _Uses(ast.NodeVisitor):
         self._owners = dict(_MODULE_NAMES)
 
     def owner_of(self, node: ast.expr) -> str | None:
-        """The module or class that an expression stands for."""
+        """Return the module or class that an expression refers to."""
         if isinstance(node, ast.Name):
             return self._owners.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -216,14 +217,16 @@ class _Uses(ast.NodeVisitor):
 
 
 def uses_of(source: str) -> list[Use]:
-    """What code takes from the package: imports, attributes, names asked for, keywords of calls."""
+    """Return what code takes from the package: imports, attributes, getattr names, call
+    keywords.
+    """
     visitor = _Uses()
     visitor.visit(ast.parse(source))
     return visitor.found
 
 
 def keywords_by_callee(source: str) -> list[tuple[str, str, int]]:
-    """(last name of the callee, keyword, line) of every call."""
+    """Return (last name of the callee, keyword, line) of every call."""
     return [
         (_name_of(node.func), word.arg, node.lineno)
         for node in ast.walk(ast.parse(source))
@@ -240,7 +243,7 @@ def _name_of(node: ast.expr) -> str:
 
 
 def _class_in(owner: str, name: str) -> str | None:
-    """The class or module that `name` of `owner` is; other names lead nowhere."""
+    """Return the class or module that `name` of `owner` is; None for other names."""
     path = f"{owner}.{name}"
     if path in facts()["classes"] or path in facts()["modules"]:
         return path

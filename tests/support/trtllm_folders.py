@@ -1,6 +1,6 @@
 """Model folders of every kind that the TensorRT-LLM executor distinguishes, without weights.
 
-Owns their small files as the tools write them.
+Contains their small files as the tools write them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def hugging_face_folder(path: Path, **config: Any) -> Path:
-    """A plain model; `config` is added to its config.json."""
+    """Write a plain model folder; `config` is added to its config.json."""
     write_json(path / "config.json", {**LLAMA, **config})
     write_json(path / "tokenizer.json", {})
     return path
 
 
 def modelopt_folder(path: Path, algorithm: str | None, kv_cache: str | None = None) -> Path:
-    """What ModelOpt exports: a Hugging Face folder and hf_quant_config.json."""
+    """Write what ModelOpt exports: a Hugging Face folder and hf_quant_config.json."""
     hugging_face_folder(path)
     quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache, "group_size": 16}
     document = {"producer": {"name": "modelopt"}, "quantization": quantization}
@@ -50,14 +50,14 @@ def checkpoint_config(*, tp_size: int = 1, pp_size: int = 1) -> dict[str, Any]:
 
 
 def checkpoint_folder(path: Path) -> Path:
-    """What the vendor's convert_checkpoint.py writes."""
+    """Write what the vendor's convert_checkpoint.py writes."""
     write_json(path / "config.json", checkpoint_config())
     (path / "rank0.safetensors").touch()
     return path
 
 
 def engine_folder(path: Path, *, tp_size: int = 1, version: str | None = "1.2.0") -> Path:
-    """What the vendor's builder writes."""
+    """Write what the vendor's builder writes."""
     document = {
         "version": version,
         "pretrained_config": checkpoint_config(tp_size=tp_size),
@@ -75,6 +75,6 @@ def engine_folder(path: Path, *, tp_size: int = 1, version: str | None = "1.2.0"
 
 
 def adapter_folder(path: Path, *, rank: int = 8, targets: tuple[str, ...] = ("q_proj",)) -> Path:
-    """What peft saves."""
+    """Write what peft saves."""
     write_json(path / "adapter_config.json", {"r": rank, "target_modules": list(targets)})
     return path

@@ -22,12 +22,12 @@ _GENERATE = """inputs sampling_params lora_request prompt_adapter_request stream
     scheduling_params cache_salt"""
 SAMPLING_FIELDS = frozenset(_SAMPLING.split())
 GENERATE_ARGUMENTS = frozenset(_GENERATE.split())
-"""Of line 1.2."""
+"""Of release 1.2."""
 
 
 @dataclass(eq=False)
 class Made:
-    """One object, and what it was made with."""
+    """One object, and the arguments of its constructor."""
 
     kind: str
     arguments: dict[str, Any]
@@ -40,7 +40,7 @@ class Made:
 
 
 class Recorder:
-    """Stands for one class: takes `names` by keyword and nothing else."""
+    """Stands for one class: accepts only the keywords `names`."""
 
     def __init__(self, kind: str, names: frozenset[str]) -> None:
         self.kind = kind
@@ -62,7 +62,7 @@ def recording_package(
     honours_penalties: bool = False,
     version: str = "1.2.0",
 ) -> Package:
-    """A package of line 1.2, or of another with the given arguments and fields."""
+    """Return a package of release 1.2, or of another with the given arguments and fields."""
 
     def recorder(kind: str, *names: str) -> Any:
         return Recorder(kind, frozenset(names))

@@ -34,7 +34,7 @@ FULL = TrtllmConfig(
         )
     ),
 )
-"""Offers everything that this executor can."""
+"""Offers every feature that this executor supports."""
 
 
 def mapping(config: TrtllmConfig = FULL, package: Package | None = None) -> RequestMapping:
@@ -48,7 +48,7 @@ def spec(prompt: list[int] | None = None, **changes: Any) -> RequestSpec:
 def arguments(
     asked: RequestSpec, output: list[int] | None = None, engine: RequestMapping | None = None
 ) -> dict[str, Any]:
-    """What the engine is reported, `output` being what the request has from before."""
+    """Return the arguments that the engine receives; `output`: tokens generated earlier."""
     tokens = np.concatenate([asked.prompt_ids, np.array(output or [], dtype=np.int32)])
     return (engine or mapping()).arguments(asked, tokens)
 

@@ -32,7 +32,9 @@ EXPECTED = frozenset(
 
 
 class WireFuzz:
-    """Sends. `codes`: calls by their end; `odd`: the first few that ended as none may."""
+    """Sends messages. `codes`: calls by status; `odd`: the first few that ended with a forbidden
+    one.
+    """
 
     def __init__(self, seed: str = "wire") -> None:
         self.codes: Counter[grpc.StatusCode] = Counter()
@@ -42,7 +44,7 @@ class WireFuzz:
         self._others = dict(enumerate(data for some in self._seeds.values() for data in some))
 
     async def run(self, channel: grpc.aio.Channel, num_calls: int) -> None:
-        """So many calls, some at a time."""
+        """Send so many calls, several at a time."""
         left = iter(range(num_calls))
 
         async def work() -> None:
@@ -63,7 +65,7 @@ class WireFuzz:
 
 
 async def _outcome(channel: Any, path: str, data: bytes) -> grpc.StatusCode:
-    """How the call ended; OK for one that was left once its first message had come."""
+    """Return how the call ended; OK for one that was left after its first message."""
     call: Any
     if path in STREAMING:
         call = channel.unary_stream(path)(data, timeout=CALL_TIMEOUT_S)

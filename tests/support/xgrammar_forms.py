@@ -104,14 +104,14 @@ def constraint(kind: ConstraintKind, form: str | tuple[str, ...]) -> Constraint:
 
 
 def expected() -> dict[str, str]:
-    """The fault of each form, by how it is printed."""
+    """Return the fault of each constraint by its printed form."""
     faults = {**dict.fromkeys(map(str, BROKEN), NOT_COMPILED)}
     faults |= dict.fromkeys(map(str, DEAD_ENDS), NO_OUTPUT)
     return faults | dict.fromkeys(map(str, GOOD), "")
 
 
 def texts_of_refusals(grammar: Any) -> list[tuple[str, str]]:
-    """What the engine would report of the broken ones, and the form that it may quote."""
+    """Return the engine's error for each broken constraint, and the constraint it may quote."""
     texts: list[tuple[str, str]] = []
     for kind, form in BROKEN:
         try:
