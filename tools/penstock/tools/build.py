@@ -1,4 +1,4 @@
-"""`penstock build`: builds TensorRT engines ahead of time, where a model needs one.
+"""`penstock build`: builds TensorRT engines ahead of time, for models that need one.
 
 Owns the flags and the output: progress and the builder's own output on stderr, the path to serve as
 the last line of stdout. The executor does the build.
@@ -76,7 +76,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         del number, frame

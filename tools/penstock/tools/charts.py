@@ -32,8 +32,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chart:
-    """Lines over common axes. `name` is that of its file; `is_log_x`, `is_log_y`: only what is
-    positive is drawn. `has_marks`: points are shown as such, for lines of a few measured ones.
+    """Lines over common axes. `name`: of its file. `is_log_x`, `is_log_y`: only positive values are
+    drawn. `has_marks`: each point is marked, for lines with few measured points.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Chart:
     has_marks: bool = False
 
     def points(self, series: Series) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The drawn points of a line: finite ones, thinned to some hundred."""
+        """Return the points of a line to draw: finite ones, thinned to a few hundred."""
         is_drawn = np.isfinite(series.x) & np.isfinite(series.y)
         if self.is_log_x:
             is_drawn &= series.x > 0.0
@@ -60,12 +60,12 @@ class Chart:
 
 
 def axis_label(label: str, is_log: bool) -> str:
-    """An axis begins at 0, or its label names it logarithmic."""
+    """Return the label, with "(log)" for a logarithmic axis, which need not begin at 0."""
     return f"{label} (log)" if is_log else label
 
 
 def svg(chart: Chart) -> str:
-    """The chart as one <svg> element."""
+    """Return the chart as one <svg> element."""
     drawn = [(series, *chart.points(series)) for series in chart.series]
     xs = np.concatenate([x for _, x, _ in drawn]) if drawn else np.zeros(0)
     ys = np.concatenate([y for _, _, y in drawn]) if drawn else np.zeros(0)
@@ -111,7 +111,7 @@ class _Axis:
     def over(
         cls, values: NDArray[np.float64], start: float, end: float, *, is_log: bool
     ) -> "_Axis":
-        """An axis that shows all values, and 0 where it is linear."""
+        """Return an axis that includes all values, and 0 if it is linear."""
         if not len(values):
             return cls(low=0.0, high=1.0, start=start, end=end, is_log=False)
         low, high = float(values.min()), float(values.max())
@@ -121,7 +121,7 @@ class _Axis:
         return cls(low=low, high=high, start=start, end=end, is_log=is_log)
 
     def places(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Pixels of values."""
+        """Convert values to pixels."""
         if self.is_log:
             share = np.log(values / self.low) / math.log(self.high / self.low)
         else:
@@ -130,7 +130,7 @@ class _Axis:
         return pixels
 
     def ticks(self) -> list[float]:
-        """Round values within the axis."""
+        """Return round values within the axis."""
         if self.is_log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             steps = (1.0,) if last - first > 3 else (1.0, 2.0, 5.0)
@@ -183,15 +183,15 @@ class PlotsUnavailable(Exception):
 
 
 def has_matplotlib() -> bool:
-    """Whether PNG files can be drawn."""
+    """Return whether PNG files can be drawn."""
     return find_spec("matplotlib") is not None
 
 
 def write_png(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
-    """Draw each chart as `<name>.png`; the files. Raises PlotsUnavailable."""
+    """Draw each chart as `<name>.png`; return the files. Raises PlotsUnavailable."""
     if not has_matplotlib():
         raise PlotsUnavailable("PNG plots need matplotlib: install penstock[plots]")
-    # Its own classes, not pyplot: no state of the process is touched and no display is looked for.
+    # Without pyplot, which changes state of the process and looks for a display.
     figures: Any = import_module("matplotlib.figure")
 
     paths: list[Path] = []

@@ -39,7 +39,7 @@ _EXTRAS: Mapping[str, tuple[Collection[str], Sequence[str]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. `argv` None: the process's arguments."""
+    """Run one command; return the exit code. `argv` None: the process's arguments."""
     try:
         words = sys.argv[1:] if argv is None else argv
         parser = build_parser()
@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _missing_package(command: str) -> str:
-    """The first missing package that a command needs and the client does not install, and the
-    extra that does.
+    """Return the first missing package that a command needs and the client does not install, and
+    the extra that installs it.
     """
     for extra, (commands, packages) in _EXTRAS.items():
         for package in packages:
@@ -78,7 +78,7 @@ def _missing_package(command: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Return the parser of all commands."""
     parser = Parser(
         prog="penstock",
         description="A gRPC streaming service for LLM inference.",

@@ -1,6 +1,6 @@
 """The flags of tools, declared as settings with the fields that they set.
 
-Owns which settings of a configuration become flags, and the reading of these flags.
+Owns which settings of a configuration become flags, and reads these flags.
 """
 
 import argparse
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def flag_of(name: str) -> str:
-    """The flag of a field that a SettingError names."""
+    """Return the flag of a field that a SettingError names."""
     return f"--{name.rpartition('.')[2].replace('_', '-')}"
 
 
 def add_settings(group: Any, kind: type, names: Collection[str] = ()) -> None:
-    """Add the settings that a configuration declares, all or those of these groups or names."""
+    """Add flags for the settings of a configuration: all, or those of the given groups or names."""
     from penstock.server.settings.table import add_to
 
     add_to(group, _table(kind, names))
@@ -33,20 +33,20 @@ def read_settings(
     derived: Mapping[str, Any] | None = None,
     names: Collection[str] = (),
 ) -> T:
-    """The configuration of the flags. Raises BadSetting."""
+    """Build the configuration from the flags. Raises BadSetting."""
     return sources_of(args, kind, names).build(kind, derived or {})
 
 
 def sources_of(args: argparse.Namespace, kind: type, names: Collection[str] = ()) -> "Sources":
-    """The configuration values that the flags set. Raises BadSetting."""
+    """Collect the configuration values that the flags set. Raises BadSetting."""
     from penstock.server.settings.sources import gather
 
     return gather(_table(kind, names), vars(args), {})
 
 
 def _table(kind: type, names: Collection[str]) -> "tuple[Declared, ...]":
-    """The settings of a configuration; of a simulated scheduler, only one is a flag, and no device
-    decides its default.
+    """Return the settings of a configuration; of a simulated scheduler, only one is a flag, and no
+    device decides its default.
     """
     from penstock.server.settings.table import declared
 

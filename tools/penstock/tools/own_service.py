@@ -44,9 +44,9 @@ class OwnService:
         """`serve_args`: arguments of `penstock serve` besides host and port. The operator ports are
         closed unless an argument opens them.
 
-        `drain_grace_s`: seconds; None: the service's default.
-        `environment` None: this process's, without settings of Penstock. `on_log` receives every
-        line of the service's log.
+        `drain_grace_s`: seconds; None: the service's default. `environment` None: the environment
+        of this process without settings of Penstock. `on_log` is called with every line of the
+        service's log.
         """
         self._serve_args = tuple(serve_args)
         self._start_timeout_s = start_timeout_s
@@ -89,8 +89,8 @@ class OwnService:
             raise ServiceFailed(self._explain(f"the service ended with exit code {exit_code}"))
 
     def engine_pid(self) -> int | None:
-        """The current engine process; None if there is none. Reads /proc (Linux)."""
-        # Late: the commands of a client alone import this module, and have none of the server.
+        """Return the current engine process; None if there is none. Reads /proc (Linux)."""
+        # Imported here: commands that need only the client import this module without the server.
         from penstock.server.processes.spawn_context import ENGINE_MODULE
 
         pid = None if self._process is None else self._process.pid
@@ -103,12 +103,12 @@ class OwnService:
         return None
 
     async def wait_until_gone(self) -> None:
-        """Return when the process has ended without being stopped."""
+        """Wait until the process has ended without being stopped."""
         assert self._process is not None
         await self._process.wait()
 
     def died(self) -> ServiceFailed:
-        """The error to raise when the process ended without being stopped."""
+        """Return the error to raise when the process has ended without being stopped."""
         code = self._process.returncode if self._process is not None else None
         return ServiceFailed(self._explain(f"the service ended by itself with exit code {code}"))
 
@@ -152,7 +152,7 @@ class OwnService:
         self.start_s = time.monotonic() - started_s
 
     async def _end(self) -> int | None:
-        """Send SIGTERM, and SIGKILL after the time limit; the exit code."""
+        """Send SIGTERM, and SIGKILL after the time limit; return the exit code."""
         process = self._process
         if process is None:
             return None
@@ -169,14 +169,14 @@ class OwnService:
         except ProcessLookupError:
             await asyncio.wait_for(process.wait(), _KILL_S)
         finally:
-            # The pipes end with the process; a grandchild that held one must not hold us.
+            # The pipes close with the process; do not wait for a grandchild that holds one open.
             _, late = await asyncio.wait(self._readers, timeout=_KILL_S)
             for reader in late:
                 reader.cancel()
         return process.returncode
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
-        """Wait for the ready line; "" if the output ends first."""
+        """Wait for the ready line and return it; "" if the output ends first."""
         assert self._ready_line is not None
         async for raw in stream:
             line = raw.decode("utf-8", "replace").rstrip()
@@ -197,5 +197,5 @@ class OwnService:
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without settings of Penstock."""
+    """Return the environment without settings of Penstock."""
     return {key: value for key, value in environment.items() if not key.startswith("PENSTOCK_")}

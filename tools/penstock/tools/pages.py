@@ -36,12 +36,12 @@ td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd
 
 
 def page(title: str, sections: list[str]) -> str:
-    """A self-contained page; `sections` are HTML."""
+    """Return a self-contained page; `sections` are HTML."""
     return _PAGE.format(title=escape(title), sections="\n".join(sections))
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Text cells as a <table>; a cell with NO is marked."""
+    """Format text cells as a <table>; a cell with NO is marked."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = [f"<tr>{heads}</tr>"]
     for row in rows:
@@ -53,12 +53,12 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Text as HTML that keeps its lines and columns."""
+    """Format text as HTML that keeps its lines and columns."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def finite_or_none(value: Any) -> Any:
-    """A JSON value with null where a number is not finite, which JSON cannot represent."""
+    """Replace numbers that are not finite by None, because JSON cannot represent them."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value)
         return {key: finite_or_none(item) for key, item in items.items()}
@@ -70,24 +70,24 @@ def finite_or_none(value: Any) -> Any:
 
 
 def seconds_text(value_s: float) -> str:
-    """A duration for people."""
+    """Format a duration."""
     if math.isnan(value_s):
         return "-"
     return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
 
 
 def share_text(value: float, num_decimals: int = 1) -> str:
-    """A share for people, in per cent."""
+    """Format a share in per cent."""
     return "-" if math.isnan(value) else f"{value:.{num_decimals}%}"
 
 
 def number_text(value: float, num_decimals: int = 0) -> str:
-    """A figure for people."""
+    """Format a number."""
     return "-" if math.isnan(value) else f"{value:,.{num_decimals}f}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of text cells as lines, columns to the right."""
+    """Format rows of text cells as lines with right-aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -1,4 +1,4 @@
-"""A line of progress on stderr that is written over on a terminal; nothing elsewhere.
+"""A progress line on stderr, overwritten on a terminal; nothing is written elsewhere.
 
 Owns the line. Does not measure progress.
 """
@@ -7,7 +7,7 @@ import sys
 
 
 class ProgressLine:
-    """`heading`: the text before the rest, such as which of several runs this is."""
+    """`heading`: the text before the progress, such as which of several runs this is."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.heading = ""
@@ -15,13 +15,13 @@ class ProgressLine:
         self._has_shown = False
 
     def show(self, text: str) -> None:
-        """Write the line again."""
+        """Overwrite the line."""
         if self._is_shown:
             print(f"\r\x1b[K{self.heading}{text}", end="", file=sys.stderr, flush=True)
             self._has_shown = True
 
     def end(self) -> None:
-        """Leave the line."""
+        """Keep the line and begin a new one."""
         if self._has_shown:
             print(file=sys.stderr, flush=True)
             self._has_shown = False

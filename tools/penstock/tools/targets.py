@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from penstock.scheduler.setting import check, setting
 
 SLOW_GAP_SHARE = 0.01
-"""Of the gaps between a good request's tokens, the share that may be longer than the target."""
+"""Share of the gaps between a good request's tokens that may be longer than the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

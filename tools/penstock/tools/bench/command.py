@@ -1,7 +1,7 @@
 """`penstock bench`: loads a service and reports measurements.
 
-Owns the order: reach or start a service, run each point, report. The flags are in `options`,
-sending and measuring are in the other modules of this package, the report in `report`.
+Owns the order: connect to a service or start one, run each point, report. The flags are in
+`options`, the report is in `report`, sending and measuring are in the other modules.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("bench", lambda: asyncio.run(until_signal(_bench(args), _INTERRUPTED)))
 
 
@@ -95,7 +95,7 @@ async def _bench(args: argparse.Namespace) -> int:
     from penstock.tools.bench.fleet import FleetFailed
 
     options = check_options(args)
-    # The address of an own service is known once it is started.
+    # The address of a service that this command starts is known only then.
     address = "localhost" if args.own_service else [*args.rest, default_address(os.environ)][0]
     sender = sender_of(args, address)
     plans = plans_of(args, options, secrets.randbelow(2**32))
@@ -214,7 +214,7 @@ def _report(
 
 
 def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
-    """The trace and its changes for the report, without its folder."""
+    """Return the trace and its changes for the report, without the folder."""
     if args.trace is None:
         return None
     changes = trace_changes(args)
@@ -222,7 +222,7 @@ def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
 
 
 def bar_text(heading: str, plan: "LoadPlan", now_s: float, progress: "WorkerProgress") -> str:
-    """The line of progress. `heading`: which of several runs it is."""
+    """Return the progress line. `heading`: which of several runs it is."""
     now_s = max(0.0, now_s)
     share = min(1.0, now_s / plan.end_s)
     bar = "#" * round(share * _BAR_CHARS)

@@ -1,4 +1,4 @@
-"""Sends the requests of a run when they are due, or when there is room, and records them.
+"""Sends each request of a run when it is due (in a closed loop, when one has ended) and records it.
 
 Owns the tasks of one process and their bounds: a run ends at `end_s + drain_s` whatever the server
 does. Does not draw requests and has no transport; time is an argument.
@@ -17,7 +17,7 @@ from penstock.tools.bench.recorder import Recorder, RequestRecord
 from penstock.tools.bench.schedule import PlannedRequest, PromptMaker, part_of
 
 ERROR_PAUSE_S = 0.05
-"""Pause of a closed loop after a failure, so that an unreachable server is not called in a spin."""
+"""Pause of a closed loop after a failure, which prevents a busy loop on an unreachable server."""
 
 _GRAIN_S = 1e-6
 """Resolution of the histograms, in seconds; shorter waits are skipped."""
@@ -37,7 +37,9 @@ class Share:
 
     @classmethod
     def of(cls, plan: LoadPlan, worker: int, num_workers: int) -> "Share":
-        """The part of `worker` of `num_workers`. Open loops share the schedule, not its bound."""
+        """Return the part of `worker` of `num_workers`. Open loops share the schedule, not its
+        bound.
+        """
         is_bounded = plan.max_requests is not None and not plan.is_open_loop
         return cls(
             concurrency=part_of(plan.concurrency or 0, worker, num_workers),
@@ -74,7 +76,7 @@ class Driver:
         self._num_counted = 0
 
     async def run(self) -> None:
-        """Send everything and wait for it, within the plan's bounds."""
+        """Send all requests and wait for their end, within the plan's bounds."""
         left_s = self._plan.end_s + self._plan.drain_s - self._clock()
         try:
             async with asyncio.timeout(left_s):
@@ -134,7 +136,7 @@ class Driver:
         return True
 
     async def _until(self, at_s: float) -> None:
-        """Wait until `at_s`; yield to the loop even if it has passed."""
+        """Wait until `at_s`; yield to the event loop even if it has passed."""
         left_s = at_s - self._clock()
         await asyncio.sleep(max(left_s, 0.0))
         # Loops round to milliseconds, and may wake too early.
@@ -142,7 +144,7 @@ class Driver:
             await asyncio.sleep(left_s)
 
     async def _send(self, request: PlannedRequest, token_ids: list[int], due_s: float) -> bool:
-        """Send one request and read it to its end; whether it completed."""
+        """Send one request and read its stream to the end; return whether it completed."""
         record = self.recorder.begin(due_s, self._clock(), request.row.num_output_tokens)
         try:
             async with aclosing(self._generate(request, token_ids)) as events:

@@ -13,11 +13,11 @@ from penstock.tools.bench.recorder import HISTOGRAMS
 MAX_LATE_SHARE = 0.1
 """The client's p99 lateness may be at most this share of the median TTFT."""
 _HARMLESS_LATENESS_S = 0.005
-"""Lateness below this is not reported: timers of event loops have a millisecond's resolution."""
+"""Lateness below this is not reported: event loop timers have a resolution of 1 ms."""
 MAX_CPU_SHARE = 0.6
-"""CPU share (of one core) above which a client process reads late."""
+"""Share of one core above which a client process reads responses late."""
 _CURVE_SHARES = tuple(1.0 - 10.0 ** -(step / 4.0) for step in range(21))
-"""From the minimum to 99.999 %, evenly in the number of nines."""
+"""From 0 to 99.999 %, four points for each nine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class LoadFigures:
 
     `num_due` is the sum of completed, failed, dropped (not sent, because too many were open) and
     unfinished (still open when the run ended) requests. `num_short`: completed with another number
-    of tokens than requested. `good_share` is a share of `num_due`. Rates cover what happened in the
-    window of `window_s` seconds; `offered_per_s` is what was due in it.
+    of tokens than requested. `good_share` is a share of `num_due`. Rates cover all events in the
+    window of `window_s` seconds; `offered_per_s` counts the requests due in it.
     """
 
     arrivals: str
@@ -83,7 +83,7 @@ class LoadFigures:
 
 
 def figures_of(run: LoadRun) -> LoadFigures:
-    """The figures of a run."""
+    """Compute the figures of a run."""
     plan, recorder = run.plan, run.recorder
     errors = sorted(recorder.errors.items(), key=lambda item: (-item[1], item[0]))
     return LoadFigures(
@@ -117,7 +117,7 @@ def figures_of(run: LoadRun) -> LoadFigures:
 
 
 def latency_figures(histogram: LatencyHistogram) -> LatencyFigures:
-    """The figures of one kind of duration."""
+    """Compute the figures of one kind of duration."""
     return LatencyFigures(
         num=len(histogram),
         mean_s=histogram.mean_s,
@@ -131,9 +131,9 @@ def latency_figures(histogram: LatencyHistogram) -> LatencyFigures:
 
 
 def percentile_curve(histogram: LatencyHistogram) -> tuple[list[float], list[float]]:
-    """`1 / (1 - share)` (10 is p90, 100 is p99) and the duration in seconds at each point.
+    """Return `1 / (1 - share)` (10 is p90, 100 is p99) and the duration in seconds at each point.
 
-    Ends where one duration is more than the rest of the share.
+    The curve ends where the remaining share is less than one duration.
     """
     shares = [share for share in _CURVE_SHARES if (1.0 - share) * len(histogram) >= 1.0]
     return (
@@ -143,7 +143,7 @@ def percentile_curve(histogram: LatencyHistogram) -> tuple[list[float], list[flo
 
 
 def warnings_of(figures: LoadFigures) -> list[str]:
-    """Reasons why the figures may be misleading."""
+    """Return the reasons why the figures may be misleading."""
     warnings: list[str] = []
     late_s, median_s = figures.lateness.p99_s, figures.ttft.p50_s
     if figures.ttft.num and late_s > max(_HARMLESS_LATENESS_S, MAX_LATE_SHARE * median_s):

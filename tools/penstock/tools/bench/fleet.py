@@ -1,4 +1,4 @@
-"""Starts the load generator's processes, gives them one plan, merges what they recorded, ends them.
+"""Starts the load generator's processes, sends them one plan, merges their records, stops them.
 
 Owns the children and every bound on waiting for them. They are spawned, not forked: gRPC does not
 survive a fork.
@@ -30,21 +30,21 @@ from penstock.tools.bench.worker import (
 
 _START_S = 60.0
 _LEAD_S = 0.1
-"""Delay between the order to start and the start, so that the order reaches every process."""
+"""Delay between the start message and the start, so that every process receives it in time."""
 _END_S = 30.0
 """Time limit for a process to send its record after the last bound of its plan."""
 _STOP_S = 5.0
 
 
 class FleetFailed(Exception):
-    """A process of the load generator died or hung; the message has which and how."""
+    """A process of the load generator died or hung; the message names the process and the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
     """The merged record of all processes. `cpu_shares`: of one core, for each process.
 
-    `window_s`: the seconds that rates are computed over.
+    `window_s`: the seconds over which rates are computed.
     """
 
     plan: LoadPlan
@@ -54,10 +54,9 @@ class LoadRun:
 
 
 class Fleet:
-    """`async with Fleet(...) as fleet`: inside the block every process has reached the service.
+    """`async with Fleet(...) as fleet`: inside the block every process is connected to the service.
 
-    Entering raises PenstockError if the service is unreachable, FleetFailed for a process
-    that dies.
+    Entering raises PenstockError if the service is unreachable, FleetFailed if a process dies.
     """
 
     def __init__(self, config: SenderConfig, num_processes: int = 1) -> None:
@@ -179,7 +178,7 @@ class Fleet:
 
 
 def merged_run(plan: LoadPlan, parts: list[WorkerDone]) -> LoadRun:
-    """Merge what several processes recorded into one run."""
+    """Merge the records of several processes into one run."""
     recorder = Recorder(plan)
     for part in parts:
         recorder.merge(part.recorder)
@@ -198,7 +197,7 @@ def merged_run(plan: LoadPlan, parts: list[WorkerDone]) -> LoadRun:
 
 
 def _has_run_out(plan: LoadPlan, recorder: Recorder) -> bool:
-    """Whether the schedule of an open loop ended before its time limit."""
+    """Return whether the schedule of an open loop ended before its time limit."""
     if plan.max_requests is not None and recorder.num_due >= plan.max_requests:
         return True
     return plan.arrivals is Arrivals.REPLAY and plan.rows[-1].arrival_s < plan.end_s

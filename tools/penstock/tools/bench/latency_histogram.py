@@ -16,7 +16,7 @@ _DIGITS = 3
 class LatencyHistogram:
     """Counts durations. Percentiles are within 0.1 %; count, mean and maximum are exact.
 
-    Longer than an hour counts as an hour in percentiles. It may be pickled.
+    Durations over an hour count as an hour in percentiles. It can be pickled.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class LatencyHistogram:
         return self._max_s if self._num else math.nan
 
     def percentile_s(self, percent: float) -> float:
-        """The smallest duration that `percent` of all do not exceed; NaN if empty."""
+        """Return the smallest duration that `percent` % of them do not exceed; NaN if empty."""
         if not self._num:
             return math.nan
         value_s: float = self._counts.get_value_at_percentile(percent) / _UNITS_PER_S

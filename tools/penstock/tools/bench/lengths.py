@@ -29,7 +29,7 @@ class FixedLength:
         return self.num_tokens
 
     def draw(self, chance: random.Random) -> int:  # noqa: ARG002
-        """The next length."""
+        """Return the next length."""
         return self.num_tokens
 
 
@@ -50,15 +50,16 @@ class UniformLength:
             )
 
     def draw(self, chance: random.Random) -> int:
-        """The next length."""
+        """Return the next length."""
         return chance.randint(self.min_tokens, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormalLength:
-    """Lognormal with mean `mean_tokens`, cut to 1 .. `max_tokens`.
+    """Lognormal with mean `mean_tokens`, clipped to 1 .. `max_tokens`.
 
-    `sigma` is the deviation of the logarithm, 0 to 10. The mean is that before the cut.
+    `sigma` is the standard deviation of the logarithm, 0 to 10. `mean_tokens` is the mean before
+    clipping.
     """
 
     mean_tokens: float
@@ -74,7 +75,7 @@ class LogNormalLength:
             raise ValueError(f"sigma must be in 0 .. {_MAX_SIGMA:g}, not {self.sigma:g}")
 
     def draw(self, chance: random.Random) -> int:
-        """The next length."""
+        """Return the next length."""
         location = math.log(self.mean_tokens) - self.sigma**2 / 2.0
         drawn = chance.lognormvariate(location, self.sigma)
         return max(1, round(min(drawn, self.max_tokens)))
@@ -105,7 +106,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def lengths_text(lengths: Lengths) -> str:
-    """The text that `parse_lengths` reads."""
+    """Return the text that `parse_lengths` reads."""
     match lengths:
         case FixedLength():
             return str(lengths.num_tokens)

@@ -1,6 +1,6 @@
 """The flags of `penstock bench`, and the plans that they describe.
 
-Owns the reading of flags and the conversion of a trace to rows. Sends nothing.
+Reads flags and converts a trace to rows. Sends nothing.
 """
 
 import argparse
@@ -76,8 +76,8 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(args: argparse.Namespace) -> "BenchOptions":
-    """Before anything is started. Raises BadSetting, and UsageError for flags that exclude each
-    other.
+    """Check and read the options before anything is started. Raises BadSetting, and UsageError for
+    flags that exclude each other.
     """
     from penstock.tools.bench.plan import BenchOptions
 
@@ -112,7 +112,7 @@ def _check_source(args: argparse.Namespace) -> None:
 
 
 def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
-    """The target. Raises UsageError, also for another machine without --allow-remote."""
+    """Return the target. Raises UsageError, also for another machine without --allow-remote."""
     from penstock.tools.bench.sender import SenderConfig, is_local
 
     if args.own_service:
@@ -131,7 +131,7 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
 
 
 def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "list[LoadPlan]":
-    """One plan for each point, for the smallest vocabulary. `seed`: used if none is given.
+    """Return one plan for each point, for a vocabulary of one token. `seed`: used if none is given.
 
     Raises UsageError, BadSetting, TraceError, OSError.
     """
@@ -157,7 +157,9 @@ def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "l
 
 
 def plans_for(model: "Model", plans: "list[LoadPlan]") -> "list[LoadPlan]":
-    """The plans with the model's vocabulary. Raises UsageError for lengths that it would refuse."""
+    """Return the plans with the model's vocabulary. Raises UsageError for lengths that the model
+    rejects.
+    """
     if model.limits.vocab_size is None:
         raise UsageError(f"{model.name} has no vocabulary size")
     plan = plans[0]
@@ -183,7 +185,7 @@ def _lengths(option: str, text: str) -> Any:
 
 
 def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, ...]":
-    """The rows of the trace that the run can use."""
+    """Return the rows of the trace that the run can use."""
     from penstock.scheduler.setting import SettingError
     from penstock.tools.bench.plan import MAX_ROWS
     from penstock.tools.simulation.trace_files import read_trace
@@ -206,7 +208,7 @@ def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, 
 
 
 def trace_changes(args: argparse.Namespace) -> "TransformConfig":
-    """The changes of the trace. Raises BadSetting."""
+    """Read the changes to the trace. Raises BadSetting."""
     from penstock.tools.simulation.transform import TransformConfig
 
     return read_settings(args, TransformConfig, names=TRACE_CHANGES)

@@ -1,4 +1,4 @@
-"""Messages between the processes of a load, over a pipe of `multiprocessing`.
+"""Messages between the processes of a load generator, over a `multiprocessing` pipe.
 
 Owns waiting for them on an event loop. Does not interpret them.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class MessagePipe:
-    """One end. Values are pickled, which is safe because both ends are this program."""
+    """One end of the pipe. Values are pickled, which is safe because both ends are this program."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
@@ -19,7 +19,7 @@ class MessagePipe:
         self._connection.send(message)
 
     async def receive(self) -> Any:
-        """The next message. Raises EOFError when the other end is closed."""
+        """Return the next message. Raises EOFError when the other end is closed."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         number = self._connection.fileno()

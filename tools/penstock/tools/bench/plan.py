@@ -18,7 +18,7 @@ DEFAULT_PROMPT_TOKENS = FixedLength(num_tokens=128)
 DEFAULT_OUTPUT_TOKENS = FixedLength(num_tokens=64)
 MAX_POINTS = 64
 MAX_ROWS = 1_000_000
-"""Most rows of a trace: they are sent to every process."""
+"""Most rows of a trace, which is sent to every process."""
 
 
 class Arrivals(enum.StrEnum):
@@ -36,7 +36,7 @@ class Arrivals(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What flags set for all runs together: each of `rates` or of `concurrency` is a run."""
+    """The flags common to all runs: each of `rates` or of `concurrency` is a run."""
 
     start_timeout_s: float = setting(
         600.0, "service", "with --own-service: time limit of its start", above=0
@@ -83,11 +83,11 @@ class LoadPlan:
     `rate_per_s`: with POISSON and CONSTANT. `concurrency`: with CLOSED. `rows`: the trace of
     REPLAY; with other arrivals, lengths are taken from them in order instead of the distributions.
 
-    Requests that are due in the first `warm_up_s` seconds are sent and not counted; then it runs
-    for `duration_s`, or until `max_requests` counted ones were sent. Requests beyond
-    `max_in_flight` at once are counted as dropped. `deadline_s` is each call's gRPC deadline. The
+    Requests due in the first `warm_up_s` seconds are sent and not counted; then the run lasts for
+    `duration_s`, or until `max_requests` counted requests were sent. A request that is due while
+    `max_in_flight` are open is counted as dropped. `deadline_s` is each call's gRPC deadline. The
     same `seed` and `run_index` give the same requests, on any number of processes; prompts of
-    another `run_index` differ, so that no run finds the prefixes of the one before it cached.
+    another `run_index` differ, so that no run finds prefixes of an earlier run in the cache.
     """
 
     arrivals: Arrivals

@@ -2,7 +2,7 @@
 
 Owns the definition of counts: every duration starts when the request was due, not when it was sent,
 so a stalled client or server cannot hide the wait of the requests behind it (coordinated omission).
-Callers own clocks and sockets.
+Has no clock and no socket.
 """
 
 from collections import Counter
@@ -33,27 +33,27 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The counted time: [`start_s`, `end_s`) on the clock of the run."""
+    """The counted period: [`start_s`, `end_s`) on the clock of the run."""
 
     start_s: float
     end_s: float
 
     @classmethod
     def of(cls, plan: LoadPlan) -> "Window":
-        """The time of a run between its warm-up and its drain."""
+        """Return the period of a run between its warm-up and its drain."""
         return cls(start_s=plan.warm_up_s, end_s=plan.end_s)
 
     def holds(self, at_s: float) -> bool:
-        """Whether a time is in the window."""
+        """Return whether a time is in the window."""
         return self.start_s <= at_s < self.end_s
 
 
 class Recorder:
-    """Counts a run. All times are seconds since the run's start. It may be pickled.
+    """Counts the requests of a run. All times are seconds since its start. It can be pickled.
 
     Latencies, errors and outcomes (`num_due` and its parts) cover the requests due in the window,
-    whenever they end. Fields with `window` in their name cover all that happens in the window, for
-    any request: rates are computed from them.
+    whenever they end. Fields with `window` in their name cover all events in the window, of any
+    request: rates are computed from them.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -183,7 +183,7 @@ class RequestRecord:
             recorder.last_end_s = max(recorder.last_end_s, now_s)
 
     def abandoned(self, now_s: float) -> None:
-        """Record that the run ended before the request."""
+        """Record that the run ended before the request did."""
         if self._is_counted:
             self._recorder.num_unfinished += 1
             self._recorder.last_end_s = max(self._recorder.last_end_s, now_s)
@@ -195,7 +195,9 @@ class RequestRecord:
         return is_in_time and self._num_slow_gaps <= SLOW_GAP_SHARE * self._num_gaps
 
     def _is_short(self, end: Finished) -> bool:
-        """Whether the output is shorter than requested, so that the figures are of another load."""
+        """Return whether the output is shorter than requested: the figures are then of another
+        load.
+        """
         is_whole = self._num_tokens == self._num_wanted_tokens
         return not is_whole or any(
             output.finish_reason is not FinishReason.LENGTH for output in end.outputs

@@ -1,4 +1,4 @@
-"""Reports of a load: a table for people, JSON for programs, one HTML page.
+"""Reports a load test: a table for people, JSON for programs, one HTML page.
 
 Owns the formats. Does not measure; the figures and their meaning are in `figures`.
 """
@@ -43,7 +43,7 @@ _LATENCIES = (
     ("lateness", "lateness"),
 )
 _MAX_LINES = 8
-"""Most curves that can be distinguished in one chart."""
+"""Most curves in one chart: more cannot be distinguished."""
 _SWEEP_HEADER = (
     *("load", "offered/s", "done/s", "good/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50"),
     *("ITL p99", "E2E p50", "E2E p99", "failed", "dropped"),
@@ -51,7 +51,7 @@ _SWEEP_HEADER = (
 
 
 def point_text(point: LoadPlan | LoadFigures) -> str:
-    """A short name for one of several runs."""
+    """Return a short name for one of several runs."""
     if point.rate_per_s is not None:
         return f"{point.rate_per_s:g}/s"
     if point.concurrency is not None:
@@ -60,12 +60,12 @@ def point_text(point: LoadPlan | LoadFigures) -> str:
 
 
 def _load_text(figures: LoadFigures) -> str:
-    """Arrival process and rate; a trace has no rate."""
+    """Return the arrival process and the rate; a trace has no rate."""
     return ", ".join(dict.fromkeys((str(figures.arrivals), point_text(figures))))
 
 
 def figure_lines(figures: LoadFigures) -> list[str]:
-    """One run as text."""
+    """Format one run as text."""
     f = figures
     outcomes = [f"{f.num_completed:,} completed", f"{f.num_failed:,} failed"]
     outcomes += [f"{f.num_dropped:,} dropped"] if f.num_dropped else []
@@ -91,7 +91,7 @@ def figure_lines(figures: LoadFigures) -> list[str]:
 
 
 def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
-    """Several runs as a table, one row each, and their errors."""
+    """Format several runs as a table, one row each, and list their errors."""
     lines = aligned([_SWEEP_HEADER, *(_sweep_row(one) for one in figures)])
     for one in figures:
         lines += [
@@ -105,7 +105,7 @@ def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
 def document_of(
     sender: SenderConfig, model: Model, runs: Sequence[LoadRun], figures: Sequence[LoadFigures]
 ) -> dict[str, Any]:
-    """Settings and figures as JSON values; figures that were not measured are null.
+    """Return settings and figures as JSON values; figures that were not measured are null.
 
     Durations are seconds, rates per second.
     """
@@ -162,7 +162,7 @@ def write_page(
 
 
 def _curves(figures: Sequence[LoadFigures]) -> tuple[Chart, ...]:
-    """Latency over throughput, and completed over offered requests."""
+    """Chart latency over throughput, and completed over offered requests."""
     is_open = figures[0].concurrency is None
     loads = [one.rate_per_s if is_open else one.concurrency for one in figures]
     x_label = "offered requests/s" if is_open else "requests at once"
@@ -203,7 +203,7 @@ def _curve(title: str, field: str, figures: Sequence[LoadFigures]) -> Chart:
 
 
 def _percentiles(runs: Sequence[LoadRun], figures: Sequence[LoadFigures]) -> list[Chart]:
-    """For each kind of latency, the percentiles of every run (of a sample if there are many)."""
+    """Chart the percentiles of each kind of latency, for every run (for a sample of many runs)."""
     charts: list[Chart] = []
     step = -(-len(runs) // _MAX_LINES)
     chosen = list(zip(runs, figures, strict=True))[::step]

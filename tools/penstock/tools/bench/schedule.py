@@ -1,7 +1,7 @@
 """The requests of a run, in order: due time, lengths and prompt of each.
 
-Owns the randomness of a run, which comes from the plan's seed alone. Every process makes the whole
-schedule and takes its share, so their arrivals together are the requested process (N Poisson
+Owns the randomness of a run, which depends on the plan's seed alone. Every process makes the whole
+schedule and takes its share, so that their combined arrivals are the requested process (N Poisson
 processes with separate seeds would be another load for every N). Does not wait.
 """
 
@@ -18,8 +18,8 @@ from penstock.tools.bench.plan import Arrivals, LoadPlan
 class PlannedRequest:
     """The `index`-th request of a run, due `at_s` seconds after its start.
 
-    `at_s` is 0 in a closed loop, where a request is due when there is room for it. `row` holds
-    lengths and the trace's other fields of the request; its `arrival_s` is not used here.
+    `at_s` is 0 in a closed loop, where a request is due when another has ended. `row` holds the
+    request's lengths and its other fields of the trace; its `arrival_s` is not used here.
     """
 
     index: int
@@ -28,10 +28,10 @@ class PlannedRequest:
 
 
 def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
-    """All requests of a run, in order of `at_s`.
+    """Return the requests of a run, in order of `at_s`.
 
-    Open loop: those before `plan.end_s`, and no more counted ones than `plan.max_requests`. Closed
-    loop: without end; the sender decides when to stop.
+    Open loop: the requests due before `plan.end_s`, of which at most `plan.max_requests` are
+    counted. Closed loop: without end; the sender decides when to stop.
     """
     rows = _rows(plan)
     if not plan.is_open_loop:
@@ -49,12 +49,12 @@ def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
 def share_of(
     requests: Iterator[PlannedRequest], worker: int, num_workers: int
 ) -> Iterator[PlannedRequest]:
-    """The requests of one of several processes: every `num_workers`-th."""
+    """Return the requests of one of several processes: every `num_workers`-th."""
     return itertools.islice(requests, worker, None, num_workers)
 
 
 def part_of(total: int, worker: int, num_workers: int) -> int:
-    """One process's part of a number shared by all processes."""
+    """Return one process's part of a number shared by all processes."""
     return total // num_workers + (worker < total % num_workers)
 
 
@@ -66,7 +66,7 @@ class PromptMaker:
         self._vocabulary = range(plan.vocab_size)
 
     def token_ids(self, request: PlannedRequest) -> list[int]:
-        """The prompt; blocks with equal prefix ids of one tenant are equal."""
+        """Return the prompt; blocks with equal prefix ids of one tenant are equal."""
         row = request.row
         if not row.prefix_ids:
             return self._draw(str(request.index), row.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""Sends load through the client, and decides which addresses are this machine's.
+"""Sends load through the client; decides which addresses belong to this machine.
 
 Owns the connections of one process. Does not schedule requests.
 """
@@ -29,8 +29,9 @@ _HOST = re.compile(r"\[(?P<ipv6>[^\]]*)\](:\d+)?|(?P<host>[^:]*)(:\d+)?")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
     """The target and the number of connections. `is_multiplex`: all requests of a connection share
-    one stream. `tls`, `server_name` and `token_file`: transport and credentials. It is sent to
-    other processes, so it holds no secret."""
+    one stream. `tls`, `server_name` and `token_file`: transport and credentials. The value is sent
+    to other processes, so it contains no secret.
+    """
 
     address: str
     is_multiplex: bool = False
@@ -42,7 +43,7 @@ class SenderConfig:
     token_file: Path | None = None
 
     def connecting(self) -> dict[str, Any]:
-        """Arguments of a client with this configuration."""
+        """Return the arguments of a client with this configuration."""
         return {
             "tls": False if self.tls is None else self.tls,
             "token": None if self.token_file is None else token_from(self.token_file),
@@ -56,7 +57,7 @@ class SenderConfig:
 
 
 class ClientSender:
-    """Sends through the client, without retries, which would hide failures."""
+    """Sends through the client, without retries, because retries would hide failures."""
 
     def __init__(self, config: SenderConfig) -> None:
         options: dict[str, Any] = {"retry": NO_RETRY, **config.connecting()}
@@ -112,7 +113,7 @@ class ClientSender:
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is known to be this machine: loopback, localhost, a Unix socket."""
+    """Return whether an address is known to be this machine: loopback, localhost, a Unix socket."""
     target = grpc_target(address)
     scheme, has_scheme, rest = target.partition(":")
     if has_scheme and scheme in _LOCAL_SCHEMES:

@@ -1,6 +1,6 @@
 """One load generator process: receives plans over a pipe, runs them, sends back its record.
 
-Owns the loop of the process and its end: the command to stop, or the end of the pipe, so that it
+Owns the main loop of the process. It ends on the stop message or when the pipe closes, so that it
 does not outlive its parent.
 """
 
@@ -23,7 +23,7 @@ from penstock.tools.bench.schedule import planned_requests, share_of
 from penstock.tools.bench.sender import ClientSender, SenderConfig
 
 REACH_S = 20.0
-"""Time limit for a process to reach the service."""
+"""Time limit for a process to connect to the service."""
 _PROGRESS_S = 0.25
 
 
@@ -45,12 +45,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The service is reached, or the order is prepared."""
+    """The process is connected to the service, or has prepared the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """The service could not be reached."""
+    """The process could not connect to the service."""
 
     error: PenstockError
 
@@ -68,7 +68,7 @@ class WorkerProgress:
 class WorkerDone:
     """The record of one process. `cpu_share`: of one core, from start to end.
 
-    `was_sending_at_end`: the time, not the number of requests, ended the sending.
+    `was_sending_at_end`: the time limit ended the sending, not the number of requests.
     """
 
     recorder: Recorder
@@ -146,7 +146,7 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
 
 
 async def _send_progress(driver: Driver, pipe: MessagePipe) -> None:
-    """Send the progress of the run; ends with an error when the pipe is closed."""
+    """Send the progress of the run; raises when the pipe is closed."""
     while True:
         await asyncio.sleep(_PROGRESS_S)
         pipe.send(

@@ -1,1 +1,1 @@
-"""`penstock demo`: a separate service on the embedded executor, and three streams from it."""
+"""`penstock demo`: starts a separate service on the embedded executor and shows three streams."""

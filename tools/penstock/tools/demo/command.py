@@ -1,4 +1,4 @@
-"""`penstock demo`: a service with the demo model, three generations at once, and a clean end.
+"""`penstock demo`: starts a service with the demo model, streams three generations, stops it.
 
 Owns the order of events: start, stream, report, stop. Everything is real: a separate process, gRPC
 on a socket, the model that ships with the package.
@@ -38,7 +38,7 @@ _INTERRUPTED = "penstock demo: interrupted, service stopped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What is started and generated."""
+    """What the demo starts and generates."""
 
     executor: str = setting("torch", "demo", "what computes tokens", choices=("torch", "simulated"))
     max_tokens: int = setting(120, "demo", "tokens of each generation", at_least=1)
@@ -68,12 +68,12 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("demo", lambda: asyncio.run(until_signal(_demo(args), _INTERRUPTED)))
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
-    """Three clients, one of them with a priority. Seeds make the demo the same every time."""
+    """Return the requests of three clients, one with a priority. Seeds make every demo the same."""
     return (
         DemoRequest(
             name="menenius",
@@ -136,7 +136,7 @@ def _service(options: DemoOptions, *serve_args: str) -> OwnService:
 
 
 async def _scene(options: DemoOptions, scene: str) -> int:
-    """Run one of the scenes, on separate services."""
+    """Run one of the scenes on separate services."""
     from penstock.tools.demo import deadline, flood
     from penstock.tools.demo.kill import kill_scene
 
@@ -159,7 +159,7 @@ async def _scene(options: DemoOptions, scene: str) -> int:
 
 
 async def _stream_all(service: OwnService, client: "Client", runs: "Sequence[DemoRun]") -> None:
-    """Stream all at once. Raises ServiceFailed when the service ends meanwhile."""
+    """Stream all requests concurrently. Raises ServiceFailed if the service exits meanwhile."""
     view = choose_view(sys.stdout, runs)
     streams = asyncio.gather(*(_stream(client, run, view) for run in runs))
     gone = asyncio.create_task(service.wait_until_gone())

@@ -1,7 +1,7 @@
 """`penstock demo --deadline`: twice the load that can be served, every answer due in three seconds.
 
-Owns the scene: the same requests with predicted deadlines (the default), and first come, first
-served without.
+Owns the scene: the same requests with deadline prediction (the default), and first come, first
+served without it.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _NUM_WAVES = 3
 _AT_ONCE_S = 0.5
 """Time limit within which a rejection counts as immediate."""
 _MOST_IN_TIME = 0.8
-"""At twice the load at most 11/16 of the requests can be in time: 8 s of arrivals, 3 s after."""
+"""At twice the capacity, at most 11/16 of the requests can be in time: 8 s of arrivals plus 3 s."""
 
 
 async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
-    """Run the scene on two running services; the exit code."""
+    """Run the scene on two running services; return the exit code."""
     async with Client(predicting.address) as client:
         rate = await measured_capacity(client)
     print(
@@ -65,14 +65,17 @@ async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
 
 
 def was_overload(most_in_time: float) -> bool:
-    """Whether requests had to wait too long, by the greater share of answers in time of the two."""
+    """Return whether the load exceeded the capacity. `most_in_time`: the greater share of answers
+    in time of the two services.
+    """
     return most_in_time <= _MOST_IN_TIME
 
 
 async def measured_capacity(client: Client) -> float:
-    """Answers per second with all slots busy: the best of some full waves, after one to warm up.
+    """Measure answers per second with all slots busy: the best of several full waves after one
+    warm-up.
 
-    The best, because other programs can only lower the rate.
+    The best is used because other programs can only lower the rate.
     """
     now = asyncio.get_running_loop().time
     waves_s: list[float] = []
@@ -84,7 +87,7 @@ async def measured_capacity(client: Client) -> float:
 
 
 async def _offer(client: Client, rate: float) -> Counter[str]:
-    """Send requests at a constant rate for some seconds, independent of their outcome."""
+    """Send requests at a constant rate for `_SECONDS`, independent of their outcome."""
     tasks: list[asyncio.Task[str]] = []
     for seed in range(round(rate * _SECONDS)):
         tasks.append(asyncio.create_task(_outcome(client, seed)))

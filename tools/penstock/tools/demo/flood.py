@@ -20,14 +20,14 @@ _NUM_FLOODING = 100
 _FLOOD_TOKENS = 300
 _QUIET_TOKENS = 16
 _WATCHED_S = 6.0
-"""Seconds for which the quiet tenant is measured, each time."""
+"""Duration in seconds of each measurement of the quiet tenant."""
 _PAUSE_S = 0.25
 """Seconds between two requests of the quiet tenant."""
 _FLOOD_AHEAD_S = 1.0
 
 
 async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
-    """Run the scene on two running services; the exit code."""
+    """Run the scene on two running services; return the exit code."""
     async with Client(fair.address) as client:
         print("the quiet tenant alone ...", flush=True)
         alone = await _quiet(client)
@@ -50,7 +50,7 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
 
 @dataclass(slots=True)
 class _Waits:
-    """Seconds to the first token; for an unfinished last request, the seconds measured."""
+    """Seconds to the first token; for an unfinished last request, the seconds measured so far."""
 
     started_answers_s: list[float]
     unfinished_s: float | None = None
@@ -78,7 +78,7 @@ async def _quiet(client: Client) -> _Waits:
 
 
 async def _flood(client: Client, seed: int) -> None:
-    """Send requests of the flood one after another, rejected ones included, until cancelled."""
+    """Send requests of the flood one after another, also after a rejection, until cancelled."""
     while True:
         try:
             async for _ in client.generate(

@@ -18,7 +18,7 @@ from penstock.tools.demo.view import PaneView
 from penstock.tools.own_service import OwnService, ServiceFailed
 
 _KILL_AFTER_TOKENS = 150
-"""Tokens of all streams together after which the engine is killed."""
+"""Total tokens of all streams after which the engine is killed."""
 _DEADLINE_S = 120.0
 
 
@@ -47,7 +47,9 @@ class _Stream:
 
 
 async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> int:
-    """Run the scene on a running service; the exit code. Raises ServiceFailed if it exits."""
+    """Run the scene on a running service; return the exit code. Raises ServiceFailed if the service
+    exits.
+    """
     async with Client(service.address) as client:
         print("three streams without a crash ...", flush=True)
         reference = await _stream_all(client, [_Stream(request) for request in requests])

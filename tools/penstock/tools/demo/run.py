@@ -44,21 +44,21 @@ class DemoRun:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it passed all expected states and completed."""
+        """Whether the request passed all expected states and completed."""
         names = [name for name, _ in self.states]
         is_whole = names[:1] == ["PENDING"] and names[-1:] == ["COMPLETED"]
         return self.finished is not None and is_whole and "PROCESSING" in names
 
     @property
     def complaint(self) -> str:
-        """Why it is not sound; "" if it is."""
+        """Why the run is not sound; "" if it is."""
         if self.is_sound:
             return ""
         seen = ", ".join(name for name, _ in self.states) or "none"
         return self.error or f"states seen: {seen}; expected {', '.join(_WHOLE_LIFE)}"
 
     def on_event(self, event: "Event", at_s: float) -> str:
-        """Record an event received `at_s` seconds after submission; returns the text it added."""
+        """Record an event received `at_s` seconds after submission; return its text."""
         from penstock.client import Accepted, Finished, Progress, Tokens
 
         if isinstance(event, Accepted):
@@ -76,7 +76,7 @@ class DemoRun:
         return ""
 
     def on_error(self, error: "PenstockError", at_s: float) -> None:
-        """Record the failure that ended it."""
+        """Record the error that ended the request."""
         self.error = str(error)
         self._enter("ERROR", at_s)
 
@@ -86,7 +86,7 @@ class DemoRun:
 
 
 def final_table(runs: "Sequence[DemoRun]") -> list[str]:
-    """State history with times, and the server's own timings, one line for each request."""
+    """Format the state history with times and the server's timings, one line for each request."""
     header = ("REQUEST", "STATES (ms)", "QUEUE ms", "TTFT ms", "TOKENS", "TOKENS/s", "FINISH")
     return table_lines([header, *(_row(run) for run in runs)])
 

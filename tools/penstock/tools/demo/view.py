@@ -22,11 +22,11 @@ class View(Protocol):
     """Shows the progress of runs."""
 
     def on_state(self, run: DemoRun) -> None:
-        """The run is in another state."""
+        """Show the new state of the run."""
         ...
 
     def on_text(self, run: DemoRun, text: str) -> None:
-        """The run has more text."""
+        """Show the new text of the run."""
         ...
 
     def close(self) -> None:
@@ -35,19 +35,21 @@ class View(Protocol):
 
 
 def choose_view(out: TextIO, runs: Sequence[DemoRun]) -> View:
-    """Panes on a terminal, lines elsewhere."""
+    """Return panes on a terminal, lines elsewhere."""
     return PaneView(out, runs) if out.isatty() else LineView(out)
 
 
 class LineView:
-    """Plain lines that start with the request's name: states as they change, text as it comes."""
+    """Plain lines that start with the request's name: states as they change, text as it is
+    received.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._pending: dict[str, str] = {}
 
     def on_state(self, run: DemoRun) -> None:
-        """Write the new state, after the text that came before it."""
+        """Write the new state, after the text received before it."""
         self._flush(run.request.name)
         state, at_s = run.states[-1]
         self._write(run.request.name, f"* {state} after {at_s * 1e3:.0f} ms")
@@ -82,7 +84,7 @@ class LineView:
 
 
 class PaneView:
-    """One pane for each request; each drawing overwrites the last one."""
+    """One pane for each request; each drawing overwrites the previous one."""
 
     def __init__(
         self,
@@ -132,10 +134,10 @@ class PaneView:
 
 
 def pane_lines(runs: Sequence[DemoRun], *, columns: int, rows: int) -> list[str]:
-    """The drawing: for each run a bold head line and the last lines of its text.
+    """Return the drawing: for each run a bold head line and the last lines of its text.
 
     The number of lines is constant for a terminal size and no line is wider than the terminal, so
-    that a drawing covers the last one.
+    that each drawing covers the previous one.
     """
     num_text_lines = max(1, min(_MAX_PANE_LINES, (rows - 2) // max(1, len(runs)) - 1))
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Candidates of a plan: named settings of a replica, with a router and an optional price.
+"""Candidates of a plan: named replica settings, with a router and an optional price.
 
 Owns their JSON format. Does not simulate.
 """
@@ -27,7 +27,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Settings of every replica. `price`: of a replica, in any unit; None: unknown."""
+    """Settings of every replica. `price`: of one replica, in any unit; None: unknown."""
 
     name: str
     replica: SimulationConfig
@@ -48,7 +48,7 @@ class Candidate:
 
 
 def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]:
-    """Candidates from a JSON list of objects; omitted fields are taken from `base`.
+    """Read candidates from a JSON list of objects; omitted fields are taken from `base`.
 
     An object has a `name`, an optional `price`, and any field of SimulationConfig, SchedulerConfig
     and RoutingConfig; `cost` is an object of coefficients. Raises ValueError naming the field.
@@ -108,7 +108,7 @@ def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where
 
 
 def _as_float(price: float | None) -> float | None:
-    """Convert; an integer may be too large for a float."""
+    """Convert to a float; an integer may be too large for one."""
     try:
         return None if price is None else float(price)
     except OverflowError:

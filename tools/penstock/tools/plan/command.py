@@ -1,4 +1,4 @@
-"""`penstock plan`: finds how many replicas of which settings a trace needs.
+"""`penstock plan`: finds which replica settings, and how many replicas, a trace needs.
 
 Owns the flags, the progress output and the location of the report. `plan` and the simulation
 package own the search.
@@ -99,7 +99,7 @@ def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("plan", lambda: _plan(args))
 
 

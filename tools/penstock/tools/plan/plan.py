@@ -1,4 +1,4 @@
-"""Finds how many replicas of which settings serve a trace within its targets.
+"""Finds which replica settings, and how many replicas, serve a trace within its targets.
 
 Owns the choice of simulations and of the best candidate. Does not write reports.
 """
@@ -21,7 +21,7 @@ from penstock.tools.simulation.simulate import Progress
 from penstock.tools.targets import Targets
 
 CURVE_LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-"""Points of the curve, as multiples of the load that one replica has in the plan."""
+"""Points of the curve, as multiples of the load of one replica in the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,10 @@ class LoadPoint:
 class CandidatePlan:
     """The result for a candidate.
 
-    `num_replicas`: the smallest number that met the target, next to one that did not; None: not
-    even the largest did. `tried`: all simulated clusters, by number of replicas. `curve`: one
-    replica under rising load. `is_monotone`: no larger number failed where a smaller one passed.
+    `num_replicas`: the smallest number that met the target, while one replica fewer did not; None:
+    not even the largest number did. `tried`: all simulated clusters, by number of replicas.
+    `curve`: one replica under rising load. `is_monotone`: no larger number failed where a smaller
+    one passed.
     """
 
     candidate: Candidate
@@ -96,7 +97,8 @@ class CandidatePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`best`: the cheapest candidate that meets the target (without prices, the one with the fewest
-    replicas; the first of equal ones). None: none does with `max_replicas`."""
+    replicas; the first of equal ones). None: no candidate meets it with `max_replicas`.
+    """
 
     target: PlanTarget
     window: PlanWindow
@@ -134,8 +136,9 @@ def make_plan(
 
 
 def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
-    """Where a search begins: the work of all tokens divided by the time, without cache hits and
-    with full steps. Used as a starting point only."""
+    """Estimate the number of replicas at which a search begins: the work of all tokens divided by
+    the time, without cache hits and with full steps.
+    """
     cost = config.cost
     work_s = 0.0
     for request in window.requests:
@@ -229,13 +232,14 @@ def _cost(plan: CandidatePlan) -> float:
 def least_replicas(
     meets: Callable[[int], bool], *, first_guess: int, max_replicas: int
 ) -> int | None:
-    """A number n <= `max_replicas` with `meets(n)` and not `meets(n - 1)`; None if there is none.
+    """Return a number n <= `max_replicas` with `meets(n)` and not `meets(n - 1)`; None if there is
+    none.
 
     0 replicas count as failed and are not tried. From `first_guess` the search moves up or down in
-    doubling steps, then bisects the rest (galloping, as in Bentley and Yao, "An Almost Optimal
-    Algorithm for Unbounded Searching", 1976). Every number is tried at most once; n and n - 1 both
-    were. If more replicas can serve worse, another number below n may pass too. The result is None
-    only if `max_replicas` failed.
+    doubling steps, then bisects the remaining interval (galloping, as in Bentley and Yao, "An
+    Almost Optimal Algorithm for Unbounded Searching", 1976). No number is tried twice; n and n - 1
+    have both been tried. If more replicas can serve worse, another number below n may pass too. The
+    result is None only if `max_replicas` failed.
     """
     if max_replicas < 1:
         raise ValueError(f"max_replicas must be at least 1, not {max_replicas}")

@@ -67,7 +67,7 @@ _LIMITS = (
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The plan as text."""
+    """Format the plan as text."""
     window, best = plan.window, plan.best
     lines = [
         f"target       {target_text(plan.target)}",
@@ -93,7 +93,7 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def plan_json(plan: Plan) -> str:
-    """The plan as JSON; unknown and infinite values are null."""
+    """Format the plan as JSON; unknown and infinite values are null."""
     window = plan.window
     document = {
         "target": dataclasses.asdict(plan.target),
@@ -132,7 +132,9 @@ def write_plan_report(plan: Plan, folder: Path) -> tuple[Chart, ...]:
 
 
 def plan_charts(plan: Plan) -> tuple[Chart, ...]:
-    """p99 TTFT and the good share over replicas, goodput and p99 TTFT over the load of one."""
+    """Chart p99 TTFT and the good share over replicas, goodput and p99 TTFT over the load of
+    one.
+    """
     found = plan.candidates
     per_replica = [_over_replicas(each, [v.ttft_p99_s * 1e3 for v in each.tried]) for each in found]
     most = max(verdict.num_replicas for each in found for verdict in each.tried)
@@ -193,7 +195,7 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """One simulation as one line."""
+    """Format one simulation as one line."""
     end = "meets the target" if verdict.meets else f"misses {', '.join(verdict.misses)}"
     return (
         f"p99 TTFT {seconds_text(verdict.ttft_p99_s)},"
@@ -203,7 +205,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def target_text(target: PlanTarget) -> str:
-    """The targets as one line."""
+    """Format the targets as one line."""
     text = (
         f"p99 TTFT {seconds_text(target.ttft_p99_s)}; 99 % of requests with 99 % of their gaps"
         f" within {seconds_text(target.itl_p99_s)}"
@@ -214,7 +216,7 @@ def target_text(target: PlanTarget) -> str:
 
 
 def window_text(plan: Plan) -> str:
-    """The planned part of the trace as one line."""
+    """Describe the planned part of the trace in one line."""
     window = plan.window
     num = len(window.requests)
     text = f"{num:,} requests, {window.requests_per_s:.3f} requests/s"

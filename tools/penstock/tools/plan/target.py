@@ -20,8 +20,8 @@ P99 = 0.99
 class PlanTarget:
     """The targets for the requests of the trace. Raises SettingError naming the field.
 
-    `ttft_p99_s`: counted from arrival; a request that never gets a token has missed it.
-    `itl_p99_s`: a request with few gaps must keep all of them.
+    `ttft_p99_s`: counted from arrival; a request that never gets a token misses it. `itl_p99_s`: a
+    request with few gaps meets it only if all its gaps do.
     """
 
     ttft_p99_s: float = required(
@@ -56,9 +56,9 @@ class Verdict:
     """The verdict on one simulated cluster.
 
     `ttft_p99_s`: the p99 over all requests, infinite if over 1 % got no token. `smooth_share`: the
-    share of requests whose own gaps meet the target; a request without a token does not.
-    `itl_p99_s`: the p99 of all gaps of all requests, for comparison with benchmarks; it is not the
-    target. `misses`: names of the targets that are not met.
+    share of requests whose own gaps meet the target; a request without a token does not count as
+    smooth. `itl_p99_s`: the p99 of all gaps of all requests, for comparison with benchmarks; it is
+    not the target. `misses`: names of the targets that are not met.
     """
 
     num_replicas: int
@@ -75,12 +75,14 @@ class Verdict:
 
     @property
     def meets(self) -> bool:
-        """Whether all targets hold."""
+        """Whether all targets are met."""
         return not self.misses
 
 
 def judge(run: ClusterRun, target: PlanTarget) -> Verdict:
-    """Compare a finished run with the targets; it must have counted gaps against `itl_p99_s`."""
+    """Compare a finished run with the targets; the run must have counted slow gaps against
+    `itl_p99_s`.
+    """
     if run.config.replica.targets.itl_s != target.itl_p99_s:
         raise ValueError("the run has counted slow gaps against another target")
     table = run.total.recorder.table

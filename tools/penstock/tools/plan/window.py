@@ -14,8 +14,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 class PlanWindow:
     """A window of a trace, its requests shifted to begin at 0.
 
-    `start_s`, `end_s`: its position in the trace. `num_trace_requests`, `trace_s`: of the whole
-    trace, from first to last arrival.
+    `start_s`, `end_s`: the position of the window in the trace. `num_trace_requests`, `trace_s`:
+    number of requests and duration of the whole trace, from first to last arrival.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -36,10 +36,10 @@ class PlanWindow:
 
 
 def busiest_window(trace: Sequence[TraceRequest], window_s: float) -> PlanWindow:
-    """The window of `window_s` seconds, beginning with an arrival, that has the most tokens.
+    """Return the window of `window_s` seconds, beginning with an arrival, that has the most tokens.
 
-    Tokens are those of prompts and outputs. `trace` holds at least one request, in order of
-    arrival. A shorter trace is taken whole.
+    Prompt and output tokens are counted. `trace` has at least one request and is in order of
+    arrival. A trace shorter than the window is returned whole.
     """
     first_s, last_s = trace[0].arrival_s, trace[-1].arrival_s
     begin, end = 0, len(trace)

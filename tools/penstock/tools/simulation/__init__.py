@@ -1,5 +1,5 @@
-"""Traffic replayed in virtual time: the production engine over the simulated executor.
+"""Replays traffic in virtual time, with the production engine over the simulated executor.
 
-Owns traces, the driver of the clock, what is measured of a run and its report. Does not know
-sockets or gRPC; importing it loads numpy and nothing heavier.
+Owns traces, the virtual clock, the measurements of a run and its report. Uses no sockets and no
+gRPC; importing it loads nothing heavier than numpy.
 """

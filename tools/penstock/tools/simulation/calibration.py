@@ -2,12 +2,12 @@
 
 Owns the file format (JSON lines: n_prefill, n_decode, n_context, seconds) and the fit: least
 squares of the relative residuals, so that long prefills do not dominate decode steps, with no
-negative coefficient. Four coefficients have sixteen sets of non-zero ones, so the best is found by
-trying all of them instead of by an active-set search. Steps that took far longer than they should
-(the first ones, pauses of the machine) are left out, with their number: three to six robust
-standard deviations are the usual bound for that (Huber and Ronchetti, *Robust Statistics*). At last
-all prices are scaled so that all steps that are left take as long together as they did: a total is
-what throughput is made of.
+negative coefficient. Four coefficients have sixteen sets of non-zero ones, so the fit tries all of
+them instead of an active-set search. Steps that took far longer than predicted (the first ones,
+pauses of the machine) are excluded and counted: three to six robust standard deviations are the
+usual bound for outliers (Huber and Ronchetti, *Robust Statistics*). Finally all coefficients are
+scaled so that the predicted total time of the remaining steps equals the measured one, because
+throughput depends on the total.
 """
 
 import itertools
@@ -28,9 +28,9 @@ _MAX_NUMBER = 1e12
 _NUM_ROUNDS = 12
 _MAX_SIGMAS = 6.0
 _SIGMA_OF_MEDIAN = 1.4826
-"""Standard deviation of a normal distribution over the median of its absolute values."""
+"""Ratio of the standard deviation of a normal distribution to the median of its absolute values."""
 _NEVER_LEFT_OUT = 0.5
-"""A step that took half as long again is an honest one, however quiet the machine is."""
+"""A step is not an outlier up to this relative error, however small the deviation of the others."""
 
 
 class CalibrationError(ValueError):
@@ -40,10 +40,10 @@ class CalibrationError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """A fit. `r_squared`: share of the variance explained; `mean_error`: mean of |predicted -
-    measured| over the mean measured time; `num_steps`: what it was fitted to.
+    measured| over the mean measured time; `num_steps`: number of steps fitted.
 
-    `num_left_out`: steps that took far longer than they should; `left_out_share`: their share of
-    the time, which the cost model does not include.
+    `num_left_out`: number of excluded outliers; `left_out_share`: their share of the total time,
+    which the cost model does not include.
     """
 
     cost: CostModel
@@ -66,7 +66,9 @@ def calibrate(path: Path) -> Calibration:
 
 
 def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Counts float64 [n, 3] (prefill tokens, decode rows, context tokens), seconds float64 [n]."""
+    """Return counts float64 [n, 3] (prefill tokens, decode rows, context tokens), seconds float64
+    [n].
+    """
     counts: list[tuple[float, ...]] = []
     seconds: list[float] = []
     try:
@@ -86,7 +88,7 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calibration:
-    """Coefficients of least relative error, none negative; arrays as from `read_steps`."""
+    """Fit non-negative coefficients with the least relative error; arrays as from `read_steps`."""
     num = len(seconds)
     if num < len(_PRICES):
         raise CalibrationError(f"{num} steps are too few to fit {len(_PRICES)} prices")
@@ -111,9 +113,9 @@ def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calib
 def _robust_fit(
     columns: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Coefficients float64 [4], and the steps fitted, bool [n].
+    """Return the coefficients float64 [4], and which steps were fitted, bool [n].
 
-    Each round weighs steps by the prediction of the previous round; the first by the measured
+    Each round weighs steps by the prediction of the previous round; the first round by the measured
     time, which reduces the weight of pauses.
     """
     expected = seconds
@@ -123,7 +125,7 @@ def _robust_fit(
         relative = columns[is_kept] / expected[is_kept, None]
         scales = np.maximum(np.abs(relative).max(axis=0), 1e-300)
         prices = _non_negative_fit(relative / scales, seconds[is_kept] / expected[is_kept]) / scales
-        # A step that costs nothing by these prices would weigh everything in the next round.
+        # A step with a predicted time of 0 would have infinite weight in the next round.
         expected = np.maximum(columns @ prices, 1e-3 * seconds)
         errors = (seconds - expected) / expected
         sigma = _SIGMA_OF_MEDIAN * float(np.median(np.abs(errors)))
@@ -163,7 +165,7 @@ def _numbers(line: str) -> list[float]:
         value = values.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"{name} must be a number, not {value!r}")
-        # Compared before it is made a float: a whole number may be too large for one.
+        # Compared before the conversion: an integer may be too large for a float.
         if not 0 <= value < math.inf or value > _MAX_NUMBER:
             raise ValueError(f"{name} must be finite and not negative, at most {_MAX_NUMBER:g}")
         numbers.append(float(value))

@@ -1,7 +1,7 @@
-"""Several simulated servers behind a router, and the result of a trace sent to them.
+"""Runs a trace through several simulated servers behind a router, and returns the result.
 
-Owns the common time: all replicas are at a request's arrival when it is routed, so that a router
-sees neither later arrivals nor the results of unfinished steps.
+Owns the common time: all replicas run until a request's arrival before it is routed, so that the
+router sees neither later arrivals nor the results of unfinished steps.
 """
 
 import time
@@ -28,7 +28,7 @@ from penstock.tools.simulation.simulate import (
 )
 
 MAX_REPLICAS = 1024
-"""Each is an engine with its memory, and a turn of Python per request of the trace."""
+"""Each replica costs the memory of an engine, and Python time for every request of the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,10 @@ class ClusterConfig:
 class ClusterRun:
     """The result of a run.
 
-    `total`: all requests in order of arrival, as if by one server, without samples of memory.
-    `replicas`: the run of each that was sent anything; `numbers`: which those are. `routes` int64
-    [requests]: where each request went. `wall_s` and `cpu_s` of the whole are in `total`.
+    `total`: all requests in order of arrival, as if served by one server, without memory samples.
+    `replicas`: the run of each replica that received requests; `numbers`: the indexes of these
+    replicas. `routes` int64 [requests]: the replica of each request. `total` has `wall_s` and
+    `cpu_s` of the whole run.
     """
 
     config: ClusterConfig
@@ -69,8 +70,8 @@ def simulate_cluster(
 ) -> ClusterRun:
     """Replay a trace, in order of arrival, until every request has ended.
 
-    The trace is read as it is needed. `on_progress` is called about twice a second. `router`: in
-    place of the one that the settings name.
+    The trace is read as a stream. `on_progress` is called about twice a second. `router` replaces
+    the router that the settings name.
     """
     start_s, start_cpu_s = time.monotonic(), time.process_time()
     cluster = _Cluster(config, router)
@@ -103,7 +104,7 @@ class _Cluster:
         )
         routing = config.routing
         self._account = LoadAccount(num, routing.load_signal, routing.load_signal_delay_s)
-        # What each request weighed when it was sent, by replica and the replica's key less one.
+        # Weight of each request when it was sent, by replica and by its key there minus one.
         self._weights: list[list[int]] = [[] for _ in range(num)]
         self._recorders = [_recorder_of(one, partial(self._note_end, i)) for i in range(num)]
         self._replicas = [Replica(one, recorder) for recorder in self._recorders]

@@ -1,6 +1,6 @@
 """Reports a run of several replicas: the total as for one server, and a comparison of the replicas.
 
-Owns what is added to `report.py` for that. Does not measure.
+Owns what a cluster report adds to `report.py`. Does not measure.
 """
 
 import dataclasses
@@ -51,11 +51,12 @@ _PER_REPLICA_CHARTS = ("load", "memory")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSummary:
-    """The whole and its parts.
+    """The summaries of all replicas together and of each.
 
     `total`: of all requests; its memory figures are means over the replicas, weighted by their
-    memory and its use, and the greatest use of any. `replicas`: of each that was sent anything,
-    `numbers` has their indexes; rates are over a replica's own time.
+    memory and its use, and the greatest use of any replica. `replicas`: of each replica that
+    received requests; `numbers` has the indexes of these replicas. Rates are over a replica's own
+    time.
     """
 
     total: Summary
@@ -64,7 +65,7 @@ class ClusterSummary:
 
 
 def summarise_cluster(run: ClusterRun) -> ClusterSummary:
-    """The summary of a run that has ended."""
+    """Summarise a run that has ended."""
     replicas = tuple(summarise(replica) for replica in run.replicas)
     used = np.array([replica.kv_utilisation for replica in replicas])
     wasted = np.array([replica.kv_waste for replica in replicas])
@@ -72,7 +73,7 @@ def summarise_cluster(run: ClusterRun) -> ClusterSummary:
     in_use = float(used[is_known].sum())
     total = dataclasses.replace(
         summarise(run.total),
-        # A replica that was never sent anything used nothing.
+        # A replica that received no request used no memory.
         kv_utilisation=in_use / run.config.num_replicas if is_known.any() else math.nan,
         kv_utilisation_max=max(
             (r.kv_utilisation_max for r in replicas if not math.isnan(r.kv_utilisation_max)),
@@ -84,7 +85,7 @@ def summarise_cluster(run: ClusterRun) -> ClusterSummary:
 
 
 def cluster_lines(run: ClusterRun, summary: ClusterSummary) -> list[str]:
-    """The figures for people: the whole, then a line per replica."""
+    """Format the figures: the total, then a line per replica."""
     rows = [_COLUMNS, *_rows(summary)]
     return [
         *summary_lines(summary.total),
@@ -95,7 +96,7 @@ def cluster_lines(run: ClusterRun, summary: ClusterSummary) -> list[str]:
 
 
 def cluster_settings(run: ClusterRun) -> dict[str, Any]:
-    """The settings of a run as JSON values."""
+    """Return the settings of a run as JSON values."""
     return {
         **settings_of(run.total),
         "num_replicas": run.config.num_replicas,
@@ -104,7 +105,7 @@ def cluster_settings(run: ClusterRun) -> dict[str, Any]:
 
 
 def cluster_json(run: ClusterRun, summary: ClusterSummary) -> str:
-    """Settings and figures as JSON; figures that were not measured are null."""
+    """Format settings and figures as JSON; figures that were not measured are null."""
     document = {
         "settings": cluster_settings(run),
         "figures": finite_or_none(dataclasses.asdict(summary.total)),
@@ -121,9 +122,9 @@ def cluster_json(run: ClusterRun, summary: ClusterSummary) -> str:
 def write_cluster_report(
     run: ClusterRun, summary: ClusterSummary, folder: Path
 ) -> tuple[Chart, ...]:
-    """Write `summary.json`, `requests.csv` and `report.html`; returns the charts of the page.
+    """Write `summary.json`, `requests.csv` and `report.html`; return the charts of the page.
 
-    The folder is made where it is missing. Raises OSError.
+    Creates the folder if it is missing. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).write_text(cluster_json(run, summary) + "\n", encoding="utf-8")
@@ -144,7 +145,7 @@ def write_cluster_report(
 
 
 def cluster_charts(run: ClusterRun) -> tuple[Chart, ...]:
-    """The charts of the whole, with a line per replica where memory and queue are shown."""
+    """Return the charts of the total, with a line per replica for memory and queue."""
     whole = [chart for chart in charts_of(run.total) if chart.name not in _PER_REPLICA_CHARTS]
     return (
         *whole,

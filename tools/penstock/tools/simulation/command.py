@@ -1,7 +1,7 @@
-"""`penstock simulate`: a trace through the production scheduler, in virtual time.
+"""`penstock simulate`: replays a trace through the production scheduler, in virtual time.
 
-Owns the flags, the progress line and where the report goes. What is simulated and measured is the
-simulation package's.
+Owns the flags, the progress line and the location of the report. The simulation package owns the
+simulation and its measurements.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("simulate", lambda: _simulate(args))
 
 

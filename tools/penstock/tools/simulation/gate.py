@@ -1,9 +1,9 @@
 """Admission to the engine: the only difference between in-flight, static and dynamic batching.
 
-Owns the requests that a batching server holds back before it hands them over. Static batching waits
-for a whole batch and runs it to its end before the next; dynamic batching does the same but waits
-only so long for the batch to fill. The engine behind them is the production one and releases
-finished requests early, which is generous to both: nothing is padded.
+Owns the requests that a batching server holds back from the engine. Static batching waits for a
+full batch and runs it to its end before the next; dynamic batching does the same but waits for a
+limited time only. The engine is the production one and releases finished requests early, which
+favours both policies: nothing is padded.
 """
 
 import math
@@ -21,24 +21,24 @@ class Gate(Protocol):
         ...
 
     def close(self) -> None:
-        """No more requests follow."""
+        """Expect no more requests."""
         ...
 
     def let_in(self, now_s: float, *, is_idle: bool) -> list[RequestSpec]:
-        """Requests that enter now; `is_idle`: the engine has nothing to do."""
+        """Return the requests to admit now; `is_idle`: the engine has nothing to do."""
         ...
 
     def next_opening_s(self) -> float:
-        """When `let_in` would admit a request to an idle engine; infinite when it is not known."""
+        """Return when `let_in` would admit a request to an idle engine; infinite when unknown."""
         ...
 
     def __len__(self) -> int:
-        """Requests held back."""
+        """Return the number of requests held back."""
         ...
 
 
 class OpenGate:
-    """All requests enter at once: in-flight batching, the queue is the scheduler's."""
+    """Admits all requests at once: in-flight batching with the queue of the scheduler."""
 
     def __init__(self) -> None:
         self._arrived: list[RequestSpec] = []
@@ -65,10 +65,10 @@ class OpenGate:
 
 
 class BatchGate:
-    """Lets up to `batch_size` requests into an idle engine, as one batch.
+    """Admits up to `batch_size` requests to an idle engine, as one batch.
 
-    It opens when that many wait, when the first has waited `max_wait_s` (infinite for static
-    batching), and when no more will come.
+    It opens when `batch_size` requests wait, when the first has waited `max_wait_s` (infinite for
+    static batching), or when no more requests follow.
     """
 
     def __init__(self, *, batch_size: int, max_wait_s: float) -> None:

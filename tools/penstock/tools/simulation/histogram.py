@@ -1,7 +1,7 @@
-"""A histogram of durations with one relative error over their whole range.
+"""A histogram of durations with a constant relative error over the whole range.
 
 Owns the buckets: each is one per cent wider than the one below it (the idea of HdrHistogram), so
-hundreds of millions of durations take a few kilobytes. Does not know what they are durations of.
+hundreds of millions of durations take a few kilobytes. Independent of what is measured.
 """
 
 import math
@@ -16,7 +16,7 @@ _NUM_BUCKETS = 4096  # up to about 5e10 s
 
 
 class DurationHistogram:
-    """Counts durations; its results are at most half a per cent off. Shorter than 0.1 us is 0."""
+    """Counts durations; results are within half a per cent. Durations under 0.1 us count as 0."""
 
     def __init__(self) -> None:
         self._counts: NDArray[np.int64] = np.zeros(_NUM_BUCKETS, dtype=np.int64)
@@ -27,7 +27,7 @@ class DurationHistogram:
         return int(self._counts.sum())
 
     def add(self, durations_s: NDArray[np.float64]) -> None:
-        """Count durations [n], seconds, none negative."""
+        """Count durations [n] in seconds, none negative."""
         if not len(durations_s):
             return
         logs = np.log(np.maximum(durations_s, _LOWEST_S) / _LOWEST_S) / _LOG_GROWTH
@@ -37,7 +37,7 @@ class DurationHistogram:
         self._max_s = max(self._max_s, float(durations_s.max()))
 
     def merge(self, other: "DurationHistogram") -> None:
-        """Count what another one has counted."""
+        """Add the counts of another histogram."""
         # An instance of the same class.
         self._counts += other._counts  # noqa: SLF001
         self._sum_s += other._sum_s  # noqa: SLF001
@@ -45,17 +45,19 @@ class DurationHistogram:
 
     @property
     def mean_s(self) -> float:
-        """The exact mean, NaN of nothing."""
+        """The exact mean; NaN if empty."""
         num = len(self)
         return self._sum_s / num if num else math.nan
 
     @property
     def max_s(self) -> float:
-        """The exact maximum, NaN of nothing."""
+        """The exact maximum; NaN if empty."""
         return self._max_s if len(self) else math.nan
 
     def percentile_s(self, percent: float) -> float:
-        """The smallest duration that at least `percent` of all do not exceed; NaN of nothing."""
+        """Return the smallest duration that at least `percent` % of them do not exceed; NaN if
+        empty.
+        """
         num = len(self)
         if not num:
             return math.nan
@@ -64,7 +66,7 @@ class DurationHistogram:
         return min(_middle_s(bucket), self._max_s)
 
     def cumulative(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Durations and the share of all that do not exceed them, for the buckets in use."""
+        """Return durations and the share of all durations up to each, for the buckets in use."""
         used = np.flatnonzero(self._counts)
         shares = np.cumsum(self._counts)[used] / max(1, len(self))
         return np.array([_middle_s(int(bucket)) for bucket in used]), shares

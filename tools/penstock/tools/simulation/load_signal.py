@@ -1,7 +1,7 @@
 """The load of each replica as a balancer sees it, with its delay.
 
-Owns the account of requests that were sent and have not ended, delayed by the age of the signal.
-Does not choose, and does not look into a replica: everything here passes the balancer anyway.
+Counts the requests that were sent and have not ended, delayed by the age of the signal. Does not
+choose a replica and reads none: all of these events pass the balancer.
 """
 
 import enum
@@ -13,8 +13,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 class LoadSignal(enum.StrEnum):
     """The measure of a replica's open requests.
 
-    REQUESTS: how many. TOKENS: the tokens of their prompts, which distinguishes a long prompt from
-    a short one; how much a request will generate is unknown.
+    REQUESTS: their number. TOKENS: the tokens of their prompts, which distinguishes a long prompt
+    from a short one; the length of the output is unknown.
     """
 
     REQUESTS = "requests"
@@ -22,11 +22,11 @@ class LoadSignal(enum.StrEnum):
 
 
 class LoadAccount:
-    """Load per replica as of `delay_s` seconds ago; the exact one at 0.
+    """Load per replica as of `delay_s` seconds ago; exact with a delay of 0.
 
-    With a delay the balancer sees neither what it sent nor what ended since then, as one that reads
-    the replicas' reports (on the effect of old information: Mitzenmacher, "How Useful Is Old
-    Information?", IEEE TPDS 2000).
+    With a delay the balancer sees neither requests sent nor requests ended since then, like a
+    balancer that reads the replicas' reports (on the effect of old information: Mitzenmacher, "How
+    Useful Is Old Information?", IEEE TPDS 2000).
     """
 
     def __init__(self, num_replicas: int, signal: LoadSignal, delay_s: float) -> None:
@@ -44,11 +44,11 @@ class LoadAccount:
         return weight
 
     def ended(self, replica: int, weight: int, at_s: float) -> None:
-        """A request has ended, in whatever way."""
+        """Record that a request has ended, with any outcome."""
         self._note(at_s, replica, -weight)
 
     def loads(self, now_s: float) -> tuple[int, ...]:
-        """Load of each replica; `now_s` must not go back."""
+        """Return the load of each replica; `now_s` must not decrease."""
         while self._to_come and self._to_come[0][0] <= now_s:
             _, _, replica, change = heapq.heappop(self._to_come)
             self._loads[replica] += change

@@ -1,7 +1,7 @@
 """Flags for a trace and for simulated servers, and their values.
 
-Owns the reading of them for every command that simulates; most are declared with the settings of
-the simulation. The simulation package does the rest, and is imported when a command runs.
+Reads these flags for every command that simulates; most are declared with the settings of the
+simulation. The simulation package is imported only when a command runs.
 """
 
 import argparse
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BATCHES = {("static", "dynamic"): ("batch_size",), ("dynamic",): ("batch_wait_s",)}
-"""Policies, and the settings that only they take."""
+"""Settings that only these policies have."""
 _ROUTING = {
     ("least_loaded", "prefix_aware"): ("load_signal", "load_signal_delay_s"),
     ("prefix_aware",): (
         *("overload_factor", "overload_slack", "min_prefix_share", "max_index_tokens"),
     ),
 }
-"""Routers, and the settings that only they take."""
+"""Settings that only these routers have."""
 _CACHE_FIELDS = (
     *("eviction", "session_ttl_s", "session_retention_level", "max_session_share"),
     "max_session_tokens",
@@ -101,7 +101,7 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
-    """The cost model of a step. Raises BadSetting, CalibrationError, OSError."""
+    """Return the cost model of a step. Raises BadSetting, CalibrationError, OSError."""
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.settings.json_values import to_json_value
     from penstock.tools.simulation.calibration import calibrate
@@ -131,7 +131,9 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
 def config_of(
     args: argparse.Namespace, cost: "CostModel", targets: "Targets | None" = None
 ) -> "SimulationConfig":
-    """One server. `targets`: used if there are no flags for them. Raises UsageError, BadSetting."""
+    """Return the settings of one server. `targets`: used if no flag sets them. Raises UsageError,
+    BadSetting.
+    """
     from penstock.scheduler.config import SchedulerConfig
     from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 
@@ -163,19 +165,19 @@ def config_of(
 
 
 def routing_of(args: argparse.Namespace) -> "RoutingConfig":
-    """The router that the flags name. Raises BadSetting."""
+    """Return the router that the flags name. Raises BadSetting."""
     from penstock.tools.simulation.routing import RoutingConfig
 
     return read_settings(args, RoutingConfig)
 
 
 def refuse_batches_for_others(args: argparse.Namespace, policies: "Collection[Policy]") -> None:
-    """Raise UsageError for a batch flag that none of the used policies takes."""
+    """Raise UsageError for a batch flag that none of the used policies has."""
     _refuse_for_others(args, _BATCHES, "policy", policies)
 
 
 def refuse_routing_for_others(args: argparse.Namespace, routers: "Collection[RouterKind]") -> None:
-    """Raise UsageError for a flag that none of the used routers takes."""
+    """Raise UsageError for a flag that none of the used routers has."""
     _refuse_for_others(args, _ROUTING, "router", routers)
 
 
@@ -194,7 +196,7 @@ def _refuse_for_others(
 
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
-    """The transformations of the trace. Raises UsageError, BadSetting."""
+    """Return the transformations of the trace. Raises UsageError, BadSetting."""
     from penstock.tools.simulation.synthetic import TenantShare
     from penstock.tools.simulation.trace_formats import check_unique
     from penstock.tools.simulation.transform import TransformConfig
@@ -216,7 +218,7 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
 
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
-    """The named trace, read as a stream. Raises UsageError."""
+    """Return the requests of the named trace, read as a stream. Raises UsageError."""
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
     from penstock.tools.simulation.trace_files import read_trace
@@ -232,7 +234,7 @@ def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
 
 
 def from_json(option: str, kind: type[T], text: str | None) -> T:
-    """A value from JSON, its defaults where nothing is given. Raises UsageError."""
+    """Read a value from JSON; omitted fields have their defaults. Raises UsageError."""
     return _built(option, kind, json_object(option, text))
 
 
@@ -242,13 +244,13 @@ def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
     try:
         return from_json_value(kind, values)
     except (TypeError, ValueError) as error:
-        # The author of the JSON knows its keys, not our class.
+        # The author of the JSON knows its keys and not the name of the class.
         reason = str(error).removeprefix(kind.__name__).lstrip(".: ")
         raise UsageError(f"{option}: {reason}") from error
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
-    """A JSON object, empty where nothing is given. Raises UsageError."""
+    """Read a JSON object; empty if `text` is None. Raises UsageError."""
     from penstock.server.settings.json_values import parse_json
 
     if text is None:
@@ -265,7 +267,9 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
-    """The requests of a recording; omitted ones are reported on stderr. Raises UsageError."""
+    """Return the requests of a recording; omitted ones are reported on stderr. Raises
+    UsageError.
+    """
     from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace
 
@@ -282,7 +286,7 @@ def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
 
 
 def calibrate_from_flight(path: Path) -> "Calibration":
-    """The cost model fitted to the steps of a recording. Raises UsageError."""
+    """Fit the cost model to the steps of a recording. Raises UsageError."""
     from penstock.tools.simulation.calibration import fit_cost
     from penstock.tools.simulation.flight_trace import flight_steps
 
@@ -316,7 +320,9 @@ def check_report_options(args: argparse.Namespace) -> None:
 
 
 def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
-    """Write the plots into the folder of a written report, and print where. Raises UsageError."""
+    """Write the plots into the folder of a written report; print the location. Raises
+    UsageError.
+    """
     from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
 
     if args.png or (args.png is None and has_matplotlib()):

@@ -1,7 +1,7 @@
-"""Token ids and block hashes for requests of which only lengths and prefix ids are known.
+"""Makes token ids and block hashes for requests with known lengths and prefix ids only.
 
 Owns the generation: equal prefix ids of one tenant give equal tokens and equal block hashes,
-everything else differs. Does not know when a request runs.
+everything else differs. Independent of when a request runs.
 """
 
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class Prompt:
 class PromptMaker:
     """Makes prompts for one engine's vocabulary and block size.
 
-    Requests without prefix ids share one array of zeros and take no part in prefix reuse. Where
-    blocks divide the trace's, a digest is written from the tenant, the prefix id and the block's
-    place in it instead of being hashed: a prefix id names everything before it as well, which is
-    what a chained hash does.
+    Requests without prefix ids share one array of zeros and have no prefix reuse. If the block size
+    divides that of the trace, a digest is composed of the tenant, the prefix id and the block's
+    position in it instead of hashed: a prefix id identifies everything before it as well, like a
+    chained hash.
     """
 
     def __init__(self, *, vocab_size: int, block_size: int, has_prefix_caching: bool) -> None:
@@ -42,7 +42,9 @@ class PromptMaker:
         self._zeros = _frozen(np.zeros(65_536, dtype=np.int32))
 
     def make(self, request: TraceRequest, tenant_index: int) -> Prompt:
-        """The prompt of a request; `tenant_index` separates tenants, which never share blocks."""
+        """Return the prompt of a request; `tenant_index` separates tenants, which never share
+        blocks.
+        """
         if not (request.prefix_ids and self._has_prefix_caching):
             return Prompt(token_ids=self._plain(request.num_prompt_tokens))
         token_ids = self._tokens(request)

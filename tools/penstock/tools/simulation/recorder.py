@@ -1,8 +1,8 @@
 """Measures a run from the events of each step of the engine.
 
-Owns times of requests, gaps between tokens, the service of each tenant and samples of the memory.
-Python runs once per step and once per event of a request; tokens are counted in bulk, some hundred
-thousand at a time. Does not judge: targets and percentiles are the summary's.
+Owns request times, gaps between tokens, tokens served per tenant and memory samples. Python runs
+once per step and once per event of a request; tokens are counted in bulk, some hundred thousand at
+a time. The summary computes percentiles and compares with targets.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ _MAX_BINS = 32_768
 class RunRecorder:
     """The measures of one run, of one or several engines.
 
-    `slow_gap_s`: a gap between two tokens of a request that is longer is counted as slow; a
-    request whose share of slow gaps is at most 1 % has a p99 gap within it. `gaps`: all of them.
-    `timeline_bin_s`: width of the bins in which served tokens are counted per tenant; it doubles
-    when there would be more than 32,768 of them, for a trace may have a pause of years. `num_steps`
-    leaves out turns of the engine in which nothing was computed. `on_end` is called for every
-    request that ends, when the step that ends it has run.
+    `slow_gap_s`: a longer gap between two tokens of a request counts as slow; a request with at
+    most 1 % slow gaps has a p99 gap within it. `gaps`: all gaps. `timeline_bin_s`: width of the
+    bins in which served tokens are counted per tenant; it doubles when there would be more than
+    32,768 bins, because a trace may have a pause of years. `num_steps` excludes iterations of the
+    engine without computation. `on_end` is called for every request that ends, after the step that
+    ends it.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class RunRecorder:
         self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
 
     def take_all(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
-        """Merge the records of several engines, which are flushed and have these settings.
+        """Merge the records of several engines, which are flushed and have the same settings.
 
-        `sources` int64 [n]: which recorder has request i of the whole. Samples of memory are left
-        out: those of engines do not add up to a sample of one.
+        `sources` int64 [n]: index of the recorder that has request i of the merged run. Memory
+        samples are omitted: samples of several engines do not add up to a sample of one.
         """
         self.table = RequestTable.merged([recorder.table for recorder in recorders], sources)
         self._widen(max(recorder.timeline_bin_s for recorder in recorders))
@@ -75,7 +75,7 @@ class RunRecorder:
             self._served[: len(its_served), columns] += its_served
 
     def note(self, events: StepEvents, engine: Engine, num_held_back: int) -> None:
-        """Take in the events of one step; `num_held_back`: requests waiting outside the engine."""
+        """Record the events of one step; `num_held_back`: requests waiting outside the engine."""
         if events.at_s > self._latest_s or len(events.keys):
             self._latest_s = events.at_s
             self.num_steps += 1
@@ -115,7 +115,7 @@ class RunRecorder:
         self._measure_gaps(index[order], times_s[order])
 
     def served_tokens(self) -> NDArray[np.int64]:
-        """Output tokens per bin and tenant, int64 [bins, tenants]."""
+        """Return output tokens per bin and tenant, int64 [bins, tenants]."""
         served = np.zeros((len(self._served), len(self.table.tenants)), dtype=np.int64)
         served[:, : self._served.shape[1]] = self._served
         return served
@@ -154,7 +154,7 @@ class RunRecorder:
         self._served[:num_bins] += counts.reshape(num_bins, num_tenants)
 
     def _widen(self, bin_s: float) -> None:
-        """Count in bins of `bin_s` from now on, a power of two times as wide as they are."""
+        """Merge the bins to a width of `bin_s`, the current width times a power of two."""
         while self.timeline_bin_s < bin_s:
             self.timeline_bin_s *= 2.0
             starts = np.arange(0, len(self._served), 2)
@@ -162,7 +162,7 @@ class RunRecorder:
                 self._served = np.add.reduceat(self._served, starts, axis=0)
 
     def _measure_gaps(self, index: NDArray[np.int64], times_s: NDArray[np.float64]) -> None:
-        """Tokens [m] sorted by request, in order of time within each."""
+        """Record the gaps of tokens [m], sorted by request and then by time."""
         table = self.table
         firsts = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
         who = index[firsts]
@@ -183,9 +183,9 @@ class RunRecorder:
 
 
 class MemorySamples:
-    """Samples of an engine, taken after a step; parallel lists.
+    """Samples of an engine, each taken after a step; parallel lists.
 
-    `num_unused_tokens`: empty places in allocated blocks.
+    `num_unused_tokens`: empty token slots in allocated blocks.
     """
 
     def __init__(self) -> None:
@@ -196,11 +196,11 @@ class MemorySamples:
         self.num_unused_tokens: list[int] = []
 
     def add(self, at_s: float, engine: Engine, num_held_back: int) -> None:
-        """Sample an engine now."""
+        """Sample an engine."""
         cache, arrays = engine.cache, engine.arrays
         self.at_s.append(at_s)
         self.num_running.append(len(engine.running))
         self.num_waiting.append(len(engine.queue) + num_held_back)
         self.num_used_blocks.append(cache.num_used)
-        # Shared blocks are full: counted with every owner, they cancel out.
+        # Shared blocks are full and counted for every owner in both sums, so they cancel out.
         self.num_unused_tokens.append(int(cache.capacity.sum()) - int(arrays.num_computed.sum()))

@@ -1,8 +1,8 @@
-"""One simulated server: an engine, its clock and the gate before it.
+"""One simulated server: an engine, its clock and the gate in front of it.
 
-Owns virtual time: a step takes the time of the cost model, idle time is skipped. What
-arrives while a step runs enters after it, as in the engine process. Several replicas can stand
-side by side: bring all of them to the same time, then offer a request to one.
+Owns virtual time: a step takes the time of the cost model, idle time is skipped. Requests that
+arrive during a step enter after it, as in the engine process. With several replicas, run all of
+them until the same time, then offer a request to one.
 """
 
 import math
@@ -30,7 +30,7 @@ class SimulationStuck(Exception):
 
 
 class Replica:
-    """A server that gets arrivals, and the time until which it may run."""
+    """A simulated server that receives requests and runs until a given time."""
 
     def __init__(self, config: SimulationConfig, recorder: RunRecorder) -> None:
         self._clock = VirtualClock()
@@ -54,11 +54,11 @@ class Replica:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that run or wait here: the load that a router balances."""
+        """Number of requests that run or wait here: the load that a router balances."""
         return len(self._gate) + len(self.engine.queue) + len(self.engine.running)
 
     def offer(self, request: TraceRequest) -> None:
-        """A request arrives; `run_until` its arrival first."""
+        """Submit a request; call `run_until` with its arrival time first."""
         key = self._recorder.table.add(request)
         tenant_index = self._recorder.table.tenant_index(request.tenant)
         prompt = self._prompts.make(request, tenant_index)
@@ -84,8 +84,8 @@ class Replica:
     def run_until(self, until_s: float) -> None:
         """Run steps until virtual time is `until_s` or later, or nothing is left to do.
 
-        Time is then `until_s` if the engine is idle, otherwise the end of the running step; with an
-        infinite `until_s`, the end of the last step.
+        Virtual time is then `until_s` if the engine is idle, otherwise the end of the running step;
+        with an infinite `until_s`, the end of the last step.
         """
         clock, engine, gate = self._clock, self.engine, self._gate
         while clock() < until_s:
@@ -101,7 +101,7 @@ class Replica:
             clock.wait_until(at_s, _NEVER_SET)
 
     def finish(self) -> None:
-        """Run to the end: no more requests arrive."""
+        """Run until every request has ended; no more requests arrive."""
         self._gate.close()
         self.run_until(math.inf)
         self.engine.check_integrity()
@@ -112,7 +112,7 @@ class Replica:
         self._recorder.note(events, self.engine, len(self._gate))
         if self._clock() > before_s or not events.is_empty or not self.engine.has_work:
             return
-        # No request could run: only time or an arrival can change that.
+        # No request could run; only the passage of time or an arrival can change this.
         at_s = min(until_s, self.engine.next_wakeup_s())
         if at_s == NO_TIME:
             raise SimulationStuck(f"at {before_s} s no request runs, ends or arrives")

@@ -1,4 +1,4 @@
-"""Reports a run: a table for people, JSON and CSV for programs, one page to pass on.
+"""Reports a run: a table for people, JSON and CSV for programs, one HTML page.
 
 Owns the formats and the names of the files. Does not measure.
 """
@@ -44,9 +44,9 @@ _INTS = (
 
 
 def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Chart, ...]:
-    """Write `summary.json`, `requests.csv` and `report.html`; the charts that are on the page.
+    """Write `summary.json`, `requests.csv` and `report.html`; return the charts of the page.
 
-    The folder is made where it is missing. Raises OSError.
+    Creates the folder if it is missing. Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).write_text(summary_json(run, summary) + "\n", encoding="utf-8")
@@ -64,7 +64,7 @@ def write_report(run: SimulationRun, summary: Summary, folder: Path) -> tuple[Ch
 
 
 def summary_json(run: SimulationRun, summary: Summary) -> str:
-    """Settings and figures as JSON; figures that were not measured are null."""
+    """Format settings and figures as JSON; figures that were not measured are null."""
     document = {
         "settings": settings_of(run),
         "figures": finite_or_none(dataclasses.asdict(summary)),
@@ -75,7 +75,7 @@ def summary_json(run: SimulationRun, summary: Summary) -> str:
 
 
 def settings_of(run: SimulationRun) -> dict[str, Any]:
-    """The settings of a run as JSON values."""
+    """Return the settings of a run as JSON values."""
     config = run.config
     values: dict[str, Any] = {
         field.name: to_json_value(getattr(config, field.name))
@@ -96,7 +96,7 @@ def settings_of(run: SimulationRun) -> dict[str, Any]:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """The figures for people."""
+    """Format the figures as text."""
     s = summary
     outcomes = ", ".join(f"{name} {num:,}" for name, num in s.outcomes.items())
     lines = [
@@ -136,9 +136,9 @@ def _durations_line(name: str, values: Durations) -> str:
 
 
 def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | None = None) -> None:
-    """One row per request; an empty cell where nothing is known.
+    """Write one row per request; unknown values are empty cells.
 
-    `replica_of`: where each one went, for a last column.
+    `replica_of`: the replica of each request, for a last column.
     """
     table = run.recorder.table
     floats = [table.seconds(name).tolist() for name in _FLOATS]
@@ -157,7 +157,7 @@ def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | N
 
 
 def charts_of(run: SimulationRun) -> tuple[Chart, ...]:
-    """Latencies as cumulative shares; queue, memory and tenants over time."""
+    """Chart latencies as cumulative shares; queue, memory and tenants over time."""
     table, samples = run.recorder.table, run.recorder.samples
     arrival_s = table.seconds("arrival_s")
     gaps_s, gap_shares = run.recorder.gaps.cumulative()

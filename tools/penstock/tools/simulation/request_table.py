@@ -1,6 +1,6 @@
 """The data of every request of a run, in columns.
 
-Owns the columns and their growth; request number i has the engine key i + 1. Does not measure.
+Owns the columns and their growth; the request in row i has the engine key i + 1. Does not measure.
 """
 
 import math
@@ -60,7 +60,7 @@ class RequestTable:
 
     @classmethod
     def merged(cls, tables: "Sequence[RequestTable]", sources: NDArray[np.int64]) -> "RequestTable":
-        """One table of all requests; row i is the next row of table `sources[i]`, int64 [n]."""
+        """Merge tables; row i is the next row of table `sources[i]`, int64 [n]."""
         merged = cls()
         merged._num = len(sources)
         rows = np.argsort(sources, kind="stable")
@@ -76,7 +76,7 @@ class RequestTable:
         return merged
 
     def add(self, request: TraceRequest) -> int:
-        """Append a request that arrives; its engine key."""
+        """Append a request that arrives; return its engine key."""
         index = self._num
         if index == len(self._floats["arrival_s"]):
             self._grow()
@@ -89,29 +89,29 @@ class RequestTable:
         return index + 1
 
     def output_length(self, key: int) -> int:
-        """How many tokens the request of an engine key generates."""
+        """Return the number of tokens that the request with an engine key generates."""
         return int(self._ints["num_trace_tokens"][key - 1])
 
     def tenant_index(self, tenant: str) -> int:
-        """The number of a tenant; a new tenant gets a new one."""
+        """Return the index of a tenant; a new tenant gets a new index."""
         index = self._tenant_index.setdefault(tenant, len(self.tenants))
         if index == len(self.tenants):
             self.tenants.append(tenant)
         return index
 
     def outcome_index(self, outcome: str) -> int:
-        """The number of an outcome; a new outcome gets a new one."""
+        """Return the index of an outcome; a new outcome gets a new index."""
         index = self._outcome_index.setdefault(outcome, len(self.outcomes))
         if index == len(self.outcomes):
             self.outcomes.append(outcome)
         return index
 
     def seconds(self, name: str) -> NDArray[np.float64]:
-        """A column of times or durations, float64 [len]; a view that can be written."""
+        """Return a column of times or durations, float64 [len]; a writable view."""
         return self._floats[name][: self._num]
 
     def counts(self, name: str) -> NDArray[np.int64]:
-        """A column of whole numbers, int64 [len]; a view that can be written."""
+        """Return a column of integers, int64 [len]; a writable view."""
         return self._ints[name][: self._num]
 
     def _grow(self) -> None:
@@ -126,7 +126,7 @@ _Scalar = TypeVar("_Scalar", np.float64, np.int64)
 
 
 def _in_order(rows: NDArray[np.int64], columns: list[NDArray[_Scalar]]) -> NDArray[_Scalar]:
-    """Columns one behind the other, entry k moved to `rows[k]`."""
+    """Concatenate columns and move entry k to `rows[k]`."""
     joined = np.concatenate(columns)
     placed = np.empty_like(joined)
     placed[rows] = joined
@@ -136,7 +136,7 @@ def _in_order(rows: NDArray[np.int64], columns: list[NDArray[_Scalar]]) -> NDArr
 def _renumbered(
     columns: list[NDArray[np.int64]], names: list[list[str]], number_of: Callable[[str], int]
 ) -> list[NDArray[np.int64]]:
-    """Map each table's own name numbers to common numbers."""
+    """Map each table's indexes of names to common indexes."""
     return [
         np.array([number_of(name) for name in its_names], dtype=np.int64)[column]
         for column, its_names in zip(columns, names, strict=True)

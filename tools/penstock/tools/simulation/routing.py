@@ -1,8 +1,8 @@
 """Chooses the replica of each request.
 
-Owns the rules. A router knows the request, the loads it is given and what it did itself; it does
-not know replicas. Ties go to the replica that was chosen longest ago, so that runs are repeatable
-and an idle cluster is used evenly.
+Owns the rules. A router uses the request, the given loads and its own decisions; it has no access
+to replicas. Ties go to the replica that was chosen longest ago, so that runs are repeatable and an
+idle cluster is used evenly.
 """
 
 import enum
@@ -17,7 +17,9 @@ from penstock.tools.simulation.load_signal import LoadSignal
 
 
 class PrefixIndex:
-    """Prefix ids by tenant, at most `max_entries` of them: one per `prefix_block_tokens` tokens."""
+    """Prefix ids of a replica by tenant, at most `max_entries`: one per `prefix_block_tokens`
+    tokens.
+    """
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -27,7 +29,7 @@ class PrefixIndex:
         return len(self._entries)
 
     def num_matched_tokens(self, request: TraceRequest) -> int:
-        """Tokens of the longest prefix of the prompt that is in the index."""
+        """Return the tokens of the longest prefix of the prompt that is in the index."""
         num_blocks = 0
         for prefix_id in request.prefix_ids:
             if (request.tenant, prefix_id) not in self._entries:
@@ -36,8 +38,8 @@ class PrefixIndex:
         return min(num_blocks * request.prefix_block_tokens, request.num_prompt_tokens)
 
     def add(self, request: TraceRequest) -> None:
-        """Record that the prompt was sent there. Without prefix ids there is nothing to record."""
-        # Ends first: a beginning is worth nothing less than what follows it, and is kept longer.
+        """Record the prefix ids of a prompt that was sent to this replica."""
+        # In reverse: a later block is useless without the earlier ones, so those are kept longer.
         for prefix_id in reversed(request.prefix_ids):
             key = (request.tenant, prefix_id)
             self._entries[key] = None
@@ -50,7 +52,9 @@ DEFAULT_SLACK = {LoadSignal.REQUESTS: 8, LoadSignal.TOKENS: 16_384}
 
 
 class RouterKind(enum.StrEnum):
-    """ROUND_ROBIN: in turn. LEAST_LOADED: least load. PREFIX_AWARE: see `PrefixAware`."""
+    """ROUND_ROBIN: each replica in turn. LEAST_LOADED: least load. PREFIX_AWARE: see
+    `PrefixAware`.
+    """
 
     ROUND_ROBIN = "round_robin"
     LEAST_LOADED = "least_loaded"
@@ -59,10 +63,10 @@ class RouterKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
-    """How requests are spread. Raises SettingError naming the field.
+    """How requests are distributed. Raises SettingError naming the field.
 
-    `load_signal`, `load_signal_delay_s`: see `LoadAccount`; for all but ROUND_ROBIN. The rest is
-    for PREFIX_AWARE.
+    `load_signal`, `load_signal_delay_s`: see `LoadAccount`; for all routers but ROUND_ROBIN. The
+    other fields are for PREFIX_AWARE.
     """
 
     router: RouterKind = setting(RouterKind.ROUND_ROBIN, "routing", "how a replica is chosen")
@@ -111,7 +115,7 @@ class RoutingConfig:
 
     @property
     def slack(self) -> int:
-        """`overload_slack`, or the default of the signal."""
+        """`overload_slack`, or the default for the load signal."""
         if self.overload_slack is None:
             return DEFAULT_SLACK[self.load_signal]
         return self.overload_slack
@@ -121,7 +125,7 @@ class Router(Protocol):
     """Chooses a replica and records that the request was sent there."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """The replica for a request that arrives; `loads`: the known load of each."""
+        """Return the replica for a request that arrives; `loads`: the known load of each."""
         ...
 
 
@@ -153,15 +157,16 @@ class LeastLoaded:
 class PrefixAware:
     """The longest known prefix among the replicas that are not overloaded, then the least load.
 
-    Overloaded is a replica with a load above `factor` times the least one and more than `slack`
-    above it; the least loaded never is. The two thresholds are those of SGLang's cache-aware
-    router, which ignores the prefixes of all requests when the extremes are that far apart;
-    asked of each replica alone, as in consistent hashing with bounded loads (Mirrokni, Thorup and
-    Zadimoghaddam, SODA 2018), one hot replica does not cost the others their prefixes.
+    A replica is overloaded if its load is above `factor` times the least load and more than `slack`
+    above it; the least loaded replica never is. The two thresholds are those of SGLang's
+    cache-aware router, which ignores the prefixes of all requests when the extremes are that far
+    apart. Here the thresholds apply to each replica separately, as in consistent hashing with
+    bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA 2018): one hot replica does not cost the
+    others their prefixes.
 
-    A prefix that is less than `min_share` of the prompt does not count, as in that router: what all
-    prompts begin with would keep all requests where the first one was, and leave other replicas
-    idle.
+    A prefix that is less than `min_share` of the prompt does not count, as in SGLang's router: a
+    beginning common to all prompts would send all requests to the replica of the first one and
+    leave the others idle.
     """
 
     def __init__(
@@ -188,7 +193,7 @@ class PrefixAware:
         matches = [index.num_matched_tokens(request) for index in indices]
         least_match = self._min_share * request.num_prompt_tokens
         matches = [match if match >= least_match else 0 for match in matches]
-        # The longest prefix first, the least load second, both as one order.
+        # Ordered by longest prefix, then by least load.
         ranks = {
             i: (-matches[i], load)
             for i, load in enumerate(loads)
@@ -200,19 +205,21 @@ class PrefixAware:
         return chosen
 
     def is_overloaded(self, load: int, least: int) -> bool:
-        """Whether a replica with this load takes no request for its prefix."""
+        """Return whether a replica with this load gets no request for its prefix."""
         return load > self._factor * least and load - least > self._slack
 
     def _indices_for(self, request: TraceRequest) -> list[PrefixIndex]:
         if self._indices is None:
-            # The first request of the trace has the number of tokens of an entry.
+            # The first request of the trace determines the tokens per entry.
             most = max(1, self._max_index_tokens // request.prefix_block_tokens)
             self._indices = [PrefixIndex(most) for _ in range(self._num_replicas)]
         return self._indices
 
 
 def build_router(config: RoutingConfig, num_replicas: int, num_cache_tokens: int) -> Router:
-    """The router of a cluster; `num_cache_tokens`: what the KV memory of one replica holds."""
+    """Return the router of a cluster; `num_cache_tokens`: capacity of the KV cache of one
+    replica.
+    """
     match config.router:
         case RouterKind.ROUND_ROBIN:
             return RoundRobin(num_replicas)

@@ -26,9 +26,9 @@ _VOCAB_SIZE = 32_000
 class Policy(enum.StrEnum):
     """How requests are admitted.
 
-    FCFS: in-flight batching, first come first served. FAIR: in-flight batching in the scheduler's
-    fair order. STATIC: a full batch, run to its end, then the next. DYNAMIC: the same, but a batch
-    waits only so long to fill.
+    FCFS: in-flight batching, first come, first served. FAIR: in-flight batching in the scheduler's
+    fair order. STATIC: a full batch, run to its end, then the next. DYNAMIC: like STATIC, but a
+    batch waits a limited time to fill.
     """
 
     FCFS = "fcfs"
@@ -39,15 +39,14 @@ class Policy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """One simulated server. Raises SettingError naming the field; the engine's own limits too.
+    """One simulated server. Raises SettingError naming the field, also for limits of the engine.
 
-    `scheduler`: everything but the order, which the policy decides; by default no trace meets the
-    queue's bound. `max_tokens`: how many tokens requests ask for, if they do not generate more;
-    those that generate fewer end by themselves. None: as many as they generate, as with
-    `ignore_eos`, so that the scheduler knows every length from the first request on.
-    `timeline_bin_s`: width of the bins of served tokens. `sample_every_steps`: how often memory
-    and queue are sampled. What is above the upper bounds is a mistake, which would be found out
-    when memory has run out.
+    `scheduler`: all settings but the order, which the policy decides; by default the queue is not
+    bounded for any trace. `max_tokens`: the limit that requests ask for, unless they generate more;
+    a shorter output ends by itself. None: the limit is the output length, as with `ignore_eos`, so
+    that the scheduler knows every length in advance. `timeline_bin_s`: width of the bins of served
+    tokens. `sample_every_steps`: how often memory and queue are sampled. The upper bounds reject
+    mistakes that would otherwise exhaust memory.
     """
 
     policy: Policy = setting(
@@ -109,7 +108,7 @@ def build_engine(
     on_prefill: PrefillWatcher,
     output_length: OutputLength,
 ) -> Engine:
-    """The production engine over the simulated executor, both on `clock`."""
+    """Build the production engine over the simulated executor, both on `clock`."""
     executor = WatchedExecutor(
         _executor_config(config),
         clock,
@@ -133,7 +132,7 @@ def _executor_config(config: SimulationConfig) -> ExecutorConfig:
 
 
 def build_gate(config: SimulationConfig) -> Gate:
-    """The gate of the policy."""
+    """Build the gate of the policy."""
     size = config.batch_size or config.max_num_seqs
     match config.policy:
         case Policy.FCFS | Policy.FAIR:

@@ -1,6 +1,6 @@
-"""A whole run: a trace through one simulated server, and its result.
+"""Runs a trace through one simulated server, and returns the result.
 
-Owns the order of arrivals against virtual time and the progress lines.
+Owns the order of arrivals in virtual time and the progress lines.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _GC_THRESHOLD = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run is: virtual and real seconds since its start, and counts of requests."""
+    """Progress of a run: virtual and real seconds since its start, and counts of requests."""
 
     now_s: float
     wall_s: float
@@ -44,7 +44,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulationRun:
-    """The result of a run. `wall_s`, `cpu_s`: its wall-clock time, and CPU time of one core."""
+    """The result of a run. `wall_s`, `cpu_s`: its wall-clock time, and its CPU time on one core."""
 
     config: SimulationConfig
     recorder: RunRecorder
@@ -59,7 +59,7 @@ def simulate(
 ) -> SimulationRun:
     """Replay a trace, in order of arrival, until every request has ended.
 
-    The trace is read as it is needed. `on_progress` is called about twice a second.
+    The trace is read as a stream. `on_progress` is called about twice a second.
     """
     recorder = RunRecorder(
         slow_gap_s=config.targets.itl_s,
@@ -94,8 +94,8 @@ def simulate(
 def few_collections() -> Generator[None, None, None]:
     """Run Python's cyclic garbage collector less often.
 
-    A step makes a dozen short-lived objects and no cycles: the collector would run some hundred
-    times a second over all objects of the process.
+    A step makes a dozen short-lived objects and no cycles; by default the collector would scan all
+    objects of the process some hundred times a second.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])

@@ -23,7 +23,7 @@ _COMPLETED = ("length", "stop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """A distribution, seconds; NaN throughout when nothing was measured."""
+    """A distribution of durations in seconds; all fields are NaN when nothing was measured."""
 
     mean_s: float
     p50_s: float
@@ -34,9 +34,9 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSummary:
-    """One tenant. `num_served_tokens`: output tokens. `good_share`: of its requests. `num_late`:
-    refused or expired. `ttft` is of requests with a token; in `ttft_p99_of_all_s` those without one
-    count as infinite.
+    """One tenant. `num_served_tokens`: output tokens. `good_share`: share of its requests.
+    `num_late`: rejected or expired requests. `ttft` covers requests with a token; in
+    `ttft_p99_of_all_s` a request without a token counts as infinite.
     """
 
     tenant: str
@@ -53,16 +53,16 @@ class TenantSummary:
 class Summary:
     """One run.
 
-    `num_refused`: rejected for a forecast or a full queue, on arrival or from the queue;
+    `num_refused`: rejected because of a forecast or a full queue, on arrival or from the queue;
     `num_expired`: a deadline passed. `duration_s`: from the first arrival to the last end.
     `num_good`: completed, first token within the TTFT target and at least 99 % of the gaps within
-    the ITL target; `goodput_per_s` are good requests, throughputs are requests and tokens over the
-    duration. `itl`: all gaps between tokens. `kv_utilisation`: used over all blocks, `kv_waste`:
-    places in used blocks that hold nothing over all places in used blocks; both weighted by time.
-    `prefix_hit_rate`: prompt tokens found in the cache over prompt tokens, of admitted requests.
-    `prefill_waste`: prefill tokens computed for requests that then passed a deadline or were given
-    up for one, over all that were computed.
-    `served_ratio`: see the function; None when tenants never competed.
+    the ITL target. `goodput_per_s`: good requests per second; throughputs are requests and tokens
+    over the duration. `itl`: all gaps between tokens. `kv_utilisation`: used blocks over all
+    blocks; `kv_waste`: empty token slots in used blocks over all token slots in used blocks; both
+    weighted by time. `prefix_hit_rate`: prompt tokens found in the cache over prompt tokens, of
+    admitted requests. `prefill_waste`: prefill tokens computed for requests that then passed a
+    deadline or were dropped for one, over all prefill tokens computed. `served_ratio`: see the
+    function; None when tenants never competed.
     """
 
     num_requests: int
@@ -93,7 +93,7 @@ class Summary:
 
 
 def summarise(run: SimulationRun) -> Summary:
-    """The summary of a run that has ended."""
+    """Summarise a run that has ended."""
     recorder = run.recorder
     table = recorder.table
     arrival_s = table.seconds("arrival_s")
@@ -140,7 +140,7 @@ def summarise(run: SimulationRun) -> Summary:
 
 
 def good_requests(table: RequestTable, targets: Targets, front_s: float = 0.0) -> NDArray[np.bool_]:
-    """Which requests completed within both targets; bool [len(table)].
+    """Return which requests completed within both targets; bool [len(table)].
 
     `front_s`: added to the time of the first token. `table` must have counted slow gaps against the
     same ITL target.
@@ -152,21 +152,22 @@ def good_requests(table: RequestTable, targets: Targets, front_s: float = 0.0) -
 
 
 def has_smooth_tokens(table: RequestTable) -> NDArray[np.bool_]:
-    """Which requests have at least 99 % of their gaps within the target that slow gaps were
-    counted against; bool [len(table)]."""
+    """Return which requests have at least 99 % of their gaps within the target that slow gaps were
+    counted against; bool [len(table)].
+    """
     num_gaps = np.maximum(table.counts("num_output_tokens") - 1, 0)
     smooth: NDArray[np.bool_] = table.counts("num_slow_gaps") <= SLOW_GAP_SHARE * num_gaps
     return smooth
 
 
 def has_outcome(table: RequestTable, names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Which requests ended in one of these ways; bool [len(table)]."""
+    """Return which requests have one of these outcomes; bool [len(table)]."""
     wanted = [index for index, name in enumerate(table.outcomes) if name in names]
     return np.isin(table.counts("outcome"), wanted)
 
 
 def durations(values_s: NDArray[np.float64]) -> Durations:
-    """The distribution of the values that are not NaN."""
+    """Return the distribution of the values that are not NaN."""
     known = values_s[~np.isnan(values_s)]
     if not len(known):
         return Durations(
@@ -181,11 +182,13 @@ def durations(values_s: NDArray[np.float64]) -> Durations:
 def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
-    """Mean and maximum share of blocks in use, and the unused share of their token slots."""
+    """Return the mean and maximum share of blocks in use, and the unused share of their token
+    slots.
+    """
     if len(samples.at_s) < 2:
         return math.nan, math.nan, math.nan
     at_s = np.array(samples.at_s)
-    # Idle times are in no sample: a sample stands for at most the longest usual distance.
+    # Idle times have no samples: the weight of a sample is at most the 99th percentile interval.
     spans_s = np.diff(at_s, append=at_s[-1])
     weights = np.minimum(spans_s, np.percentile(spans_s, 99.0))
     used = np.array(samples.num_used_blocks, dtype=np.float64)
@@ -243,7 +246,7 @@ def _tenants(
 
 
 def _p99_of_all(values_s: NDArray[np.float64]) -> float:
-    """The 99th percentile, NaN counted as infinity."""
+    """Return the 99th percentile, NaN counted as infinity."""
     if not len(values_s):
         return math.nan
     waited_s = np.where(np.isnan(values_s), math.inf, values_s)
@@ -259,9 +262,9 @@ OUTPUT_TOKEN_WEIGHT = 2.0
 
 
 def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
-    """Weighted tokens per bin and tenant, float64 [bins, tenants].
+    """Return weighted tokens per bin and tenant, float64 [bins, tenants].
 
-    A prompt counts at the first token, without what was found in the cache.
+    A prompt counts at the first token, without its tokens found in the cache.
     """
     served: NDArray[np.float64] = np.asarray(recorder.served_tokens(), dtype=np.float64)
     served *= OUTPUT_TOKEN_WEIGHT
@@ -281,7 +284,8 @@ def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
 def served_ratio(
     table: RequestTable, service: NDArray[np.float64], timeline_bin_s: float
 ) -> float | None:
-    """Greatest over smallest service of a tenant while all tenants had requests waiting.
+    """Return the greatest over the smallest service of a tenant while all tenants had requests
+    waiting.
 
     `service` float64 [bins, tenants]. 1 is even; infinite: a tenant got nothing. None with fewer
     than two tenants, or when they never waited at the same time for a whole bin.
@@ -301,10 +305,12 @@ def served_ratio(
 
 
 def _num_waiting(table: RequestTable, tenant: int, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Requests of a tenant that have arrived but were never admitted, int64 [len(at_s)]."""
+    """Count the requests of a tenant that have arrived and were not admitted by then, int64
+    [len(at_s)].
+    """
     is_its = table.counts("tenant") == tenant
     admitted_s = table.seconds("admitted_s")[is_its]
-    # Who was refused or expired stops waiting when that happened.
+    # A rejected or expired request stops waiting at its end.
     left_s = np.where(np.isnan(admitted_s), table.seconds("end_s")[is_its], admitted_s)
     arrived = np.searchsorted(table.seconds("arrival_s")[is_its], at_s, side="right")
     left = np.searchsorted(np.sort(left_s), at_s, side="right")

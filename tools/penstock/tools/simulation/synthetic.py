@@ -19,7 +19,7 @@ from penstock.server.observe.recording.trace import (
 from penstock.tools.simulation.trace_formats import check_unique
 
 MAX_REQUESTS = 1e8
-"""That settings may ask for, on average: days of simulation."""
+"""Upper bound of the mean number of requests of a trace: days of simulation."""
 _BURSTINESS = (0.01, 1000.0)
 _LEAST_SHARE = 1e-9
 
@@ -57,8 +57,8 @@ class TenantShare:
 class SyntheticConfig:
     """Settings of a synthetic trace. Raises ValueError naming the field.
 
-    Lengths are lognormal: `mean_..._tokens` is the mean, `..._sigma` the deviation of the
-    logarithm (0: always the mean), cut to 1 .. `max_..._tokens`.
+    Lengths are lognormal: `mean_..._tokens` is the mean, `..._sigma` the standard deviation of the
+    logarithm (0: always the mean), clipped to 1 .. `max_..._tokens`.
     """
 
     rate_per_s: float = 2.0
@@ -118,7 +118,7 @@ class SyntheticConfig:
 
 
 def synthetic_trace(config: SyntheticConfig) -> Iterator[TraceRequest]:
-    """The requests that arrive before `duration_s`, in order."""
+    """Yield the requests that arrive before `duration_s`, in order."""
     random = np.random.default_rng(config.seed)
     choose = TenantChoice(config.tenants, random)
     for arrival_s in _arrivals(config, random):
@@ -137,7 +137,7 @@ def synthetic_trace(config: SyntheticConfig) -> Iterator[TraceRequest]:
 
 
 class TenantChoice:
-    """Draws tenants by their shares; without tenants each is ""."""
+    """Draws tenants by their shares; without tenants every draw is ""."""
 
     def __init__(self, tenants: tuple[TenantShare, ...], random: np.random.Generator) -> None:
         self._names = [tenant.name for tenant in tenants]
@@ -172,7 +172,7 @@ def _renewals(rate_per_s: float, variation: float, random: np.random.Generator) 
 
 
 def _switching(config: SyntheticConfig, random: np.random.Generator) -> Iterator[float]:
-    # Both states last equally long, so the rates average to the one asked for.
+    # Both states have the same mean duration, so the mean of the rates is the configured one.
     calm_per_s = 2.0 * config.rate_per_s / (1.0 + config.burstiness)
     rates = (calm_per_s, calm_per_s * config.burstiness)
     state = int(random.integers(2))
@@ -183,7 +183,7 @@ def _switching(config: SyntheticConfig, random: np.random.Generator) -> Iterator
             now_s = next_s
             yield now_s
         else:
-            # Exponential gaps have no memory: what was left of this one is drawn again.
+            # Exponential gaps are memoryless: the rest of this gap is drawn again.
             now_s, state = until_s, 1 - state
             until_s += float(random.exponential(config.mean_state_s))
 

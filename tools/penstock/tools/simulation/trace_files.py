@@ -1,4 +1,4 @@
-"""Trace files: read as a stream; names that end in .gz are compressed.
+"""Reads trace files as a stream; files with names that end in .gz are compressed.
 
 Owns opening, line numbers and the order of arrivals. Memory is bounded by one line.
 """
@@ -15,11 +15,12 @@ from penstock.tools.simulation.trace_formats import TraceFormat, format_of, pars
 
 
 def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[TraceRequest]:
-    """The requests of a file in order of arrival; `trace_format` None: recognised by the first
-    line.
+    """Yield the requests of a file in order of arrival; `trace_format` None: detected from the
+    first line.
 
-    Raises TraceError, with the line's number, for what is not of the format, what arrives before
-    the request above it, and a file without requests; OSError when it cannot be read.
+    Raises TraceError, with the line number, for a line that does not fit the format, a request that
+    arrives before the previous one, and a file without requests; OSError when the file cannot be
+    read.
     """
     with _opened(path) as file:
         lines = _numbered_lines(path, file)
@@ -56,7 +57,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _numbered_lines(path: Path, file: IO[str]) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with their numbers."""
+    """Yield the lines that are not blank, with their numbers."""
     number = 0
     try:
         for number, line in enumerate(file, 1):

@@ -1,7 +1,7 @@
 """The formats of trace files: each line becomes a `TraceRequest`.
 
-Does not open files and does not know line numbers: a parser raises ValueError with the reason, and
-its reader reports where.
+Does not open files and has no line numbers: a parser raises ValueError with the reason, and its
+reader adds the position.
 """
 
 import csv
@@ -40,7 +40,7 @@ class LineParser(Protocol):
     """Reads lines in order."""
 
     def parse(self, line: str) -> TraceRequest | None:
-        """The line's request, None for a heading. Raises ValueError with the reason."""
+        """Return the line's request, None for a heading. Raises ValueError with the reason."""
         ...
 
 
@@ -119,7 +119,7 @@ class RecordedParser:
 
 
 def parser_of(trace_format: TraceFormat) -> LineParser:
-    """A new parser."""
+    """Return a new parser."""
     match trace_format:
         case TraceFormat.AZURE:
             return AzureParser()
@@ -130,7 +130,7 @@ def parser_of(trace_format: TraceFormat) -> LineParser:
 
 
 def format_of(first_line: str) -> TraceFormat:
-    """The format of a file, recognised by its first line. Raises ValueError when it is none."""
+    """Detect the format of a file from its first line. Raises ValueError if it is unknown."""
     if all(name in first_line for name in _AZURE_COLUMNS):
         return TraceFormat.AZURE
     if first_line.lstrip().startswith("{"):
@@ -193,7 +193,7 @@ def _integers(values: dict[str, object], name: str) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a list of whole numbers")
     items = cast("list[object]", value)
-    # bool is an int to Python, never to a reader of traces.
+    # In Python, bool is a subclass of int.
     if not all(type(item) is int for item in items):
         raise ValueError(f"{name} must be a list of whole numbers")
     return cast("tuple[int, ...]", tuple(items))

@@ -19,9 +19,9 @@ from penstock.tools.simulation.trace_formats import check_unique
 class TransformConfig:
     """Changes to a trace. Raises SettingError naming the field.
 
-    `load`: lengths and deadlines stay. `start_s`, `end_s`: in the trace's own time; the kept part
-    begins at 0. `tenants`: the tenants that get the requests, in place of those of the trace.
-    Deadlines are seconds after arrival.
+    `load`: arrivals are faster by this factor; lengths and deadlines stay. `start_s`, `end_s`: in
+    the time of the trace; the kept part begins at 0. `tenants`: the tenants that get the requests,
+    in place of the tenants of the trace. Deadlines are seconds after arrival.
     """
 
     load: float = setting(1.0, "trace", "arrivals so many times faster", at_least=1e-6, at_most=1e6)
@@ -65,8 +65,8 @@ class TransformConfig:
 
 
 def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Iterator[TraceRequest]:
-    """The trace with the changes applied."""
-    # Two streams, so that giving out tenants does not move who has a deadline.
+    """Yield the requests of the trace with the changes applied."""
+    # Separate random streams: drawing tenants does not change which requests have a deadline.
     choose = TenantChoice(config.tenants, np.random.default_rng([config.seed, 1]))
     random = np.random.default_rng([config.seed, 2])
     for index, request in enumerate(_windowed(trace, config)):

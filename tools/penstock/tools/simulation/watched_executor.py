@@ -1,10 +1,10 @@
-"""The simulated executor, which reports what each step prefills, and has no real tokens.
+"""A simulated executor that reports the prefill of each step and generates no real tokens.
 
 Owns the inspection of the batch. The engine's events of a request do not include how much was
 computed for it, which is lost if the request fails. Tokens of simulated requests are not used, so
-every token is 0: hashing them would be an eighth of a run. Requests that ask for more tokens than
-they generate have a stop id, as with a model, and are ended here at their length: the scheduler
-knows no more than it would of a model.
+every token is 0: hashing them would take an eighth of a run. Requests that ask for more tokens than
+they generate have a stop id, as with a model, and this executor ends them at their length: the
+scheduler has no more information than with a model.
 """
 
 from collections.abc import Callable
@@ -19,21 +19,21 @@ from penstock.scheduler.batch import Batch, SlotEnd, StepResult
 from penstock.scheduler.request import FinishReason, RequestSpec
 
 PrefillWatcher = Callable[[NDArray[np.int64], NDArray[np.int32]], None]
-"""Called with keys [m], each once, and how many tokens of each a step prefills [m]."""
+"""Called with distinct keys [m] and the number of tokens [m] that a step prefills for each."""
 
 STOP_ID = 1
-"""Of requests that end by themselves. No token is this one: `SlotEnd` ends them."""
+"""Stop id of requests that end by themselves. No token has this id: `SlotEnd` ends them."""
 _NEVER = np.iinfo(np.int32).max
 
 OutputLength = Callable[[int], int]
-"""How many tokens the request of a key generates."""
+"""Returns the number of tokens that the request with a key generates."""
 
 
 class WatchedExecutor(SimulatedExecutor):
     """Calls `on_prefill` for every step that prefills.
 
-    `output_length`: a request stops after so many tokens, or at its limit; None: every request
-    reaches its limit.
+    `output_length`: a request stops after this number of tokens, or at its limit; None: every
+    request reaches its limit.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WatchedExecutor(SimulatedExecutor):
         super().__init__(config, pacer=pacer)
         self._on_prefill = on_prefill
         self._output_length = output_length
-        # Tokens of a slot's request when its last one is computed from them.
+        # Number of tokens of a slot's request from which its last token is computed.
         self._stops_at: NDArray[np.int32] = np.zeros(config.max_num_seqs, dtype=np.int32)
         self._totals: NDArray[np.int32] = self._stops_at[:0]
         self._zeros: NDArray[np.int32] = np.zeros(config.max_num_seqs, dtype=np.int32)
@@ -76,7 +76,7 @@ class WatchedExecutor(SimulatedExecutor):
     def _ends(self, batch: Batch) -> tuple[SlotEnd, ...]:
         if self._output_length is None:
             return ()
-        # A chunk within a prompt never gets there: the prompt alone is shorter, or all of it.
+        # A prefill chunk before the end of the prompt never reaches the limit.
         is_last = self._totals >= self._stops_at[batch.slots]
         if not np.logical_or.reduce(is_last):
             return ()

@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("timeline", lambda: _timeline(args))
 
 

@@ -1,6 +1,6 @@
 """Summary of a flight recording: duration, speed, prediction errors, waits.
 
-Owns the figures and the wording. Pure.
+Owns the figures and the wording. Does no I/O.
 """
 
 from collections import Counter
@@ -17,14 +17,16 @@ _NUM_WAITERS = 5
 
 
 def step_seconds(steps: NDArray[Any]) -> NDArray[np.float64]:
-    """Device time of each step, float64 [n]: the later of two steps in flight waits."""
+    """Return the device time of each step, float64 [n]: with two steps in flight, the later one
+    waits.
+    """
     begun_s = steps["begun_s"].astype(np.float64)
     begun_s[1:] = np.maximum(begun_s[1:], steps["collected_s"][:-1])
     return np.maximum(steps["collected_s"] - begun_s, 0.0)
 
 
 def summary_lines(recording: Recording, *, num_steps: int | None = None) -> list[str]:
-    """The summary for a terminal. `num_steps`: the last N steps only; None: all."""
+    """Return the summary for a terminal. `num_steps`: the last N steps only; None: all."""
     facts = recording.facts
     steps = recording.steps if num_steps is None else recording.steps[-num_steps:]
     head = f"{facts.model} on {facts.executor}, engine {facts.epoch}, penstock {facts.version}"
@@ -77,7 +79,7 @@ def _step_times(steps: NDArray[Any], *, is_self_paced: bool) -> list[str]:
 
 
 def _waited_for(steps: NDArray[Any]) -> str:
-    """Share of step time by the reason why the head of the queue was not admitted."""
+    """Return the share of step time for each reason why the head of the queue was not admitted."""
     seconds: Counter[str] = Counter()
     for reason, span_s in zip(
         steps["waits_for"].tolist(), step_seconds(steps).tolist(), strict=True

@@ -21,4 +21,4 @@ ALL_CHECKS = (
     *endings.CHECKS,
     *load.CHECKS,
 )
-"""Every check, the simplest first: a check comes after those that it depends on."""
+"""Every check, the simplest first: a check follows the checks that it depends on."""

@@ -53,7 +53,7 @@ _EXIT_PASSED, _EXIT_FAILED, _EXIT_COULD_NOT_RUN = 0, 1, 2
 _INTERRUPTED = "penstock verify: interrupted"
 _MIN_STOP_TIMEOUT_S = 120.0
 _STOP_SLACK_S = 30.0
-"""Stop time in seconds beyond draining and stopping the engine."""
+"""Seconds allowed for a stop in addition to draining and stopping the engine."""
 _HEARTBEAT_S = 10.0
 
 
@@ -115,7 +115,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("verify", lambda: asyncio.run(until_signal(_verify(args), _INTERRUPTED)))
 
 
@@ -193,7 +193,7 @@ class _Run:
         return {} if self._subject is None else self._subject.figures
 
     async def verify(self) -> None:
-        """Check, with a new service if requested. Raises CouldNotRun."""
+        """Run the checks, on a new service if requested. Raises CouldNotRun."""
         await self._check_vendor_source()
         if self._args.serve:
             await self._verify_own()
@@ -201,7 +201,7 @@ class _Run:
             await self._check(self._args.address, is_prefix_reuse_off=False)
 
     async def _check_vendor_source(self) -> None:
-        """If TensorRT-LLM is installed, check that its source is the version of our adapter."""
+        """If TensorRT-LLM is installed, check that its source has the version of the adapter."""
         from penstock.executor.trtllm.source_check import check_installed
 
         began_s = time.monotonic()
@@ -351,7 +351,7 @@ async def _with_heartbeat(start: Any) -> None:
 
 
 def _read_serve_options(arguments: list[str]) -> "Sources":
-    """The settings that `serve` would read. Raises UsageError if it would reject them."""
+    """Return the settings that `serve` would read. Raises UsageError if it would reject them."""
     from penstock.server.cli import serve
     from penstock.server.settings.sources import BadSetting
 
@@ -367,21 +367,21 @@ def _read_serve_options(arguments: list[str]) -> "Sources":
 
 
 def stop_timeout_s(settings: "Sources") -> float:
-    """Stop time limit for a service with these settings: at least the service's own limit."""
+    """Return the stop time limit for a service with these settings: at least its own limit."""
     from penstock.server.cli import serve
     from penstock.server.settings.sources import BadSetting
 
     try:
         config = serve.build_config(settings)
     except BadSetting:
-        # It will not start, and reports the reason itself.
+        # The service will not start, and reports the reason itself.
         return _MIN_STOP_TIMEOUT_S
     own_s = config.drain_grace_s + config.executor.max_exit_s
     return max(_MIN_STOP_TIMEOUT_S, own_s + _STOP_SLACK_S)
 
 
 def _model_kind(name_or_path: str) -> str:
-    """The detected kind of the model folder; "" if there is no folder."""
+    """Return the detected kind of the model folder; "" if there is no folder."""
     from penstock.executor.models import ModelNotFound, resolve_model
     from penstock.executor.trtllm.model_kind import recognise
 

@@ -66,7 +66,7 @@ PROMPTS: Mapping[str, ChatPrompt] = {
 
 
 def _long(subject: Subject) -> GenerationOptions:
-    """As many tokens as fit: long enough to be interrupted."""
+    """Request as many tokens as fit: long enough to be interrupted."""
     return {"temperature": 0.0, "max_tokens": subject.room(_LONG_TOKENS), "ignore_eos": True}
 
 

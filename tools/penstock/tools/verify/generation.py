@@ -96,7 +96,7 @@ async def _stop_token(subject: Subject) -> str:
 
 
 def _first_new(ids: list[int]) -> int:
-    """The index of the latest token, except the last, that does not occur before."""
+    """Return the index of the latest token, except the last, that did not occur before."""
     return max(at for at in range(max(1, len(ids) - 1)) if ids[at] not in ids[:at])
 
 
@@ -113,7 +113,7 @@ async def _stop_string(subject: Subject) -> str:
 
 
 def _stop_string_in(text: str) -> str:
-    """Three characters from the middle, which often cross a token boundary."""
+    """Return three characters from the middle, which often cross a token boundary."""
     for start in range(len(text) // 2, len(text) - 3):
         piece = text[start : start + 3]
         if _REPLACEMENT not in piece and piece.isprintable() and text.index(piece) > 0:

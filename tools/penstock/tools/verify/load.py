@@ -58,7 +58,7 @@ async def _concurrency(subject: Subject) -> str:
 
 
 def _fitting(subject: Subject, wanted: int) -> int:
-    """The requested number of streams, or the queue's limit if that is smaller."""
+    """Return the requested number of streams, or the queue's limit if that is smaller."""
     max_pending = subject.model.limits.max_pending_requests
     return wanted if max_pending is None else max(1, min(wanted, max_pending))
 
@@ -68,7 +68,7 @@ def _prompt(subject: Subject, num: int, index: int) -> PromptLike:
 
 
 def _figures(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]:
-    """Client-side times. ITL: the gap before a message divided by its number of tokens."""
+    """Compute client-side times. ITL: the gap before a message divided by its number of tokens."""
     ttfts_s = [one.token_times_s[0][0] for one in transcripts if one.token_times_s]
     gaps_s = [
         (at_s - before_s) / num_tokens
@@ -93,7 +93,7 @@ def _figures(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of all do not exceed; 0 if empty."""
+    """Return the smallest value that `percent` % of the values do not exceed; 0 if empty."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -118,7 +118,7 @@ class _QueueFill:
         return len(self.tasks) - len(self._admitted)
 
     async def settled(self) -> None:
-        """Return when all are accepted and running requests advance without any being admitted.
+        """Wait until all are accepted and running requests advance without any being admitted.
 
         The clock is engine steps, not seconds: a request that fits is admitted in the next step.
         """
@@ -133,7 +133,7 @@ class _QueueFill:
                     return
 
     async def _advanced(self, index: int, num_messages: int) -> None:
-        """Return when the request has received `num_messages`, or any request has ended."""
+        """Wait until the request has received `num_messages`, or any request has ended."""
         await self._changed.wait_for(
             lambda: self._num_messages[index] >= num_messages or self.is_any_done
         )

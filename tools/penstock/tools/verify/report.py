@@ -17,7 +17,7 @@ from penstock.server.cli.report import printable
 from penstock.tools.verify.verdict import CheckResult, Outcome
 
 FORMAT = 1
-"""Version of the JSON format; increases when a field moves."""
+"""Version of the JSON format; incremented when a field moves."""
 
 _PATH = re.compile(r"""(?<![\w/<])(?:~|\.{1,2})?/[^\s"',;:|)\]}]+""")
 _PEER = re.compile(r"\b(?:ipv4|ipv6|dns|unix):[^\s;,]+[^\s;,:.]")
@@ -58,7 +58,7 @@ class Report:
 
 
 def report_json(report: Report, *, has_paths: bool, hidden: tuple[str, ...] = ()) -> str:
-    """The whole report as JSON. `hidden`: strings that are redacted."""
+    """Format the whole report as JSON. `hidden`: strings that are redacted."""
 
     def shown(text: str) -> str:
         return _without_names(_plain(text) if has_paths else _without_paths(text), hidden)
@@ -99,7 +99,7 @@ def report_json(report: Report, *, has_paths: bool, hidden: tuple[str, ...] = ()
 
 
 def result_line(result: CheckResult, *, has_paths: bool) -> str:
-    """One check as a row of the table."""
+    """Format one check as a row of the table."""
     shown = _plain if has_paths else _without_paths
     reason = shown(result.reason)
     if len(reason) > _MAX_REASON_CHARS:
@@ -108,7 +108,7 @@ def result_line(result: CheckResult, *, has_paths: bool) -> str:
 
 
 def heading_lines(installation: Installation) -> list[str]:
-    """Installed versions, printed above the checks."""
+    """Return the installed versions, printed above the checks."""
     versions = ", ".join(f"{name} {version}" for name, version in installation.versions.items())
     machine = installation.machine
     gpus = Counter(gpu["name"] for gpu in machine["gpus"])
@@ -119,7 +119,7 @@ def heading_lines(installation: Installation) -> list[str]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """Figures and totals, printed below the checks."""
+    """Return figures and totals, printed below the checks."""
     lines: list[str] = []
     if report.figures:
         header = ("STREAMS", "TOKENS/s", "TTFT p50/p90/p99 ms", "ITL p50/p90/p99 ms")
@@ -142,7 +142,7 @@ def _figure_row(figures: dict[str, Any]) -> tuple[str, ...]:
 
 
 def shown_argument(argument: str, *, has_paths: bool) -> str:
-    """An argument of `serve`; what may be a path is "<path>" unless paths are wanted.
+    """Return an argument of `serve`, with "<path>" for a possible path unless `has_paths`.
 
     The structure of JSON is kept. Any other argument with a slash counts as a path as a whole.
     """
@@ -172,7 +172,7 @@ def _without_paths(text: str) -> str:
 
 
 def hidden_names(address: str) -> tuple[str, ...]:
-    """Names of this host and of the service's host."""
+    """Return the names of this host and of the service's host."""
     host = address.rpartition(":")[0] or address
     names = {socket.gethostname(), host.strip("[]").rpartition("/")[2]}
     return tuple(sorted(names - {"", "localhost", "127.0.0.1"}, key=len, reverse=True))

@@ -1,4 +1,4 @@
-"""Checks of the prefix cache: a repeated long prompt hits, with every retention option."""
+"""Checks of the prefix cache: a repeated long prompt is a cache hit with every retention option."""
 
 import uuid
 
@@ -31,7 +31,7 @@ async def _sessions(subject: Subject) -> str:
 
 
 async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
-    """Check that the options are accepted; retention itself shows only in a full cache."""
+    """Check that the options are accepted; retention itself is observable only in a full cache."""
     first, second, num_tokens = await _twice(subject, wanted)
     require(
         first.num_tokens == second.num_tokens > 0,
@@ -44,7 +44,9 @@ async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
 async def _twice(
     subject: Subject, options: GenerationOptions
 ) -> tuple[Transcript, Transcript, int]:
-    """Send one new prompt twice, first with `options`; both transcripts and its token count."""
+    """Send one new prompt twice, first with `options`; return both transcripts and its token
+    count.
+    """
     if subject.is_prefix_reuse_off:
         raise CheckSkipped("prefix caching is off")
     num_tokens = min(_NUM_PROMPT_TOKENS, (subject.model.limits.max_total_tokens or 2) // 2)

@@ -32,10 +32,10 @@ async def run_checks(
     clock: Callable[[], float] = time.monotonic,
     survival: Survival | None = None,
 ) -> list[CheckResult]:
-    """Run every check; the results in order. `on_result` receives each result immediately.
+    """Run every check; return the results in order. `on_result` receives each result immediately.
 
-    Checks not reached within `timeout_s` fail: they were not verified. With `survival`, a crash of
-    the engine fails the current check, and the next check waits for the replacement.
+    Checks not started within `timeout_s` fail, because they were not verified. With `survival`, a
+    crash of the engine fails the current check, and the next check waits for the replacement.
     """
     ends_s = clock() + timeout_s
     results: list[CheckResult] = []
@@ -86,7 +86,7 @@ async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[Outcome
 
 
 def _complaint(error: Exception, time_s: float) -> str:
-    """The error as one line."""
+    """Format the error as one line."""
     if isinstance(error, TimeoutError):
         return f"not done after {time_s:.0f} s"
     if isinstance(error, PenstockError):

@@ -1,4 +1,4 @@
-"""Checks of the service itself: health, reflection, the model's description, its tokenizer."""
+"""Checks of the service itself: health, reflection, the description and tokenizer of the model."""
 
 import unicodedata
 from collections.abc import AsyncIterator

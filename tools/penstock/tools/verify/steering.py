@@ -42,7 +42,7 @@ _FREE: GenerationOptions = {
 
 
 def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str]]:
-    """A check that this option, at its strictest value, makes sampling greedy."""
+    """Make a check that this option, at its strictest value, makes sampling greedy."""
 
     async def run(subject: Subject) -> str:
         greedy = (await subject.greedy(_NUM_TOKENS)).ids()
@@ -80,7 +80,7 @@ async def _penalties(subject: Subject) -> str:
 
 
 def _ways_to_repeat(subject: Subject) -> list[tuple[str, GenerationOptions]]:
-    """Prompts and sampling options: several, because one may be too peaked for a penalty."""
+    """Return several prompts and sampling options, because one may be too peaked for a penalty."""
     greedy: GenerationOptions = {"temperature": 0.0}
     drawn: GenerationOptions = {"temperature": 1.0, "seed": _SEED}
     ways = [greedy, drawn] if subject.offers("seed") else [greedy]

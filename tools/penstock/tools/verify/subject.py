@@ -34,7 +34,7 @@ _MAX_TEXT_PROMPT_TOKENS = 32
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A service under verification. `is_prefix_reuse_off`: known to be switched off.
+    """A service under verification. `is_prefix_reuse_off`: prefix reuse is known to be disabled.
 
     `bare`: makes a channel and metadata for calls that the client does not have; None: plain text
     without metadata.
@@ -50,13 +50,13 @@ class Subject:
 
     @property
     def model(self) -> Model:
-        """The response of GetModel; checks that use it run only if there was one."""
+        """The response of GetModel; raises CheckSkipped without one."""
         if self.found_model is None:
             raise CheckSkipped("the model's limits are not known")
         return self.found_model
 
     def offers(self, feature: str) -> bool:
-        """Whether the model publishes the feature."""
+        """Return whether the model publishes the feature."""
         return self.model.supports(feature) is True
 
     @property
@@ -65,27 +65,27 @@ class Subject:
         return self.model.limits.vocab_size or 2
 
     def room(self, num_tokens: int) -> int:
-        """`num_tokens`, or the number that fits after a short prompt if that is smaller."""
+        """Return `num_tokens`, or the number that fits after a short prompt if that is smaller."""
         limits = self.model.limits
         room = (limits.max_total_tokens or num_tokens + _PROMPT_ROOM_TOKENS) - _PROMPT_ROOM_TOKENS
         return max(1, min(num_tokens, limits.max_output_tokens or num_tokens, room))
 
     def prompt(self, text: str = PROMPT) -> PromptLike:
-        """The text, or token ids in its place if the model has no tokenizer."""
+        """Return the text, or token ids in its place if the model has no tokenizer."""
         if self.model.supports("text_prompt") is False:
             return self.token_prompt(_MAX_TEXT_PROMPT_TOKENS, seed=text)
         return text
 
     def token_prompt(self, num_tokens: int, *, seed: str) -> list[int]:
-        """Tokens from the middle of the vocabulary, where few are special tokens."""
+        """Return tokens from the middle of the vocabulary, where few are special tokens."""
         draw = random.Random(seed)
         low, high = self.vocab_size // 4, max(self.vocab_size // 4 + 1, self.vocab_size * 3 // 4)
         return [draw.randrange(low, high) for _ in range(num_tokens)]
 
     def uncached(self) -> GenerationOptions:
-        """Options that keep a request from using cached prefixes of earlier ones.
+        """Return options that keep a request from using cached prefixes of earlier ones.
 
-        A cached prefix uses other kernels, which may resolve a near tie differently.
+        A prompt with a cached prefix uses other kernels, which may resolve a near tie differently.
         """
         return {"cache_salt": f"verify-{uuid.uuid4().hex}"} if self.offers("cache_salt") else {}
 
@@ -95,7 +95,9 @@ class Subject:
         prompt: PromptLike | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Transcript:
-        """The most likely `num_tokens` tokens, with their ids. End-of-sequence does not end it."""
+        """Generate the most likely `num_tokens` tokens, with their ids, past any end-of-sequence
+        token.
+        """
         wanted: GenerationOptions = {
             "temperature": 0.0,
             "max_tokens": self.room(num_tokens),
@@ -128,7 +130,9 @@ class Subject:
         transcript: Transcript,
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[AsyncGenerator[Event, None], None]:
-        """The events, recorded in the transcript; leaving the block cancels the rest."""
+        """Yield the events and record them in the transcript; leaving the block cancels the
+        rest.
+        """
         events = self.client.generate(
             self.prompt() if prompt is None else prompt, deadline_s=CALL_DEADLINE_S, **options
         )

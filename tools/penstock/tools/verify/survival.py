@@ -29,7 +29,7 @@ class Survival:
         self.is_lost = False
 
     async def begin(self) -> None:
-        """Watch the engine that serves now, if there is one."""
+        """Record the current engine, if there is one."""
         self._ready_at_s = await self._ready_time()
 
     async def after_check(self, left_s: float) -> str:
@@ -58,7 +58,7 @@ class Survival:
         return "the engine (or the process before it) died and was replaced"
 
     async def _ready_time(self) -> float | None:
-        """When the engine that serves became ready; None if none serves."""
+        """Return when the current engine became ready; None if no engine serves."""
         client = self._subject.client
         try:
             if await client.health() is not HealthStatus.SERVING:

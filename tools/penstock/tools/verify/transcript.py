@@ -1,4 +1,4 @@
-"""One generation as the client received it: every event with its time, and their sums."""
+"""One generation as the client received it: every event with its time, and totals."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -53,15 +53,15 @@ class Transcript:
             self.finished = event
 
     def records(self, output_index: int = 0) -> list[TokenRecord]:
-        """The records of one output, if they were requested."""
+        """Return the token records of one output, if they were requested."""
         return self._records[output_index]
 
     def ids(self, output_index: int = 0) -> list[int]:
-        """The token ids of one output."""
+        """Return the token ids of one output."""
         return [record.id for record in self.records(output_index)]
 
     def text(self, output_index: int = 0) -> str:
-        """The text of one output."""
+        """Return the text of one output."""
         return "".join(self._texts[output_index])
 
     @property

@@ -1,6 +1,6 @@
 """Outcomes of a check.
 
-Owns the three outcomes. Does not know any check, nor how they are shown.
+Owns the three outcomes. Independent of the checks and of the output format.
 """
 
 import enum
