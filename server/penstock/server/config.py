@@ -1,7 +1,7 @@
 """The service's settings, and how they reach its processes.
 
-Owns `ServerConfig`, the groups that settings are shown in, and what each child process is launched
-with. Reads no environment and no arguments: the command line does, once.
+Owns `ServerConfig`, the groups in which settings are shown, and the launch parameters of each child
+process. Reads neither environment variables nor arguments: only the command line does, once.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,9 @@ LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch", "ObserverLaunch")
 
 
 def default_num_fronts() -> int:
-    """Half of the usable cores, at least one: the engine and its threads need the rest."""
+    """Return half of the usable cores, from 1 to MAX_NUM_FRONTS: the engine needs the other
+    half.
+    """
     return max(1, min(MAX_NUM_FRONTS, num_usable_cores() // 2))
 
 
@@ -48,17 +50,18 @@ GROUPS = {
     "recording": "recording",
     "log": "log",
 }
-"""Groups of settings, in the order in which they are shown, and their headings."""
+"""Groups of settings in display order, with their headings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """One service: a model, an engine and fronts on one port. Raises SettingError naming the field.
+    """Settings of one service: a model, an engine and fronts on one port. Raises SettingError
+    naming the field.
 
-    `tokenizer_path`: the folder that fronts read tokenizer and chat template from, None for the
-    model's. The service has ended two seconds after `drain_grace_s`. `front.front_id` is a
-    placeholder: each front gets its own. `record_path`: the folder in which the engine writes down
-    its steps and requests; `record_max_bytes` bounds each of the two files.
+    `tokenizer_path`: the folder from which fronts read tokenizer and chat template, None for the
+    model's folder. The service ends within two seconds after `drain_grace_s`. `front.front_id` is a
+    placeholder: each front gets its own id. `record_path`: the folder in which the engine records
+    its steps and requests; `record_max_bytes` limits each of the two files.
     """
 
     model_path: Path = required(
@@ -184,10 +187,11 @@ class ServerConfig:
 class EngineLaunch:
     """The launch parameters of an engine process.
 
-    `listener_fd`: the listening Unix socket, inherited; it outlives every engine, so fronts that
-    connect while none runs wait in its backlog. `epoch` grows with every start. `flight_fd`: the
-    memory of the flight recorder, inherited; -1 where there is none. `board_fd`: likewise the
-    engine's board. `suspects`: requests that may have killed an earlier engine.
+    `listener_fd`: the inherited listening Unix socket. It outlives every engine; fronts that
+    connect while no engine runs wait in its backlog. `epoch` increases with every start.
+    `flight_fd`: the inherited memory of the flight recorder, -1 without one. `board_fd`: the
+    inherited memory of the engine's board, -1 without one. `suspects`: requests that may have
+    crashed an earlier engine.
     """
 
     server: ServerConfig
@@ -201,11 +205,12 @@ class EngineLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontLaunch:
-    """The launch parameters of a front process. `port` is the real one, reserved by the supervisor.
+    """The launch parameters of a front process. `port`: the actual port, reserved by the
+    supervisor.
 
-    `observer_path`: the socket that the observer listens on, None when there is no observer.
-    `board_fd`: the engine's board; `beats_fd`: the heartbeats of fronts, of which `beat_row` is
-    this one's; both inherited, -1 where there is none.
+    `observer_path`: the socket on which the observer listens, None without an observer. `board_fd`:
+    the engine's board. `beats_fd`: the heartbeats of all fronts; this front writes row `beat_row`.
+    Both descriptors are inherited, -1 if there is none.
     """
 
     server: ServerConfig
@@ -222,9 +227,9 @@ class FrontLaunch:
 class ObserverLaunch:
     """The launch parameters of an observer process.
 
-    `socket_path`: the engine's link. `listener_fd`: the listening Unix socket that fronts connect
-    to, inherited; `flight_fd` and `board_fd` as in `EngineLaunch`. The ports are the real ones,
-    reserved by the supervisor; None for none. `started_s`: when the service was, on the monotonic
+    `socket_path`: the engine's link. `listener_fd`: the inherited listening Unix socket to which
+    fronts connect. `flight_fd` and `board_fd`: as in `EngineLaunch`. The ports are the actual ones,
+    reserved by the supervisor; None: not served. `started_s`: start of the service on the monotonic
     clock.
     """
 
@@ -239,7 +244,7 @@ class ObserverLaunch:
 
 
 SETTINGS = declared(ServerConfig)
-"""Of `penstock serve`."""
+"""The settings of `penstock serve`."""
 
 
 def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
@@ -251,7 +256,7 @@ def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
 
 
 def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
-    """Decode what `encode_launch` encoded."""
+    """Decode launch parameters that `encode_launch` encoded."""
     import msgspec
 
     return msgspec.msgpack.decode(data, type=kind, dec_hook=lambda kind, text: kind(text))

@@ -60,4 +60,4 @@ REFUSALS = frozenset(
         ErrorReason.EXECUTOR_REFUSED,
     }
 )
-"""Reasons for which a request is rejected rather than failed."""
+"""Reasons for which a request counts as rejected, not as failed."""

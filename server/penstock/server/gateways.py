@@ -1,7 +1,6 @@
-"""Gateway protocols that can be served next to ours: entry points `penstock.gateways`.
+"""Gateway protocols that can be served next to Penstock's own: entry points `penstock.gateways`.
 
-Owns how they are found. An entry point names a module, which is loaded when it is asked for and not
-before.
+Owns their discovery. An entry point names a module, which is loaded only on request.
 """
 
 from collections.abc import Collection
@@ -23,7 +22,7 @@ _GROUP: Final = "penstock.gateways"
 class Gateway(Protocol):
     """The module of a gateway.
 
-    `request_methods`: those that carry requests ("package.Service/Method"), as metrics name them.
+    `request_methods`: the methods that carry requests ("package.Service/Method"), as in metrics.
     """
 
     @property
@@ -32,18 +31,18 @@ class Gateway(Protocol):
         ...
 
     def check_installed(self) -> None:
-        """Raise ValueError naming the extra where a package is missing."""
+        """Raise ValueError naming the extra if a package is missing."""
         ...
 
     def make_service(
         self, front: "Front", gate: "AccessControl", board: "BoardView | None"
     ) -> "GatewayService":
-        """The service over one front. `board`: has the load of the engine; may be None."""
+        """Return the service over one front. `board`: the engine's load figures; may be None."""
         ...
 
 
 def load_gateway(name: str) -> Gateway:
-    """The gateway of this name. Raises SettingError with the names there are."""
+    """Return the gateway with this name. Raises SettingError listing the available names."""
     found = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in found:
         names = ", ".join([NO_GATEWAY, *sorted(found)])

@@ -1,6 +1,6 @@
 """Tenants: their names, their bytes, and the ids of requests.
 
-Does not know where a name comes from; its source is trusted.
+Trusts the source of a name.
 """
 
 import os
@@ -17,9 +17,9 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True, slots=True)
 class PriorityCeilings:
-    """The highest priorities of a tenant's requests; higher ones are lowered to these.
+    """Maximum priorities of a tenant's requests; higher priorities are lowered to them.
 
-    `scheduling`: in the queue. `retention`: of its blocks in the prefix cache.
+    `scheduling`: in the queue. `retention`: of a request's blocks in the prefix cache.
     """
 
     scheduling: int = MAX_PRIORITY
@@ -30,10 +30,10 @@ NO_CEILINGS: Final = PriorityCeilings()
 
 
 def tenant_fault(name: str) -> str | None:
-    """Why `name` is invalid; None for a valid one.
+    """Return why `name` is invalid; None if it is valid.
 
-    A comma joins several values of one metadata key where a proxy folds them, so a name with a
-    comma may be two.
+    A proxy may join several values of one metadata key with commas, so a name with a comma may be
+    two names.
     """
     if not 1 <= len(name) <= MAX_TENANT_CHARS:
         return f"must have 1 to {MAX_TENANT_CHARS} characters"
@@ -45,20 +45,20 @@ def tenant_fault(name: str) -> str | None:
 
 
 def engine_request_id(tenant: str, request_id: str) -> str:
-    """The engine's id of a request: tenants may choose equal ones.
+    """Return the engine's id of a request, which contains the tenant: tenants may choose equal ids.
 
-    Neither part can contain the separator, so requests of different tenants never collide.
+    Neither part can contain the separator, so ids of different tenants never collide.
     """
     return f"{tenant}{_SEPARATOR}{request_id}" if tenant else request_id
 
 
 def own_request_id(tenant: str, engine_id: str) -> str:
-    """The tenant's id, from the engine's."""
+    """Return the tenant's request id from the engine's id."""
     return engine_id.removeprefix(engine_request_id(tenant, ""))
 
 
 class TenantBytes:
-    """Bytes by tenant. `total`: of all."""
+    """Bytes by tenant. `total`: the sum over all tenants."""
 
     __slots__ = ("_by_tenant", "total")
 
@@ -67,7 +67,7 @@ class TenantBytes:
         self.total = 0
 
     def add(self, tenant: str, num_bytes: int) -> None:
-        """`num_bytes` may be negative."""
+        """Add `num_bytes`, which may be negative, to a tenant."""
         self.total += num_bytes
         num_bytes += self._by_tenant.pop(tenant, 0)
         if num_bytes:
@@ -75,12 +75,12 @@ class TenantBytes:
 
     @property
     def largest(self) -> str:
-        """The tenant that has most. Raises ValueError if there is none."""
+        """The tenant with the most bytes. Raises ValueError if there is none."""
         return max(self._by_tenant, key=self._by_tenant.__getitem__)
 
 
 def new_request_id() -> str:
-    """A random UUID (RFC 9562, version 4), in a quarter of the time that `uuid` takes."""
+    """Return a random UUID (RFC 9562, version 4), in a quarter of the time that `uuid` takes."""
     data = bytearray(os.urandom(16))
     data[6] = data[6] & 0x0F | 0x40
     data[8] = data[8] & 0x3F | 0x80

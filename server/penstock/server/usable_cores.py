@@ -1,7 +1,8 @@
-"""How many cores this process may use: those it may run on, or fewer where a quota limits its time.
+"""The number of cores that this process may use: those in its affinity mask, or fewer under a
+quota.
 
 Owns the reading of the affinity mask (taskset, cpusets) and of the CPU quota of control groups,
-which `docker run --cpus` and limits of Kubernetes set without narrowing the mask.
+which `docker run --cpus` and Kubernetes limits set without narrowing the mask.
 """
 
 import os
@@ -11,7 +12,9 @@ from penstock.executor.control_groups import GROUPS, MOUNT, ControlGroup, contro
 
 
 def num_usable_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
-    """At least one; fractions of a core are cut. `groups` and `mount`: see `control_groups`."""
+    """Return the number of usable cores: at least one, fractions rounded down. `groups` and
+    `mount`: see `control_groups`.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quotas = [quota for group in control_groups("cpu", groups, mount) for quota in _quota(group)]
@@ -19,7 +22,7 @@ def num_usable_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
 
 
 def _quota(group: ControlGroup) -> list[float]:
-    """The CPU quota in cores."""
+    """Return the CPU quota in cores; empty without a quota."""
     if group.is_first_version:
         numbers = [group.read(f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     else:

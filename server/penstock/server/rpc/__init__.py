@@ -1,1 +1,1 @@
-"""The gRPC edge: bytes to domain values and back, statuses, services, the server."""
+"""The gRPC layer: converts bytes to domain values and back; statuses, services, the server."""

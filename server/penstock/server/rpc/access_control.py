@@ -1,9 +1,10 @@
 """Access control of gRPC calls: authenticates and authorises the caller before a body is read.
 
-Owns the right that each method requires, and what a call presents: its Authorization metadata and
-its certificate. The authenticator maps that to a caller; without one every call is allowed, for the
-tenant that a proxy names or for none. The result is passed to the handler with the message
-(`read_limiter.py`); handlers must not check again, since the policy may have changed meanwhile.
+Owns the right that each method requires, and the credentials of a call: its Authorization metadata
+and its certificate. The authenticator maps credentials to a caller; without an authenticator every
+call is allowed, for the tenant named by a proxy or for none. The handler receives the caller with
+the message (`read_limiter.py`); handlers must not check again, since the policy may have changed
+meanwhile.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ _BY_METHOD: Final[Mapping[str, Right | None]] = {
 class AccessControl:
     """Admits callers. `security` None: every caller is admitted.
 
-    `tenant_metadata_key`: see `FrontConfig`. Raises ValueError when it is set together with
+    `tenant_metadata_key`: see `FrontConfig`. Raises ValueError if it is set together with
     credentials.
     """
 
@@ -69,23 +70,24 @@ class AccessControl:
         self._by_method = dict(_BY_METHOD)
 
     def add_rights(self, rights: Mapping[str, Right | None]) -> None:
-        """The rights that the methods of a gateway require: see `GatewayService`."""
+        """Add the rights that the methods of a gateway require: see `GatewayService`."""
         self._by_method.update(rights)
 
     def right_of(self, path: str) -> Right | None:
-        """The right that the method at `path` ("/package.Service/Method") requires; None for none.
+        """Return the right that the method at `path` ("/package.Service/Method") requires; None for
+        none.
 
-        Raises KeyError for one that is not listed: every method must be.
+        Raises KeyError for an unlisted method: every method must be listed.
         """
         if path in self._by_method:
             return self._by_method[path]
         return _BY_SERVICE[path[1:].rpartition("/")[0]]
 
     def admit(self, context: Context, right: Right) -> Caller:
-        """The caller, if it has `right`.
+        """Return the caller, if it has `right`.
 
         Raises RequestError: UNAUTHENTICATED, PERMISSION_DENIED, or naming the tenant's metadata
-        key. Why a credential was refused is only logged here.
+        key. The reason for refusing a credential is only logged.
         """
         try:
             caller = self._identify(context)
@@ -99,8 +101,8 @@ class AccessControl:
         return caller
 
     def admit_again(self, context: Context, right: Right, tenant: str) -> Caller:
-        """As `admit`, for a later request of a call that `tenant` opened; the tenant must not
-        change.
+        """Check a later request of a call that `tenant` opened, as `admit` does; the tenant must
+        not change.
         """
         caller = self.admit(context, right)
         if caller.tenant != tenant:
@@ -122,14 +124,14 @@ class AccessControl:
 
 
 def require(right: Right, caller: Caller, context: Context) -> None:
-    """Refuse a caller that lacks a right. Raises RequestError: PERMISSION_DENIED."""
+    """Raise RequestError (PERMISSION_DENIED) if a caller lacks a right."""
     if right not in caller.rights:
         _log.info("tenant %s lacks the right %s (%s)", caller.tenant, right.value, context.peer())
         raise refuse(ErrorReason.PERMISSION_DENIED)
 
 
 def authorizations_of(context: Context) -> list[str]:
-    """All values of the Authorization metadata."""
+    """Return all values of the Authorization metadata."""
     metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
     return [
         value if isinstance(value, str) else value.decode("latin-1")
@@ -139,7 +141,9 @@ def authorizations_of(context: Context) -> list[str]:
 
 
 def certificate_names(context: Context) -> list[str]:
-    """The names in the caller's certificate, as policies write them: `cn:NAME`, `dns:NAME`."""
+    """Return the names in the caller's certificate, in the form of policies: `cn:NAME`,
+    `dns:NAME`.
+    """
     shown = context.auth_context()
     return [
         f"{kind}:{name.decode('utf-8', 'replace')}"
@@ -149,9 +153,10 @@ def certificate_names(context: Context) -> list[str]:
 
 
 def _tenant_of(context: Context, key: str) -> str:
-    """The tenant in the metadata of a call; NO_TENANT without `key` or without a value for it.
+    """Return the tenant in the metadata of a call; NO_TENANT without `key` or without a value for
+    it.
 
-    Raises RequestError naming the key when the value is no valid name or occurs more than once.
+    Raises RequestError naming the key if the value is not a valid name or occurs more than once.
     """
     if not key:
         return NO_TENANT

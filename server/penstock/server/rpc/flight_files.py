@@ -1,7 +1,7 @@
-"""The flight recorder's rows for operators: StepRecord messages, or a trace file.
+"""Converts the flight recorder's rows for operators: to StepRecord messages or to a trace file.
 
-Joins steps with the requests they concerned, as far as the recorder still has them. Slow for many
-steps: run it off the event loop.
+Joins steps with their requests, as far as the recorder still has them. Slow for many steps: run it
+off the event loop.
 """
 
 from collections import defaultdict
@@ -29,18 +29,20 @@ from penstock.v1 import stats_pb2 as pb
 
 
 def record_steps(data: bytes, max_steps: int | None) -> list[stats_pb2.StepRecord]:
-    """The latest steps of a recording, oldest first; all of them without `max_steps`."""
+    """Return the latest `max_steps` steps of a recording, oldest first; all of them if None."""
     return list(step_records(FlightReader(data).recording(), max_steps))
 
 
 def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
-    """The recording as a Chrome trace in JSON."""
+    """Return the latest `max_steps` steps as a Chrome trace in JSON; all of them if None."""
     return b"".join(timeline_json(FlightReader(data).recording(), num_steps=max_steps))
 
 
 @dataclass(slots=True)
 class _Happened:
-    """What happened in one step, by request."""
+    """The events of one step: token shares, and the ids of admitted, preempted and ended
+    requests.
+    """
 
     shares: list[pb.StepShare] = field(default_factory=list[pb.StepShare])
     admitted: list[str] = field(default_factory=list[str])
@@ -49,7 +51,7 @@ class _Happened:
 
 
 def step_records(rows: Recording, max_steps: int | None) -> Iterator[pb.StepRecord]:
-    """The steps, oldest first; with `max_steps` only the latest ones."""
+    """Yield the latest `max_steps` steps, oldest first; all of them if None."""
     steps = rows.steps if max_steps is None else rows.steps[-max_steps:]
     if not len(steps):
         return
@@ -138,7 +140,7 @@ def _happened_by_step(rows: Recording, first_step: int) -> dict[int, _Happened]:
 
 
 def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
-    """Request id, as its tenant gave it, and output index."""
+    """Return the request id, as its tenant chose it, and the output index by key."""
     return {
         int(row["key"]): (
             _text(row["request_id"]),
@@ -149,5 +151,5 @@ def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
 
 
 def _text(value: bytes) -> str:
-    """A name that may be truncated inside a character."""
+    """Decode a name that may be truncated inside a character."""
     return value.decode("utf-8", "ignore")

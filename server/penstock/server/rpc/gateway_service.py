@@ -1,6 +1,6 @@
-"""The interface of a gateway's service that is served next to ours on the same port.
+"""The interface of a gateway's service, which is served on the same port as Penstock's services.
 
-Owns the protocol. Does not know which gateways there are.
+Owns the protocol. Independent of which gateways exist.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +15,10 @@ from penstock.server.security.rights import Right
 
 
 class GatewayService(Protocol):
-    """The handlers of one such service. `name`: "package.Service", for health and reflection.
+    """The handlers of a gateway's service. `name`: "package.Service", for health and reflection.
 
-    `rights`: what each of its methods requires, by path ("/package.Service/Method"); None: nothing.
+    `rights`: the right that each method requires, by path ("/package.Service/Method"); None for
+    none.
     """
 
     @property
@@ -31,7 +32,7 @@ class GatewayService(Protocol):
         ...
 
     def handlers(self, wrapper: HandlerWrapper) -> grpc.GenericRpcHandler:
-        """All methods of the service."""
+        """Return the handlers of all methods."""
         ...
 
 

@@ -1,8 +1,8 @@
 """Opens one request on a front and writes its stream, for any contract.
 
-Owns the call's times, the loop that takes events and writes
-messages, and the distinction between a stalled reader and a client that disconnected. Takes our own
-message; gateway services translate theirs first. The encoder owns the form of the messages.
+Owns the call's times, the loop that takes events and writes messages, and the distinction between a
+stalled reader and a client that disconnected. Takes Penstock's message; gateway services convert
+their messages first. The encoder owns the format of the written messages.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from penstock.v1 import generation_service_pb2 as pb
 
 
 def begin_call(context: Context, account: RequestAccount) -> CallTimes:
-    """When the call of a request arrived and must end."""
+    """Return the arrival time and the deadline of a call; store its timeout in `account`."""
     account.call_timeout_s = call_timeout_s(context)
     arrival_s = account.arrival_s
     deadline_s = min(arrival_s + account.call_timeout_s, NO_TIME)
@@ -37,8 +37,8 @@ async def open_request(
     account: RequestAccount,
     refusal: Refusal | None = None,
 ) -> LiveRequest:
-    """Validate the message and open its request; the caller releases it. Raises RequestError, also
-    for a `refusal` while it was parsed.
+    """Validate the message and open its request, which the caller releases. Raises RequestError,
+    also for `refusal`: the refusal found while the message was parsed.
     """
     if refusal is not None:
         raise RequestError(refusal)
@@ -59,12 +59,12 @@ class Encoder(Protocol):
     """Encodes the events of one stream, in order."""
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterable[bytes]:
-        """The messages for these events; may be empty."""
+        """Return the messages for these events; may be empty."""
         ...
 
 
 async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context: Context) -> None:
-    """Write until the stream ends. Raises RequestError when it ends in failure."""
+    """Write messages until the stream ends. Raises RequestError if it ends in failure."""
     stream, clock = request.stream, front.clock
     try:
         while batch := await stream.take():

@@ -49,8 +49,8 @@ _LARGE_BYTES: Final = 1 << 20
 class GenerationService:
     """The handlers, over one front.
 
-    `gate` and `turns` are for the requests of Multiplex; without them every caller is admitted and
-    large messages do not queue.
+    `gate` and `turns` are used for the requests of Multiplex; without them every caller is admitted
+    and large messages do not queue.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GenerationService:
         self._resume = ResumeService(front)
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-        """All methods of the service."""
+        """Return the handlers of all methods."""
         accounts = self._accounts
         multiplex = MultiplexService(self._front, wrapper, accounts, self._gate, self._turns)
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -80,7 +80,7 @@ class GenerationService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def on_engine(self) -> None:
-        """An engine has connected: see `ResumeService`."""
+        """Handle a new connection to an engine: see `ResumeService`."""
         self._resume.on_engine()
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
@@ -142,14 +142,15 @@ class GenerationService:
 class LoopTurns:
     """Makes the parts of one response, and yields to the event loop if that takes long.
 
-    One clock for all of them: a stream whose events are all there gives them without a turn.
+    Time is measured across calls of `make`: a stream with all its events ready never waits for
+    more, so it would not yield otherwise.
     """
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
 
     async def make(self, parts: Iterator[T]) -> list[T]:
-        """Make all parts."""
+        """Make and return all parts."""
         made: list[T] = []
         for part in parts:
             made.append(part)
@@ -167,12 +168,12 @@ class ResumeService:
         self._attachments = Attachments(front, self._read)
 
     def on_engine(self) -> None:
-        """An engine has connected: release requests that other fronts attach."""
+        """Handle a new connection to an engine: release requests once other fronts attach them."""
         if self._front.port is not None:
             self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
-        """Deliver the rest of a request's stream, after the tokens that were received."""
+        """Deliver the rest of a request's stream, after the tokens that the client has received."""
         front = self._front
         if not front.config.max_resume_grace_s:
             raise refuse_feature("resume")
@@ -223,7 +224,7 @@ class ResumeService:
 
 
 class _RestEncoder:
-    """Encodes what a client has not received."""
+    """Encodes the events that the client has not received."""
 
     def __init__(self, encoder: ResponseEncoder, request: LiveRequest, had: Received) -> None:
         self._encoder = encoder

@@ -1,15 +1,15 @@
 """The wrapper around every handler: domain errors become statuses, bugs become INTERNAL.
 
-Owns the border between our exceptions and gRPC's, and the count of calls being handled. Handlers
-take and return bytes, so that we report malformed ones ourselves. CancelledError always propagates:
-a client that disconnects is no error, and swallowing it leaks the call.
+Owns the conversion of Penstock's exceptions to gRPC's, and the count of active calls. Handlers take
+and return bytes, so that Penstock itself reports malformed messages. CancelledError always
+propagates: a client that disconnects is not an error, and swallowing it leaks the call.
 
-No frame here may keep the bytes of a call: grpc.aio keeps the exception that ended it, and with it
-these frames, until the garbage collector runs, which does not count bytes.
+No frame here may keep the bytes of a call: grpc.aio keeps the exception that ended the call, and
+with it these frames, until the garbage collector runs, which does not count bytes.
 
-A method that serves one request gets that request's account, with what call and message describe.
-It is closed here, the one place that sees the status of every call; the outcome of a cancelled call
-depends on the cause: its client, its deadline, or the server.
+A method that serves one request gets the request's account, with the attributes of call and
+message. The account is closed here, the one place that sees the status of every call; the outcome
+of a cancelled call depends on the cause: its client, its deadline, or the server.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ _log = logging.getLogger(__name__)
 _ABORT_TIMEOUT_S = 5.0
 """How long writing a status may block on a full flow-control window before the call is reset."""
 _OPTION_DIGITS = 6
-"""They arrive in single precision: 0.7 would be recorded as 0.699999988."""
+"""Decimals of recorded options, which arrive in single precision: 0.7 would be 0.699999988."""
 OK: Final = Outcome(grpc.StatusCode.OK.value[0])
 CANCELLED: Final = Outcome(grpc.StatusCode.CANCELLED.value[0])
 _DEADLINE_SLACK_S = 0.01
 _DEADLINE_SLACK_SHARE = 0.01
-"""A client's deadline passes before ours: its timeout arrives rounded up by less than a hundredth,
-and then it cancels.
+"""A client's deadline passes before the deadline known here: gRPC rounds its timeout up by less
+than a hundredth, and the client cancels at its own.
 """
 
 
@@ -78,7 +78,9 @@ Arrived = AdmittedCall | Refusal
 
 
 class CallFailed(Exception):
-    """A failure of a call about another call's request, whose id RequestInfo carries."""
+    """Failure of a call that concerns another call's request; RequestInfo carries that request's
+    id.
+    """
 
     def __init__(self, refusal: Refusal, request_id: str) -> None:
         super().__init__(refusal.reason.value)
@@ -87,7 +89,7 @@ class CallFailed(Exception):
 
 
 class CallAccounts:
-    """Accounts of the requests of one service's calls, over one front."""
+    """Opens and closes the accounts of one service's requests, over one front."""
 
     def __init__(self, front: Front, service_name: str) -> None:
         self._front = front
@@ -97,25 +99,25 @@ class CallAccounts:
         self._service_name = service_name
 
     def open(self, method: str, context: Context) -> RequestAccount:
-        """A call of `method` has arrived with a request."""
+        """Open the account of a request when its call of `method` has arrived."""
         if not self._accounts.are_kept:
             return RequestAccount(method, "", self._front.clock(), NOT_TRACED)
         return self.open_under(method, context.peer(), self.parent_of(context))
 
     def open_under(self, method: str, peer: str, parent: RemoteParent | None) -> RequestAccount:
-        """The account of a request that shares its call with others."""
+        """Open the account of a request that shares its call with others."""
         name = f"{self._service_name}/{method}"
         arrival_s = self._front.clock()
         return self._accounts.open(name, arrival_s=arrival_s, peer=peer, parent=parent)
 
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
-        """Close the account: the call has ended and its status was sent, if possible."""
+        """Close the account after the call has ended and its status was sent, if possible."""
         if self._accounts.are_kept:
             front = self._front
             self._accounts.close(account, outcome, front.clock(), is_engine_up=front.is_engine_up)
 
     def parent_of(self, context: Context) -> RemoteParent | None:
-        """The span in a call's metadata, if there is exactly one valid value."""
+        """Return the span in a call's metadata, if there is exactly one valid value."""
         if not self._accounts.is_tracing:
             return None
         metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
@@ -135,7 +137,7 @@ class CallAccounts:
     def describe(
         self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
     ) -> None:
-        """Record the id and the options of `message`, whether or not it is refused later."""
+        """Record the id and the options of `message`, even if it is refused later."""
         account.request_id = valid_request_id(message) or new_request_id()
         if not self._accounts.are_kept:
             return
@@ -146,10 +148,10 @@ class CallAccounts:
 
 
 class HandlerWrapper:
-    """Makes method handlers. `on_internal_error` is called for every bug.
+    """Wraps methods in handlers. `on_internal_error` is called for every bug.
 
-    `retry_after_s`: when refused callers may retry, unless the refusal has its own delay. `random`
-    draws uniformly from [0, 1).
+    `retry_after_s`: the retry delay of refusals without a delay. `random` draws
+    uniformly from [0, 1).
     """
 
     def __init__(
@@ -168,43 +170,43 @@ class HandlerWrapper:
         self._idle.set()
 
     def unary(self, method: str, handler: UnaryHandler) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A unary method."""
+        """Wrap a unary method."""
         return self.unary_with_caller(method, lambda data, context, _: handler(data, context))
 
     def unary_with_caller(
         self, method: str, handler: CallerUnaryHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A unary method that needs its caller."""
+        """Wrap a unary method that needs its caller."""
         return grpc.unary_unary_rpc_method_handler(self._for_caller(method, handler))
 
     def server_stream(
         self, method: str, handler: StreamHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A server-streaming method; `handler` writes to the context."""
+        """Wrap a server-streaming method; `handler` writes to the context."""
         return self.stream_with_caller(method, lambda data, context, _: handler(data, context))
 
     def stream_with_caller(
         self, method: str, handler: CallerStreamHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A server-streaming method that needs its caller."""
+        """Wrap a server-streaming method that needs its caller."""
         return grpc.unary_stream_rpc_method_handler(self._for_caller(method, handler))
 
     def unary_request(
         self, method: str, handler: UnaryRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A unary method that serves one request."""
+        """Wrap a unary method that serves one request."""
         return grpc.unary_unary_rpc_method_handler(self._for_request(method, handler, accounts))
 
     def stream_request(
         self, method: str, handler: StreamRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A server-streaming method that serves one request."""
+        """Wrap a server-streaming method that serves one request."""
         return grpc.unary_stream_rpc_method_handler(self._for_request(method, handler, accounts))
 
     def bidirectional(
         self, method: str, handler: Callable[[Context], Awaitable[None]]
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """A bidirectional method that needs its context only."""
+        """Wrap a bidirectional method that needs only its context."""
 
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
             del requests
@@ -214,29 +216,28 @@ class HandlerWrapper:
 
     @property
     def num_active_calls(self) -> int:
-        """Calls being handled."""
+        """Number of calls being handled."""
         return self._num_active_calls
 
     @property
     def num_calls(self) -> int:
-        """Calls begun so far."""
+        """Number of calls begun so far."""
         return self._num_calls
 
     async def wait_until_idle(self) -> None:
-        """Return once no call is being handled, its status included."""
+        """Wait until no call is being handled; a call is handled until its status was sent."""
         await self._idle.wait()
 
     def status(self, refusal: Refusal, request_id: str) -> Status:
-        """The status of a request that shares its call with others, with the jitter of a call."""
+        """Return the status of a request that shares its call with others, with a random retry
+        delay.
+        """
         return status_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
 
     def internal_error(
         self, method: str, error: Exception, *, request_id: str = "", trace_id: bytes = b""
     ) -> Refusal:
-        """Count and log a bug, with the known ids of its request.
-
-        Returns the failure to report.
-        """
+        """Count and log a bug, with the known ids of its request; return the failure to report."""
         self._on_internal_error()
         # Frames only: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
@@ -360,15 +361,15 @@ async def _refused(refusal: Refusal) -> Any:
 
 
 def outcome_of(refusal: Refusal) -> Outcome:
-    """The outcome of a request that was refused or failed with `refusal`."""
+    """Return the outcome of a request that was refused or failed with `refusal`."""
     return Outcome(STATUS_RULES[refusal.reason].code.value[0], refusal.reason.value)
 
 
 def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
-    """The outcome of a call that raised.
+    """Return the outcome of a call that raised.
 
-    Our own failure counts even if the client had disconnected: otherwise impatient clients would
-    hide it.
+    An internal failure counts even if the client had disconnected: otherwise impatient clients
+    would hide it.
     """
     if account.refusal is not None:
         return outcome_of(account.refusal)
@@ -378,7 +379,8 @@ def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
 
 
 def outcome_of_leaving(context: Context, timeout_s: float) -> Outcome:
-    """The outcome of a call that ended early: its deadline passed, or its client disconnected.
+    """Return the outcome of a call that ended early: its deadline passed, or its client
+    disconnected.
 
     `timeout_s`: the deadline at the start, infinite without one.
     """
@@ -390,13 +392,13 @@ def outcome_of_leaving(context: Context, timeout_s: float) -> Outcome:
 
 
 def call_timeout_s(context: Context) -> float:
-    """The time until a call's deadline, infinite without one."""
+    """Return the time until a call's deadline, infinite without one."""
     remaining_s = cast(float | None, context.time_remaining())
     return math.inf if remaining_s is None else remaining_s
 
 
 def peer_of(front: Front, context: Context) -> str:
-    """The address of the peer, as gRPC writes it; empty without accounts."""
+    """Return the address of the peer, as gRPC writes it; empty without accounts."""
     return context.peer() if front.accounts.are_kept else ""
 
 

@@ -20,9 +20,10 @@ _Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.He
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """Either all services serve or none does. Every watcher receives a change of `set_serving`.
+    """The serving status, common to all services. Every watcher receives each change by
+    `set_serving`.
 
-    `max_stall_s`: how long a watcher may leave a status unread; then its watch ends.
+    `max_stall_s`: how long a watcher may leave a status unread before its watch ends.
     """
 
     def __init__(self, services: Iterable[str], *, max_stall_s: float) -> None:
@@ -39,7 +40,7 @@ class Health(health_pb2_grpc.HealthServicer):
         return self._is_serving
 
     def close(self) -> None:
-        """End all watches: a server that stops waits for open calls."""
+        """End all watches, since a server that stops waits for open calls."""
         self.shut_down()
         self._is_closed = True
         self._notify()
@@ -52,14 +53,14 @@ class Health(health_pb2_grpc.HealthServicer):
         self._notify()
 
     def shut_down(self) -> None:
-        """NOT_SERVING from now on."""
+        """Report NOT_SERVING from now on."""
         self.set_serving(False)
         self._is_final = True
 
     async def Check(  # noqa: N802 - named by the protocol
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> health_pb2.HealthCheckResponse:
-        """The status now; NOT_FOUND for an unknown service."""
+        """Return the current status; NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return self._status(request.service)
@@ -74,7 +75,9 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> None:
-        """The status now and after every change, until the caller leaves or the server stops."""
+        """Send the current status and every change, until the caller disconnects or the server
+        stops.
+        """
         sent: health_pb2.HealthCheckResponse | None = None
         while True:
             status = self._status(request.service)

@@ -1,9 +1,9 @@
 """Queues large messages, so that small ones need not wait for many of them.
 
-Reading a MiB blocks the event loop for a few milliseconds, mostly to allocate pages. One large
-message is handled at a time, callers in turn; after each the loop gets as much time for other work
-as the message took. The server accepts one new call per iteration of the loop: without the pause, a
-call behind a burst of large ones would wait for as many of them as there are calls before it.
+Reading a MiB blocks the event loop for a few milliseconds, mostly to allocate pages. Large messages
+are handled one at a time, round-robin by caller; after each, the loop gets as much time for other
+work as the message took. The server accepts one new call per iteration of the loop: without the
+pause, a call behind a burst of large messages would wait for one of them per call before it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class LargeMessageTurns:
         self._began_s = 0.0
 
     async def take(self, caller: str) -> None:
-        """Wait for the turn of a large message; it lasts until the task waits again."""
+        """Wait for the turn of a large message; the turn lasts until the task waits again."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.setdefault(caller, deque()).append(turn)

@@ -1,4 +1,4 @@
-"""Snapshots and live requests as protobuf messages for operators.
+"""Converts snapshots and live requests to protobuf messages for operators.
 
 The names of states, phases and reasons are those of the contract's enums without their prefix.
 """
@@ -28,7 +28,7 @@ _QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
 def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.ServerStats:
-    """The whole service; with `model`, only that model."""
+    """Return the statistics of the service; with `model`, only of that model."""
     return pb.ServerStats(
         snapshot_time=timestamp_of(snapshot.time_s),
         uptime_duration=duration_of(snapshot.uptime_s),
@@ -43,7 +43,7 @@ def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.ServerStats:
 
 
 def live_request_of(view: RequestView) -> pb.LiveRequest:
-    """One live request."""
+    """Return the message of one live request."""
     return pb.LiveRequest(
         request_id=view.request_id,
         model=view.model,
@@ -74,26 +74,26 @@ def live_request_of(view: RequestView) -> pb.LiveRequest:
 
 
 def state_of(name: str) -> state_pb2.RequestState.ValueType:
-    """PENDING or PROCESSING."""
+    """Return PENDING or PROCESSING."""
     return state_pb2.RequestState.Value(f"REQUEST_STATE_{name}")
 
 
 def wait_reason_of(name: str) -> state_pb2.WaitReason.ValueType:
-    """A WaitReason by its name; unspecified for an empty one."""
+    """Return the WaitReason with this name; unspecified for an empty name."""
     if not name:
         return state_pb2.WAIT_REASON_UNSPECIFIED
     return state_pb2.WaitReason.Value(f"WAIT_REASON_{name}")
 
 
 def timestamp_of(time_s: float) -> Timestamp:
-    """Seconds since 1970, to the microsecond."""
+    """Convert seconds since 1970 to a timestamp, to the microsecond."""
     timestamp = Timestamp()
     timestamp.FromMicroseconds(round(time_s * 1e6))
     return timestamp
 
 
 def duration_if_known(duration_s: float | None) -> Duration | None:
-    """A duration; None for None and for a value outside its range."""
+    """Return a duration; None for None and for a value outside its range."""
     if duration_s is None or not math.isfinite(duration_s):
         return None
     return duration_of(duration_s)
@@ -143,7 +143,7 @@ def _model_state_of(model: ModelSnapshot, snapshot: Snapshot) -> model_pb2.Model
 
 
 def cache_of(cache: CacheSnapshot) -> pb.CacheStats:
-    """The KV cache."""
+    """Return the statistics of the KV cache."""
     return pb.CacheStats(
         block_size_tokens=cache.block_size_tokens,
         num_total_blocks=cache.num_total_blocks,
@@ -179,7 +179,7 @@ def _phase_of(name: str) -> pb.RequestPhase.ValueType:
 
 
 def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
-    """Sums over the history, up to now; only the age without a history."""
+    """Return the sums over the history up to now; without a history only the age."""
     now_s = view.arrival_s + view.age_s
     ends_s = [change.since_s for change in view.history[1:]]
     spent_s = dict.fromkeys((_QUEUE, _PREFILL, _DECODE), 0.0)
@@ -196,7 +196,7 @@ def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
 
 
 def _ttft_s(arrival_s: float, history: Sequence[PhaseChange]) -> float | None:
-    """Time to the first token, when decoding starts."""
+    """Return the time to the first token, which is when decoding starts."""
     for change in history:
         if change.phase == _DECODE:
             return max(0.0, change.since_s - arrival_s)

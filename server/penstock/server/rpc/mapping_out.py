@@ -1,4 +1,4 @@
-"""Stream events to response messages: numbered, grouped, split.
+"""Converts stream events to response messages: numbered, grouped, split.
 
 Pieces of one output since the last write become one `TokenDelta` message; a message that would
 exceed the size hint is split at the end of a piece.
@@ -26,15 +26,15 @@ from penstock.v1 import state_pb2
 
 _RECORD_BYTES = 20
 _TOP_BYTES = 13
-"""Upper estimates of the size of an encoded record and of each of its alternatives."""
+"""Upper estimates of the encoded size of a record and of each of its alternatives."""
 _BYTES_HEAD = 6
-"""Tag and length of a token's bytes, and what they add to the enclosing lengths."""
+"""Bytes of the tag and the length of a token's bytes, and of their effect on enclosing lengths."""
 
 TokenBytes = Callable[[int], bytes | None]
 _RECORDS: Final = 2 << 3 | 2
-"""Field 2 of `PromptEcho`, with a length."""
+"""The tag of field 2 of `PromptEcho`, with a length."""
 _ID: Final = 1 << 3
-"""Field 1 of `TokenRecord`, a varint."""
+"""The tag of field 1 of `TokenRecord`, a varint."""
 _MAX_VARINT_BYTES: Final = 5
 # A tag is field number times 8 plus wire type: 0 for a varint, 2 for bytes with their length.
 SEQUENCE: Final = b"\x08"  # GenerateResponse.sequence
@@ -43,7 +43,7 @@ _OUTPUT_INDEX = b"\x08"  # TokenDelta.output_index
 _TEXT = b"\x12"  # TokenDelta.text
 _NUM_TOKENS = b"\x20"  # TokenDelta.num_tokens
 MAX_SHORT_TEXT_BYTES: Final = 64
-"""For a text of at most this length, every enclosing length takes one byte."""
+"""Maximum bytes of a text for which every enclosing length takes one byte."""
 _RECORDS_OF: Final = attrgetter("records")
 BYTE: Final = tuple(bytes((value,)) for value in range(128))
 TEXT_HEAD: Final = tuple(
@@ -51,11 +51,11 @@ TEXT_HEAD: Final = tuple(
 )
 TEXT_TAIL: Final = tuple(_NUM_TOKENS + count for count in BYTE)
 _IDS_AT_ONCE: Final = 4096
-"""Arrays of this size fit into the cache."""
+"""Ids encoded at a time: arrays of this size fit into the CPU cache."""
 
 
 def no_token_bytes(token_id: int) -> bytes | None:
-    """For a model whose tokens have no byte values."""
+    """Return None, for a model whose tokens have no byte values."""
     del token_id
     return None
 
@@ -72,10 +72,10 @@ class ResponseEncoder:
         self.sequence = 0
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterable[bytes]:
-        """Serialised GenerateResponse messages for everything in `batch`, in order.
+        """Return serialised GenerateResponse messages for everything in `batch`, in order.
 
-        Between two other events the order among outputs is not kept, which no client can observe;
-        the order within an output is.
+        Between two other events, tokens of different outputs may change their order, which no
+        client can observe; tokens of one output do not.
         """
         if len(batch) == 1 and isinstance(piece := batch[0], events.TokensPiece):
             return (self._tokens((piece,)),)
@@ -107,7 +107,7 @@ class ResponseEncoder:
             yield self._tokens(pieces)
 
     def encode_text(self, text: str, num_tokens: int = 1, index: int = 0) -> bytes:
-        """The message for tokens without records, encoded by hand: the most frequent one."""
+        """Encode tokens without records by hand: this is the most frequent message."""
         number = self.sequence
         self.sequence = number + 1
         data = text.encode()
@@ -148,7 +148,7 @@ class ResponseEncoder:
                 yield self._tokens((event,))
 
     def _prompt(self, piece: events.PromptPiece) -> Iterator[bytes]:
-        """A long prompt in several messages: its text first, then its records."""
+        """Yield a long prompt in several messages: its text first, then its records."""
         step = max(1, self._max_message_bytes // 4)  # a character has up to four bytes
         for start in range(0, len(piece.text), step):
             yield self._echo(pb.PromptEcho(text=piece.text[start : start + step]))
@@ -180,7 +180,7 @@ class ResponseEncoder:
 
 
 def varint(value: int) -> bytes:
-    """`value`, not negative, in base 128, least significant digits first."""
+    """Encode `value`, not negative, in base 128, least significant digits first."""
     if value < 128:
         return BYTE[value]
     if value < 16384:
@@ -196,7 +196,7 @@ def varint(value: int) -> bytes:
 def encoder_for(
     chunks: ChunkLimits, config: FrontConfig, token_bytes: TokenBytes = no_token_bytes
 ) -> ResponseEncoder:
-    """The encoder of one stream; when large messages were requested it does not split them."""
+    """Return the encoder of one stream; it does not split messages if large ones were requested."""
     max_bytes = config.max_message_bytes_hint
     if chunks.is_holding:
         max_bytes = max(max_bytes, config.max_shared_message_bytes_hint)
@@ -206,7 +206,7 @@ def encoder_for(
 def merge_pieces(
     pieces: Sequence[events.TokensPiece], token_bytes: TokenBytes = no_token_bytes
 ) -> pb.TokenDelta:
-    """One message for consecutive pieces of one output."""
+    """Merge consecutive pieces of one output into one message."""
     first = pieces[0]
     if len(pieces) == 1:
         text, num_tokens = first.text, first.num_tokens
@@ -223,7 +223,7 @@ def merge_pieces(
 def record_of(
     record: events.TokenRecord, token_bytes: TokenBytes = no_token_bytes
 ) -> pb.TokenRecord:
-    """One token; logprob, rank and bytes are set together or not at all."""
+    """Return the record of one token; logprob, rank and bytes are set together or not at all."""
     message = pb.TokenRecord(id=record.token_id)
     if record.logprob is not None:
         message.logprob = record.logprob
@@ -239,7 +239,7 @@ def record_of(
 
 
 def accepted_of(event: events.Accepted) -> pb.RequestAccepted:
-    """The first message of a stream."""
+    """Return the first message of a stream."""
     return pb.RequestAccepted(
         request_id=event.request_id,
         model=event.model,
@@ -252,7 +252,7 @@ def accepted_of(event: events.Accepted) -> pb.RequestAccepted:
 
 
 def progress_of(event: events.Progress) -> pb.RequestProgress:
-    """A change of state, or the position in the queue."""
+    """Return the message of a change of state or of the position in the queue."""
     return pb.RequestProgress(
         state=state_pb2.RequestState.ValueType(event.state.value),
         num_cached_prompt_tokens=event.num_cached_prompt_tokens,
@@ -264,7 +264,7 @@ def progress_of(event: events.Progress) -> pb.RequestProgress:
 
 
 def finished_of(event: events.Finished) -> pb.RequestFinished:
-    """The last message of a stream that finished."""
+    """Return the last message of a stream that finished."""
     timings = event.timings
     return pb.RequestFinished(
         outputs=[_end_of(end) for end in event.outputs],
@@ -285,7 +285,7 @@ def finished_of(event: events.Finished) -> pb.RequestFinished:
 
 
 def duration_of(seconds: float) -> Duration:
-    """A duration in whole microseconds."""
+    """Return a duration in whole microseconds."""
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))
     return duration
@@ -317,7 +317,7 @@ def _record_bytes(record: events.TokenRecord, token_bytes: TokenBytes) -> int:
 
 
 def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
-    """Serialised `PromptEcho` messages with the records of `ids`, in chunks; none for no ids."""
+    """Yield serialised `PromptEcho` messages with the records of `ids`, in chunks."""
     num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
     for first in range(0, len(ids), num_at_once):
         data, ends = _records(ids[first : first + num_at_once])
@@ -328,7 +328,7 @@ def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[by
 
 
 def _records(ids: NDArray[np.int32]) -> tuple[bytes, list[int]]:
-    """The records of `ids`, and the end offset of each."""
+    """Return the encoded records of `ids`, and the end offset of each."""
     values = ids.astype(np.uint32)
     rows = np.empty((len(values), 3 + _MAX_VARINT_BYTES), dtype=np.uint8)
     is_written = np.ones(rows.shape, dtype=np.bool_)

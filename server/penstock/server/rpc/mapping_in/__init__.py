@@ -1,1 +1,1 @@
-"""Protobuf requests to validated domain values, one option group per module."""
+"""Converts protobuf requests to validated domain values, one option group per module."""

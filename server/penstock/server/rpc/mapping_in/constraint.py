@@ -1,10 +1,10 @@
 """Constraint: the format an output must have.
 
-Owns the checks that need no compiler: the syntax that the contract defines, which options exclude a
-constraint, and bounds on the cost of compiling it: size, nesting, repetitions. Every scan is linear
-in the text, which comes from clients; unclear syntax counts as the costlier reading. The executor
-checks whether a constraint is valid, except for what matches no text at all: code points out of
-range, and references to themselves.
+Owns the checks that need no compiler: the syntax that the contract defines, the options that
+exclude a constraint, and limits on the cost of compiling it: size, nesting, repetitions. Every scan
+is linear in the text, which comes from clients; ambiguous syntax counts as its costlier reading.
+The executor checks whether a constraint is valid, except for two errors that match no text and are
+checked here: code points out of range, and circular references.
 """
 
 import json
@@ -27,17 +27,19 @@ _CHOICES = "constraint.choice.choices"
 
 _ROOT_RULE = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 MAX_DEPTH: Final = 64
-"""Of brackets, objects and lists: a recursive compiler may crash its process at a depth that fits
-the bytes.
+"""Maximum nesting of brackets, objects and lists: a recursive compiler may crash its process at a
+depth that the limit on bytes allows.
 """
 MAX_REPETITIONS: Final = 10_000
-"""A repetition is compiled to that many copies; nested ones to their product."""
+"""Maximum copies of an element: a repetition compiles to copies, nested ones to their product."""
 MAX_ELEMENTS: Final = 8192
-"""Of expressions and grammars, and objects of a schema. Reading one takes up to two microseconds of
-the event loop.
+"""Maximum elements of an expression or grammar, and objects of a schema. Reading one takes up to
+two microseconds of the event loop.
 """
 MAX_TOTAL: Final = 100_000
-"""Characters of a constraint with its repetitions written out: several may be in sequence."""
+"""Maximum characters of a constraint with all repetitions written out: several may be in
+sequence.
+"""
 _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} deep"
 _TOO_LONG: Final = f"has more than {MAX_ELEMENTS} elements"
 _TOO_MANY: Final = f"repeats an element more than {MAX_REPETITIONS} times"
@@ -79,7 +81,7 @@ _SIZES: Final = (
     ("minLength", "maxLength"),
     ("minProperties", "maxProperties"),
 )
-"""The keys of a JSON schema that compile to repetitions. The upper bounds too: up to a thousand
+"""The keys of a JSON schema that compile to repetitions. Upper bounds do too: up to a thousand
 items are a thousand optional copies.
 """
 
@@ -87,7 +89,7 @@ items are a thousand optional copies.
 def read_constraint(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Constraint | None:
-    """The constraint, None when there is none; a kind that is not supported is not checked."""
+    """Return the constraint, None if there is none; a kind that is not supported is not checked."""
     if not request.HasField("constraint"):
         return None
     constraint = request.constraint
@@ -105,7 +107,7 @@ def read_constraint(
 
 
 def _check_company(request: GenerateRequest, violations: Violations) -> None:
-    """Record options that conflict with a constraint: a complete one allows only end-of-
+    """Record options that conflict with a constraint: a completed one allows only end-of-
     sequence.
     """
     if request.stopping.ignore_eos:
@@ -196,7 +198,9 @@ def _is_size_right(path: str, text: str, limits: Limits, violations: Violations)
 
 
 def _is_free_of_nul(path: str, text: str, violations: Violations) -> bool:
-    """Whether a text has no NUL: compilers that read C strings would stop there."""
+    """Record a NUL; return whether there is none. Compilers that read C strings would stop
+    there.
+    """
     if "\0" in text:
         violations.add(path, "must not contain the character U+0000")
     return "\0" not in text
@@ -213,12 +217,12 @@ def _is_bytes_right(
 
 
 def fault_of_pattern(pattern: str) -> str:
-    """Why an expression cannot be compiled; empty if it can."""
+    """Return why an expression cannot be compiled; empty if it can."""
     return _fault_of_pattern(pattern, _Counter())
 
 
 def fault_of_grammar(grammar: str) -> str:
-    """Why a grammar in EBNF cannot be compiled; empty if it can."""
+    """Return why a grammar in EBNF cannot be compiled; empty if it can."""
     if _is_too_far(grammar):
         return _TOO_FAR
     counter = _Counter()
@@ -229,7 +233,7 @@ def fault_of_grammar(grammar: str) -> str:
 
 
 def fault_of_schema(schema: str) -> str:
-    """Why a JSON schema cannot be compiled; empty if it can."""
+    """Return why a JSON schema cannot be compiled; empty if it can."""
     try:
         value: Any = json.loads(schema, parse_constant=_refuse_constant)
     except RecursionError:
@@ -262,8 +266,8 @@ def fault_of_schema(schema: str) -> str:
 class _Counter:
     """Counts while a constraint is read from left to right.
 
-    For each open bracket: the highest repetition inside it, and the characters it expands to.
-    `_last` holds the same for the element that a repetition would apply to.
+    For each open bracket: the highest repetition inside it, and the number of characters it expands
+    to. `_last` holds the same pair for the last element, to which a repetition would apply.
     """
 
     __slots__ = ("_brackets", "_last", "_most", "_num_elements", "_total")
@@ -276,13 +280,13 @@ class _Counter:
         self._last: tuple[int, int] = (1, 1)
 
     def new_text(self) -> None:
-        """The next text has its own brackets; the count of characters continues."""
+        """Start the next text, which has its own brackets; the count of characters continues."""
         while self._brackets:
             self._close()
         self._last = (1, 1)
 
     def fault_after(self, token: re.Match[str]) -> str:
-        """Which bound is exceeded now; empty for none."""
+        """Count a token; return the exceeded limit, empty for none."""
         if fault := self.count():
             return fault
         match token.lastgroup:
@@ -307,12 +311,14 @@ class _Counter:
         return self._fault()
 
     def count(self) -> str:
-        """One more element, or object of a schema; returns the exceeded bound, empty for none."""
+        """Count one more element, or object of a schema; return the exceeded limit, empty for
+        none.
+        """
         self._num_elements += 1
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Repeat the last element; returns the exceeded bound, empty for none."""
+        """Repeat the last element; return the exceeded limit, empty for none."""
         most, total = self._last
         self._last = (most * times, total * times)
         self._most = max(self._most, most * times)
@@ -320,7 +326,7 @@ class _Counter:
         return self._fault()
 
     def add_repeated(self, times: int) -> str:
-        """Add a repeated element; returns the exceeded bound, empty for none."""
+        """Add a repeated element; return the exceeded limit, empty for none."""
         self._add(1)
         return self.repeat(times)
 
@@ -329,7 +335,7 @@ class _Counter:
         self._last = (1, 1)
 
     def _close(self) -> None:
-        """Without an open bracket it is an ordinary character."""
+        """Close a bracket; without an open one it is an ordinary character."""
         if not self._brackets:
             self._add(1)
             return
@@ -358,14 +364,18 @@ def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
 
 
 def _times(token: re.Match[str]) -> int:
-    """The upper bound of a repetition; without one, the lower: the rest compiles to a loop."""
+    """Return the upper bound of a repetition, else the lower one: the unbounded rest compiles to a
+    loop.
+    """
     digits = (token["high"] or token["low"] or "").lstrip("0")
     times = MAX_TOTAL + 1 if len(digits) > _MOST_DIGITS else int(digits or "0")
     return max(1, times)
 
 
 def _fault_of_keys(schema: dict[str, Any], counter: _Counter) -> str:
-    """The fault of an object's keys, wherever it is: a property may have the name of a keyword."""
+    """Return the error in an object's keys. Checks every object: a property may have a keyword's
+    name.
+    """
     for pattern in _patterns(schema):
         if fault := _fault_of_pattern(pattern, counter):
             return f"has an expression that {fault}"
@@ -391,7 +401,9 @@ def _patterns(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_too_far(text: str) -> bool:
-    """Whether it has a character beyond Unicode: a compiler may build an empty class from it."""
+    """Return whether a text names a code point beyond Unicode: a compiler may make an empty class
+    of it.
+    """
     for found in _FAR_CHARACTER.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
         if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:
@@ -400,7 +412,7 @@ def _is_too_far(text: str) -> bool:
 
 
 def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
-    """Whether a chain of `$ref` returns to itself: such a schema matches nothing."""
+    """Return whether a chain of `$ref` returns to itself: such a schema matches nothing."""
     known: set[int] = set()
     for start in references:
         walked: set[int] = set()
@@ -415,7 +427,9 @@ def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
 
 
 def _target(root: object, reference: object) -> dict[str, Any] | None:
-    """The schema that a JSON pointer in the document refers to; None for other references."""
+    """Return the schema that a JSON pointer in the document refers to; None for other
+    references.
+    """
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     at = root

@@ -1,8 +1,8 @@
-"""GenerateRequest to `Generation`: every bound is checked, and all violations are reported
+"""Converts GenerateRequest to `Generation`: checks every bound, and reports all violations
 together.
 
-Owns the walk over the option groups. `prompt.py` lists the fields that are always refused; a
-test compares both with the descriptor, so that no field is missed.
+Owns the walk over the option groups. `prompt.py` lists the fields that are always refused; a test
+compares both with the descriptor, so that no field is missed.
 """
 
 from collections.abc import Collection
@@ -109,9 +109,9 @@ def read_generation(
     ceilings: PriorityCeilings = NO_CEILINGS,
     trace_id: bytes = b"",
 ) -> Generation:
-    """The domain value of a request; `tenant` and `trace_id` come from its call.
+    """Return the domain value of a request; `tenant` and `trace_id` come from its call.
 
-    Priorities above `ceilings` are lowered to these. Raises RequestError: MODEL_NOT_FOUND,
+    Priorities above `ceilings` are lowered to them. Raises RequestError: MODEL_NOT_FOUND,
     ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG) with every violation, or
     FEATURE_UNSUPPORTED.
     """
@@ -143,7 +143,7 @@ def read_generation(
 
 
 def num_lowered_priorities(request: GenerateRequest, ceilings: PriorityCeilings) -> int:
-    """How many of its priorities, in the queue and in the prefix cache, are above `ceilings`."""
+    """Return how many priorities of a request (queue, prefix cache) are above `ceilings`."""
     return (request.scheduling.priority > ceilings.scheduling) + (
         request.cache.retention.level > ceilings.retention
     )
@@ -163,7 +163,7 @@ def check_model(name: str | None, model_names: Collection[str]) -> None:
 
 
 def valid_request_id(request: GenerateRequest | ResumeRequest) -> str:
-    """The client's request id; empty when there is none or it is not valid."""
+    """Return the client's request id; empty if it is missing or invalid."""
     if not request.request_id:
         return ""
     violations = Violations()

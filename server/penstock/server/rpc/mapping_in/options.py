@@ -1,7 +1,7 @@
 """The options of a request: sampling, stopping, output, cache, adapter, resume.
 
-Each group of the contract has one function, which reports every invalid field and returns the
-domain's value.
+Each group of the contract has one function, which records every invalid field and returns the
+domain value.
 """
 
 import math
@@ -27,7 +27,9 @@ from penstock.v1.options_pb2 import CacheOptions, OutputOptions, SamplingOptions
 
 _MAX_TEMPERATURE = 2.0
 _GREEDY_BELOW = 1e-5
-"""Dividing logits by less would overflow; the most likely token is chosen either way."""
+"""Lower temperatures mean greedy sampling: dividing logits by them would overflow, and the most
+likely token is chosen either way.
+"""
 _MAX_PENALTY = 2.0
 _MAX_BIAS = 100.0
 _STOP_STRINGS = "stopping.stop_strings"
@@ -46,7 +48,7 @@ _RESUME_PATH: Final = "resume_timeout"
 def read_sampling(
     options: SamplingOptions, output: OutputOptions, limits: Limits, violations: Violations
 ) -> Sampling:
-    """Sampling parameters of the executor; unset fields get the contract's defaults."""
+    """Return the executor's sampling parameters; unset fields get the contract's defaults."""
     has = options.HasField
     check = violations
     params = SamplingParams(
@@ -93,7 +95,7 @@ def _temperature(options: SamplingOptions, violations: Violations) -> float:
 
 
 def _penalty(name: str, value: float, violations: Violations) -> float:
-    """A penalty; 0, the default, if unset."""
+    """Return a penalty; 0, the default, if unset."""
     return value and violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
 
 
@@ -141,7 +143,7 @@ def _num_logprobs(
 
 
 def _require(feature: Feature, path: str, limits: Limits, violations: Violations) -> None:
-    """The field at `path` needs a feature of the executor."""
+    """Require a feature of the executor for the field at `path`."""
     violations.require_feature(
         feature.value,
         path,
@@ -151,7 +153,7 @@ def _require(feature: Feature, path: str, limits: Limits, violations: Violations
 
 
 def _require_features(params: SamplingParams, limits: Limits, violations: Violations) -> None:
-    """Refuse features that the executor lacks; neutral values need none."""
+    """Require the features that `params` needs; neutral values need none."""
 
     def require(feature: Feature, path: str) -> None:
         _require(feature, path, limits, violations)
@@ -173,7 +175,9 @@ def _require_features(params: SamplingParams, limits: Limits, violations: Violat
 
 
 def read_stopping(options: StoppingOptions, limits: Limits, violations: Violations) -> Stopping:
-    """Stop conditions; max_tokens is checked against the context once the prompt is tokenised."""
+    """Return the stop conditions; max_tokens is checked against the context once the prompt is
+    tokenised.
+    """
     max_tokens: int | None = None
     if options.HasField("max_tokens"):
         max_tokens = violations.integer(
@@ -225,7 +229,7 @@ def _stop_token_ids(
 def read_output(
     options: OutputOptions, sampling: SamplingParams, limits: Limits, violations: Violations
 ) -> Output:
-    """The domain value; records what is out of range."""
+    """Return the output options; record values that are out of range."""
     return Output(
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
@@ -262,7 +266,7 @@ def _read_chunks(options: OutputOptions, limits: Limits, violations: Violations)
 
 
 def read_salt(options: CacheOptions, violations: Violations) -> str:
-    """The client's salt, empty for none."""
+    """Return the client's salt, empty for none."""
     if not options.HasField("salt"):
         return ""
     violations.text_length("cache.salt", options.salt, 1, MAX_SALT_CHARS)
@@ -270,7 +274,7 @@ def read_salt(options: CacheOptions, violations: Violations) -> str:
 
 
 def read_session(options: CacheOptions, limits: Limits, violations: Violations) -> str:
-    """The session that the request continues, empty for none."""
+    """Return the session that the request continues, empty for none."""
     if not options.HasField("session_id"):
         return ""
     violations.require_feature("sessions", _SESSION, is_supported=limits.has_sessions)
@@ -295,7 +299,7 @@ def check_leaves_blocks(
 def read_retention(
     options: CacheOptions, max_priority: int, limits: Limits, violations: Violations
 ) -> CacheRetention | None:
-    """How long the request's blocks are kept; None for the executor's default.
+    """Return how long the request's blocks are kept; None for the executor's default.
 
     A priority above `max_priority` is lowered to it.
     """
@@ -322,7 +326,7 @@ def read_retention(
 
 
 def read_adapter(request: GenerateRequest, limits: Limits, violations: Violations) -> str:
-    """The adapter's name, empty for none. Raises RequestError: ADAPTER_NOT_FOUND.
+    """Return the adapter's name, empty for none. Raises RequestError: ADAPTER_NOT_FOUND.
 
     No executor scales an adapter, so any strength other than 1 is refused.
     """
@@ -345,7 +349,9 @@ def read_adapter(request: GenerateRequest, limits: Limits, violations: Violation
 def read_resumption(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Resumption | None:
-    """How long the request is kept for Resume, and its bytes; None when it is not resumable."""
+    """Return how long the request is kept for Resume, with its bytes; None if it is not
+    resumable.
+    """
     if not request.HasField(_RESUME_PATH):
         return None
     max_s = limits.config.max_resume_grace_s

@@ -1,7 +1,7 @@
 """The prompt of a request, of each kind.
 
 Owns the reading of token ids, chat messages (parts, tool calls, tools), template arguments and
-google.protobuf.Struct. Whether the template supports them is checked where it is rendered.
+google.protobuf.Struct. Whether the template supports them is checked when it is rendered.
 """
 
 import functools
@@ -41,15 +41,19 @@ _MAX_NAME_CHARS: Final = 64
 _MAX_CALL_ID_CHARS: Final = 128
 _MAX_TOOLS: Final = 128
 _MAX_VALUES: Final = 8192
-"""Of tools, tool calls and template arguments. Reading one takes the event loop up to 1.2 us."""
+"""Maximum values in tools, tool calls and template arguments. Reading one takes up to 1.2 us of the
+event loop.
+"""
 _MAX_EXACT: Final = 2**53
 _FEW_IDS: Final = 32
 IDS_AT_ONCE: Final = 4096
-"""Converted in about a fifth of a millisecond; more of a prompt are converted on a thread."""
+"""Token ids converted at a time, in about a fifth of a millisecond; a prompt with more is converted
+on a thread.
+"""
 
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
-    """A plain text prompt; its size is checked before it is tokenised."""
+    """Return a plain text prompt; its size is checked before it is tokenised."""
     text = prompt.text
     if not text:
         violations.add(TEXT_PATH, "must not be empty")
@@ -65,7 +69,7 @@ def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> Tex
 def read_token_ids(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Token ids, 1 to the context's length of them, each within the vocabulary."""
+    """Return from 1 to the context length of token ids, each within the vocabulary."""
     if not ids:
         violations.add(path, "must not be empty")
         return _NO_IDS
@@ -78,7 +82,7 @@ def read_token_ids(
 def token_input(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Any number of token ids, each within the vocabulary; of many that is checked later."""
+    """Return any number of token ids, each within the vocabulary; many ids are checked later."""
     if len(ids) > IDS_AT_ONCE:
         convert = functools.partial(_long_ids, ids, path, limits)
         return LongTokenInput(num_tokens=len(ids), convert=convert)
@@ -100,7 +104,7 @@ def check_token_ids(
 
 
 def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
-    """A chat prompt; the rendered text is bounded when the template is applied."""
+    """Return a chat prompt; the rendered text is limited when the template is applied."""
     messages: list[ChatMessage] = []
     data = NO_DATA
     if not prompt.messages:
@@ -142,7 +146,7 @@ def _check_bytes(path: str, num_bytes: int, limits: Limits, violations: Violatio
 def _read_message(
     message: pb.ChatMessage, path: str, violations: Violations, values: "_Values"
 ) -> ChatMessage:
-    """One message; its text parts are joined."""
+    """Return one message; its text parts are joined."""
     violations.text_length(f"{path}.role", message.role, 1, _MAX_NAME_CHARS)
     if message.HasField("name"):
         violations.text_length(f"{path}.name", message.name, 1, _MAX_NAME_CHARS)
@@ -180,7 +184,9 @@ def _read_template_data(
     violations: Violations,
     values: "_Values",
 ) -> TemplateData:
-    """Tools and template arguments, and their size together with the tool calls of `messages`."""
+    """Return tools and template arguments, with their size including the tool calls of
+    `messages`.
+    """
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     path = "chat_prompt.tools"
     if violations.count(path, len(prompt.tools), _MAX_TOOLS):
@@ -212,8 +218,8 @@ class _Values:
         self._num = 0
 
     def read(self, struct: Struct, path: str, violations: Violations) -> Mapping[str, JsonValue]:
-        """Plain values; no deeper than protobuf allows. Records values that JSON does not have, and
-        too many of them.
+        """Return plain values, nested no deeper than protobuf allows. Records values that JSON does
+        not have, and too many values.
         """
         if self._num > _MAX_VALUES:
             return {}
@@ -235,7 +241,7 @@ class _Values:
         return {name: self._plain(fields[name]) for name in fields} if fields else {}
 
     def _count(self, num_values: int) -> None:
-        """Count values before they are read; those of a too long list are not read."""
+        """Count values before they are read; raise OverflowError before too many are read."""
         self._num += num_values
         if self._num > _MAX_VALUES:
             raise OverflowError
@@ -261,16 +267,16 @@ class _Values:
 
 
 def _number(value: float) -> int | float:
-    """A whole number becomes an integer, as in JSON: templates print it."""
+    """Convert a whole number to an integer, as in JSON: templates print it."""
     if not math.isfinite(value):
         raise ValueError("not finite")
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
 
 
 def token_array(ids: Sequence[int]) -> NDArray[np.int64]:
-    """`ids`, of a `repeated uint32`, int64 [n].
+    """Return `ids`, a `repeated uint32`, as int64 [n].
 
-    Converted in parts: other threads are blocked while a part is read.
+    Converts in parts: other threads are blocked while a part is read.
     """
     if len(ids) <= _FEW_IDS:
         return np.array(ids[:], dtype=np.int64)

@@ -17,9 +17,9 @@ from penstock.server.front.errors import (
 )
 
 MAX_KEPT: Final = 1000
-"""A hostile message can hold a million wrong numbers."""
+"""Maximum violations that are kept: a hostile message can hold a million wrong numbers."""
 _MAX_DURATION_S = 315_576_000_000
-"""The most that google.protobuf.Duration allows."""
+"""The maximum of google.protobuf.Duration."""
 _NANOS = 1_000_000_000
 
 
@@ -45,12 +45,14 @@ class Violations:
         return len(self._violations) >= MAX_KEPT
 
     def add(self, path: str, description: str) -> None:
-        """The value at `path` is invalid: `description` has the permitted values."""
+        """Record that the value at `path` is invalid; `description` has the permitted values."""
         if not self.is_full:
             self._violations.append(FieldViolation(path=path, description=description))
 
     def prompt_too_long(self, refusal: Refusal) -> None:
-        """The prompt is too long: a separate reason unless there are other violations."""
+        """Record that the prompt is too long, reported with its own reason unless there are other
+        violations.
+        """
         for violation in refusal.violations:
             self.add(violation.path, violation.description)
         self._reason = refusal.reason
@@ -59,9 +61,10 @@ class Violations:
     def require_feature(
         self, feature: str, path: str, *, is_supported: bool, executor: str = ""
     ) -> None:
-        """The field at `path` needs `feature`; the first missing one is reported.
+        """Record that the field at `path` needs `feature`; only the first missing feature is
+        reported.
 
-        `executor`: the name of the one that lacks it, if it depends on the executor.
+        `executor`: the executor that lacks it, if the feature depends on the executor.
         """
         if not is_supported and self._unsupported is None:
             self._unsupported = (feature, path, executor)
@@ -81,35 +84,35 @@ class Violations:
             raise refuse_feature(*self._unsupported)
 
     def number(self, path: str, value: float, low: float, high: float) -> float:
-        """`value` if within [low, high]; otherwise a violation and `low`."""
+        """Return `value` if within [low, high]; otherwise record a violation and return `low`."""
         if low <= value <= high:  # False for NaN
             return value
         self.add(path, f"must be from {low:g} to {high:g}, not {value:.9g}")
         return low
 
     def number_above(self, path: str, value: float, low: float, high: float) -> float:
-        """`value` if within (low, high]; otherwise a violation and `high`."""
+        """Return `value` if within (low, high]; otherwise record a violation and return `high`."""
         if low < value <= high:
             return value
         self.add(path, f"must be above {low:g}, at most {high:g}, not {value:.9g}")
         return high
 
     def integer(self, path: str, value: int, low: int, high: int) -> int:
-        """`value` if within [low, high]; otherwise a violation and `low`."""
+        """Return `value` if within [low, high]; otherwise record a violation and return `low`."""
         if low <= value <= high:
             return value
         self.add(path, f"must be from {low} to {high}, not {value}")
         return low
 
     def count(self, path: str, num_entries: int, max_entries: int) -> bool:
-        """Whether a list is short enough to be read; otherwise a violation."""
+        """Return whether a list is short enough to be read; record a violation if not."""
         if num_entries <= max_entries:
             return True
         self.add(path, f"has {num_entries} entries, at most {max_entries} are allowed")
         return False
 
     def text_length(self, path: str, value: str, low: int, high: int) -> None:
-        """Characters of `value` within [low, high]."""
+        """Record a violation unless `value` has from `low` to `high` characters."""
         if not low <= len(value) <= high:
             self.add(path, f"must have {low} to {high} characters, has {len(value)}")
 
@@ -121,7 +124,9 @@ class Violations:
         *,
         can_be_zero: bool = False,
     ) -> float:
-        """A duration in seconds within (0, max_s]; otherwise a violation and 1."""
+        """Return a duration in seconds within (0, max_s]; otherwise record a violation and return
+        1.
+        """
         duration_s = (value.seconds * _NANOS + value.nanos) / _NANOS
         if duration_s < 0 or (duration_s == 0 and not can_be_zero):
             wanted = "must not be negative" if can_be_zero else "must be a positive duration"
