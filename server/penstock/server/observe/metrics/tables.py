@@ -42,11 +42,11 @@ class CounterTable:
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def value(self, *labels: str) -> float:
-        """The current count."""
+        """Return the current count."""
         return self._values.get(labels, 0)
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """The metric, each series with the constant labels first."""
+        """Return the metric, each series with the constant labels first."""
         names = (*constant_names, *self._spec.labels)
         family = CounterMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -68,7 +68,7 @@ class GaugeTable:
         self._values[_checked(self._spec, labels)] = value
 
     def value(self, *labels: str) -> float:
-        """The last value; 0 if there was none."""
+        """Return the last value; 0 if there was none."""
         return self._values.get(labels, 0)
 
     def clear(self) -> None:
@@ -168,15 +168,15 @@ class MetricTables:
                     self._histograms[spec] = HistogramTable(spec)
 
     def counter(self, spec: MetricSpec) -> CounterTable:
-        """The table of this metric."""
+        """Return the table of this metric."""
         return self._counters[spec]
 
     def gauge(self, spec: MetricSpec) -> GaugeTable:
-        """The table of this metric."""
+        """Return the table of this metric."""
         return self._gauges[spec]
 
     def histogram(self, spec: MetricSpec) -> HistogramTable:
-        """The table of this metric."""
+        """Return the table of this metric."""
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:

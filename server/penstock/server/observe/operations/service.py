@@ -39,9 +39,9 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 class Operations:
     """The operations of a service. Lives on the observer's event loop.
 
-    `tell_supervisor` sends it messages for the whole service; `carry_out` executes commands in this
-    process; `merge` merges the views of engine and fronts. `flight`: None without a flight
-    recorder.
+    `tell_supervisor` sends messages for the whole service to the supervisor; `carry_out` executes
+    commands in this process; `merge` merges the views of engine and fronts. `flight`: None without
+    a flight recorder.
     """
 
     def __init__(
@@ -67,11 +67,13 @@ class Operations:
         self._reading_flight = asyncio.Lock()
 
     def snapshot(self) -> Snapshot:
-        """The current state of the service; sends no query to other processes."""
+        """Return the current state of the service, without querying other processes."""
         return self._snapshots.snapshot()
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """All live requests, by arrival. Queries engine and fronts; raises OperationsError."""
+        """Return all live requests by arrival. Queries engine and fronts; raises
+        OperationsError.
+        """
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._looked_s > _FRESH_S
         if self._looking is None or (self._looking.done() and is_old):
@@ -93,7 +95,9 @@ class Operations:
         return num_live
 
     async def flight_record(self) -> bytes:
-        """A copy of the flight recorder's memory in the file format. Raises OperationsError."""
+        """Return a copy of the flight recorder's memory in the file format. Raises
+        OperationsError.
+        """
         recorder = self._recorder()
         try:
             return await self._off_the_loop(recorder.copied)
@@ -101,7 +105,9 @@ class Operations:
             raise OperationsError(f"there is no flight record: {error}") from error
 
     async def dump_flight_record(self, why: str) -> Path:
-        """Write it to a file in the flight folder. Raises OperationsError."""
+        """Write the flight record to a file in the flight folder; return its path. Raises
+        OperationsError.
+        """
         recorder = self._recorder()
         try:
             # A slow disk must not delay other calls.
@@ -132,7 +138,7 @@ class Operations:
             raise OperationsError(f"some processes failed: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """Sample `engine`, `front N` or `observer`; yields the profile as a speedscope file.
+        """Sample `engine`, `front N` or `observer`; yield the profile as a speedscope file.
 
         Raises OperationsError.
         """
