@@ -90,9 +90,7 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def connect(args: argparse.Namespace) -> "SyncClient":
-    """Connect a client to the service that the arguments name. Raises UsageError for invalid
-    arguments.
-    """
+    """Connect a client to the service that the arguments name. Raises UsageError."""
     from penstock.client import ChannelConfig, SyncClient
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
@@ -106,9 +104,7 @@ def connect(args: argparse.Namespace) -> "SyncClient":
 def bare_channel(
     address: str, options: Mapping[str, Any], server_name: str | None
 ) -> "Callable[[], tuple[grpc.aio.Channel, Pairs]]":
-    """Open a channel as a client with `client_options` would; return it and the metadata of a
-    call.
-    """
+    """Open a channel as a client with `client_options` would; return it and a call's metadata."""
     import grpc.aio
 
     from penstock.client.channel import ChannelConfig, grpc_target
