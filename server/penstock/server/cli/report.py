@@ -15,12 +15,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Remove control characters except newline and tab: a model must not move the cursor."""
+    """Replace control characters except newline and tab: a model must not move the cursor."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def write_text(text: str) -> None:
-    """Write and flush a piece of output, unchanged into a pipe or a file."""
+    """Write and flush output: `printable` on a terminal, unchanged into a pipe or a file."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
