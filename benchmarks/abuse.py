@@ -51,7 +51,8 @@ _MIN_PROBES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One attack. Probe times in ms, memory in MiB; `growth`: against before all attacks."""
+    """The result of one attack. Probe times in ms, memory in MiB; `growth`: over the memory before
+    all attacks."""
 
     attack: str
     num_attacks: int
@@ -102,7 +103,7 @@ class Probe:
 
 
 def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s: float) -> Run:
-    """The attack again and again, for `s` seconds and until the probe has seen enough of it."""
+    """Repeat the attack for `s` seconds and until the probe has made `_MIN_PROBES` calls."""
     before_s = cpu_s(front.pid)
     num, peak = 0, 0.0
     with Probe(address) as probe:
@@ -132,7 +133,7 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
 
 
 def settled_growth_mib(front: psutil.Process, floor_mib: float) -> float:
-    """Growth once the front has had the time to give memory back."""
+    """Return the growth after the front has had time to free memory."""
     growth = _rss_mib(front) - floor_mib
     for _ in range(20):
         if growth <= MAX_GROWTH_MIB:
@@ -143,7 +144,7 @@ def settled_growth_mib(front: psutil.Process, floor_mib: float) -> float:
 
 
 def malformed(address: str, num_calls: int) -> dict[str, Any]:
-    """Mutated messages of every method; how their calls ended."""
+    """Send mutated messages of every method; return how their calls ended."""
     found: dict[str, Any] = json.loads(_program("support.wire_fuzz", address, str(num_calls)))
     return found
 
@@ -166,7 +167,7 @@ def _rss_mib(process: psutil.Process) -> float:
 
 
 def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
-    """Every attack's probe against its goal, then what is left of all of them."""
+    """Check each attack's probe against its goal, then the memory growth after all attacks."""
     checks = [
         at_most(
             f"probe p99 during {run.attack}",
@@ -189,7 +190,7 @@ def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
 
 
 def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
-    """All attacks on one service, then malformed messages."""
+    """Run all attacks on one service, then send malformed messages."""
     options = (*simulated(0.002), *capacity(1024, 900), *MEASURED)
     limits = ("--handshake-timeout-s", "2", "--max-reader-stall-s", "2", "--max-arrival-s", "5")
     with service(*options, *limits) as found:

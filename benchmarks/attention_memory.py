@@ -44,7 +44,7 @@ _JUDGED = ("sinks, 16 heads", "soft-cap, 16 heads")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`peak_mib` above idle."""
+    """`peak_mib`: peak resident memory above idle."""
 
     name: str
     context: int
@@ -86,7 +86,7 @@ def build_model(name: str, context: int, folder: Path) -> None:
 
 
 def measure(name: str, context: int) -> Measured:
-    """In this process: one request of `context` prompt tokens."""
+    """Measure one request of `context` prompt tokens in this process."""
     import numpy as np
 
     from penstock.executor.config import ExecutorConfig
@@ -121,14 +121,13 @@ def measure(name: str, context: int) -> Measured:
 
 
 def measure_apart(name: str, context: int) -> Measured:
-    """In a separate process: the greatest resident size never falls."""
+    """Measure in a separate process: the peak resident size never falls."""
     command = [sys.executable, __file__, "--one", name, "--context", str(context)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = arguments(__doc__)
     parser.add_argument("--context", type=int, default=CONTEXT, help="prompt tokens")
     parser.add_argument("--one", choices=tuple(SHAPES), help="measure this one in this process")

@@ -62,7 +62,7 @@ def run_engine(path: str) -> None:
 
 
 class Link:
-    """The engine's socket, for many threads."""
+    """A connection to the engine's socket, shared by many threads."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -74,7 +74,7 @@ class Link:
         threading.Thread(target=self._read, daemon=True).start()
 
     def generate(self, prompt: list[int], num_tokens: int) -> queue.SimpleQueue[int]:
-        """Tokens as they come, _END behind them."""
+        """Yield tokens as they arrive, then `_END`."""
         key = (_FRONT_ID << 32) + next(self._numbers)
         spec = RequestSpec(
             key=key,
@@ -109,7 +109,7 @@ class Link:
 
 
 class Service:
-    """`Generate`, one message a token."""
+    """`Generate`, one message per token."""
 
     def __init__(self, link: Link, text: ModelText) -> None:
         self._link = link
@@ -134,7 +134,6 @@ class Service:
 
 
 def run_front(path: str, port: int, num_threads: int) -> None:
-    """Serve until terminated."""
     text = ModelText.load(resolve_model("demo"), name="demo")
     server = grpc.server(ThreadPoolExecutor(max_workers=num_threads))
     service = Service(Link(path), text)

@@ -1,7 +1,7 @@
-"""The time from a client's cancel to free pages, in steps of the engine and in seconds.
+"""Measures the time from a client's cancel to free pages, in engine steps and in seconds.
 
-Owns a service in one process, on a real socket: so the engine's steps can be counted at the moment
-when the front has noticed and states so, and again when the pages are free.
+Runs a service in one process on a real socket, so that it can count the engine's steps from the
+moment when the front reports the cancel until the pages are free.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _MAX_LOOKS = 5000
 
 
 class CountedEngine(Engine):
-    """Counts its steps, and remembers when the pages of a cancelled request were free.
+    """Counts its steps and records when the pages of a cancelled request were freed.
 
-    `asked`: how many steps there were when a front gave a key up. `freed`: by request id, steps
-    since then and the time.
+    `asked`: the step count when a front cancelled a key. `freed`: by request id, the number of
+    steps since then, and the time.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class CountedEngine(Engine):
         self._leaving: dict[int, str] = {}
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """Note whose pages are to be free."""
+        """Record the request whose pages are to be freed."""
         request = self.requests.get(key)
         if request is not None:
             self._leaving[key] = request.spec.request_id
@@ -61,7 +61,6 @@ class CountedEngine(Engine):
         return is_known
 
     def step(self) -> StepEvents:
-        """One more."""
         events = super().step()
         self.num_turns += 1
         self._look()
@@ -115,7 +114,8 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
 
 
 async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float]]:
-    """Steps since the front noticed, and seconds since the client cancelled, at random moments."""
+    """Return steps since the front detected the cancel and seconds since the client cancelled, for
+    cancels at random moments."""
     found: list[tuple[int, float]] = []
     chance = random.Random(depth)
     async with _service(depth) as (engine, address), grpc.aio.insecure_channel(address) as channel:

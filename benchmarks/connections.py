@@ -50,7 +50,7 @@ IN_FLIGHT = 64
 ROUND_TRIP_S = 0.02
 CONCURRENCIES = (100, 500, 1000)
 MARKS = {100: (45.2, 12.8), 500: (218.7, 34.5), 1000: (None, 67.2)}
-"""Milliseconds that others report of a blocking and an asynchronous service, None: time-outs."""
+"""Milliseconds reported elsewhere for a blocking and an asynchronous service; None: time-outs."""
 _HERE = Path(__file__).resolve().parent
 _ROLES = str(_HERE / "connections_sides.py")
 _DELAY_PROXY = str(_HERE / "delay_proxy.py")
@@ -79,8 +79,8 @@ ROUTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One closed loop. `front_ms`, `engine_ms`: processor time for each request;
-    `foreign_cores`: what others took meanwhile."""
+    """One closed loop. `front_ms`, `engine_ms`: processor time per request; `foreign_cores`: cores
+    that other processes used meanwhile."""
 
     route: str
     side: str
@@ -92,7 +92,7 @@ class Run:
 
 
 def client(*arguments: object) -> Seen:
-    """One client process, to its end."""
+    """Run one client process until it exits."""
     done = subprocess.run(
         [sys.executable, _ROLES, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -111,7 +111,7 @@ def measured(
     *arguments: object,
     route: Route = PLAIN,
 ) -> Run:
-    """One client's run, and what it cost front and engine (`pids`) meanwhile."""
+    """Run one client; measure the processor time of front and engine (`pids`) meanwhile."""
     before = [cpu_s(pid) for pid in pids]
     busy_s, began_s = machine_s(), time.monotonic()
     seen = client(*arguments)
@@ -141,7 +141,7 @@ def measured(
 def penstock_runs(
     route: Route, sides: Sequence[tuple[str, int]], duration_s: float, rounds: int
 ) -> list[Run]:
-    """Every mode at its concurrency, in turns, on one service."""
+    """Run every mode at its concurrency, in turns, on one service."""
     options = (*simulated(0.0), *capacity(1024, 64), *MEASURED)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as stack:
         certificate = _certificate(Path(folder)) if route.is_encrypted else ()
@@ -164,7 +164,7 @@ def penstock_runs(
 
 
 def _certificate(folder: Path) -> tuple[str, ...]:
-    """The options of a service with a separate certificate, which is its own authority."""
+    """Create a self-signed certificate; return the service's TLS options."""
     cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
     made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
     names = ("-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
@@ -174,13 +174,13 @@ def _certificate(folder: Path) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _delayed(port: int, round_trip_s: float) -> Generator[int]:
-    """The port of a proxy that delays what passes to `port` and back."""
+    """Start a proxy that delays traffic to and from `port`; yield the proxy's port."""
     with process(sys.executable, _DELAY_PROXY, str(port), str(round_trip_s)) as proxy:
         yield int(line_of(proxy))
 
 
 def blocking_runs(duration_s: float, rounds: int) -> list[Run]:
-    """The blocking pair at every concurrency."""
+    """Run the blocking client and server at every concurrency."""
     runs: list[Run] = []
     for _, concurrency in itertools.product(range(rounds), CONCURRENCIES):
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
@@ -202,7 +202,7 @@ def blocking_runs(duration_s: float, rounds: int) -> list[Run]:
 
 @contextlib.contextmanager
 def _after(first: subprocess.Popen[str], *command: str) -> Generator[subprocess.Popen[str]]:
-    """A process that is started once `first` is ready."""
+    """Start a process once `first` is ready."""
     expect_ready(first)
     with process(*command) as started:
         yield started
@@ -227,13 +227,14 @@ mean_ms, p50_ms, p99_ms = (attrgetter(f"seen.{name}_ms") for name in ("mean", "p
 
 
 def costs_of(runs: list[Run], side: str, concurrency: int, route: Route = PLAIN) -> list[float]:
-    """Processor time of client, front and engine for each request; cores that others took."""
+    """Return processor time of client, front and engine per request, and cores used by other
+    processes."""
     names = ("seen.client_ms", "front_ms", "engine_ms", "foreign_cores")
     return [median(runs, side, concurrency, attrgetter(name), route) for name in names]
 
 
 def connection_checks(runs: list[Run]) -> list[Check]:
-    """The table of connections; its checks."""
+    """Print the table of connections; return its checks."""
     rows: list[tuple[object, ...]] = []
     checks: list[Check] = []
     for route in ROUTES:
@@ -280,7 +281,7 @@ def connection_checks(runs: list[Run]) -> list[Check]:
 
 
 def thread_checks(runs: list[Run]) -> list[Check]:
-    """The table of threads; its checks."""
+    """Print the table of threads; return its checks."""
     rows: list[tuple[object, ...]] = []
     for concurrency in CONCURRENCIES:
         blocking_mark, async_mark = MARKS[concurrency]
@@ -324,7 +325,6 @@ def thread_checks(runs: list[Run]) -> list[Check]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     options = arguments(__doc__).parse_args()
     duration_s, rounds = (5.0, 3) if options.full else (2.5, 1)
     sides = [(mode, IN_FLIGHT) for mode in MODES]

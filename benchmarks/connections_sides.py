@@ -49,8 +49,8 @@ _PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Requests that ended within the time, and how long they took, ms. `client_ms`: the client's
-    own processor time for each."""
+    """Requests that ended within the time, and their durations, ms. `client_ms`: the client's own
+    processor time per request."""
 
     num_requests: int
     num_all: int
@@ -63,12 +63,11 @@ class Seen:
 
     @property
     def per_s(self) -> float:
-        """Requests per second."""
         return self.num_requests / self.elapsed_s
 
 
 class Tally:
-    """The times of requests; the first share of the run warms up and is not counted."""
+    """Durations of requests. The first part of the run is warm-up and is not counted."""
 
     def __init__(self, duration_s: float) -> None:
         self._from_s = time.perf_counter() + 0.25 * duration_s
@@ -117,7 +116,7 @@ async def _request(client: Client) -> None:
 async def run_async(
     mode: str, address: str, concurrency: int, duration_s: float, ca: Path | None
 ) -> Seen:
-    """A closed loop of so many tasks."""
+    """Run a closed loop of `concurrency` tasks."""
     pool = PoolConfig(num_channels=_NUM_CHANNELS)
     tls = False if ca is None else TlsConfig(ca=ca)
     async with contextlib.AsyncExitStack() as stack:
@@ -151,7 +150,7 @@ async def _keep_going(call: Callable[[], Awaitable[None]], tally: Tally) -> None
 
 
 def run_blocking(address: str, concurrency: int, duration_s: float) -> Seen:
-    """A closed loop of so many threads on one channel."""
+    """Run a closed loop of `concurrency` threads on one channel."""
     request = generation_service_pb2.GenerateRequest(
         token_prompt=prompt_pb2.TokenPrompt(ids=_PROMPT.ids),
         stopping=options_pb2.StoppingOptions(max_tokens=NUM_TOKENS, ignore_eos=True),
@@ -181,7 +180,7 @@ def run_blocking(address: str, concurrency: int, duration_s: float) -> Seen:
 
 
 def main(role: str, *rest: str) -> None:
-    """Be one of the processes."""
+    """Run one of the processes."""
     if role == "async":
         import uvloop
 

@@ -40,7 +40,8 @@ _MIXED = tuple((int(n), 1) for n in np.random.default_rng(1).integers(64, 609, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """(start, number of tokens) of each row; key heads, queries of each, elements of a head."""
+    """(start, number of tokens) of each row; number of KV heads, queries per KV head, elements per
+    head."""
 
     rows: tuple[tuple[int, int], ...]
     num_heads: int = 6
@@ -61,7 +62,7 @@ SHAPES = {
 
 
 class Layers:
-    """A step's attention in every layer."""
+    """The attention of one step in every layer."""
 
     def __init__(self, shape: Shape) -> None:
         starts, counts = np.array(shape.rows, dtype=np.int32).T
@@ -103,7 +104,7 @@ class Layers:
         self.num_bytes = NUM_LAYERS * elements * element_bytes
 
     def seconds(self, name: str) -> float:
-        """Thread time of one step, its inputs included."""
+        """Return the thread's CPU time for one step, inputs included."""
         attention, start = self.ways[name], time.thread_time()
         step = StepInputs(self._batch, self._pages, num_embeddings=10, overhead_blocks=170.0)
         for layer in range(NUM_LAYERS):
@@ -112,7 +113,7 @@ class Layers:
 
 
 def measure(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
-    """The median time of every way, and the bytes of keys and values."""
+    """Return the median time of every implementation, and the bytes of keys and values."""
     layers = Layers(shape)
     times: dict[str, list[float]] = {name: [] for name in layers.ways}
     for _ in range(rounds + 1):
@@ -122,7 +123,6 @@ def measure(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
 
 
 def main() -> None:
-    """Measure and report."""
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     rows: list[tuple[object, ...]] = []

@@ -21,15 +21,15 @@ from usage import tell_usage
 
 MAX_LENGTH = 1024
 BUDGET = 2048
-"""Tokens in one step at most, for all of them."""
+"""Maximum tokens in one step, for all engines."""
 NUM_SLOTS = 64
 
 Progress = Iterator[tuple[int, int, bool]]
-"""Key, new tokens, and whether it is done, of each request that continued in a step."""
+"""Key, new tokens and whether it is finished, for each request that got tokens in a step."""
 
 
 class Vllm:
-    """Its engine by hand, without its server."""
+    """vLLM's engine, stepped directly, without its server."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         os.environ.update(
@@ -65,7 +65,7 @@ class Vllm:
 
 
 class OpenVino:
-    """GenAI's pipeline of continuous batching, in process."""
+    """The continuous-batching pipeline of OpenVINO GenAI, in process."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         import numpy as np
@@ -141,7 +141,7 @@ class Penstock:
 
 
 def closed_loop(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
-    """All prompts, so many at a time; seconds to first tokens and between tokens."""
+    """Run all prompts, `concurrency` at a time; return seconds to first and between tokens."""
     waiting = list(enumerate(run["prompts"]))[::-1]
     submitted: dict[int, float] = {}
     last: dict[int, float] = {}
@@ -179,7 +179,6 @@ ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Any]] = {
 
 
 def main() -> None:
-    """Serve runs until stdin ends."""
     tell_usage(__doc__, num_arguments=5)
     name, model, threads, options, descriptor = sys.argv[1:]
     with os.fdopen(int(descriptor), "w") as answers:

@@ -51,12 +51,12 @@ PAIRS = (
     ("penstock, kv int8", "openvino, kv u8", "1 at a time", 0.9),
     ("penstock, kv int8", "openvino, kv u8", "8 at a time", 0.9),
 )
-"""Tokens/s of the first over the second, at least."""
+"""Minimum ratio of tokens/s of the first to the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """An engine, what it is built with, and the interpreter that has it."""
+    """An engine, its build options and the interpreter that has it installed."""
 
     engine: str
     python: str
@@ -65,7 +65,7 @@ class Way:
 
 
 class Side:
-    """A way's process, stopped but for its runs."""
+    """The process of one engine, stopped (SIGSTOP) except during its runs."""
 
     def __init__(self, way: Way, threads: int) -> None:
         self._name = way.engine
@@ -86,7 +86,7 @@ class Side:
         self._signal(signal.SIGSTOP)
 
     def run(self, workload: dict[str, Any]) -> dict[str, Any]:
-        """One run; tokens per second and seconds."""
+        """Run one workload; return tokens per second and latencies in seconds."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         print(json.dumps(workload), file=self._process.stdin, flush=True)
@@ -95,7 +95,7 @@ class Side:
         return answer
 
     def end(self) -> None:
-        """With all of its processes."""
+        """Kill the process group."""
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGKILL)
         self._process.wait()
@@ -112,7 +112,7 @@ class Side:
 
 
 def make_workload(count: int, num_new: int, concurrency: int) -> dict[str, Any]:
-    """Prompts of 64 to 512 random tokens, always the same."""
+    """Return prompts of 64 to 512 random tokens, the same on every call."""
     random = np.random.default_rng(0)
     lengths = random.integers(64, 513, count)
     prompts = [random.integers(3, VOCAB_SIZE, length).tolist() for length in lengths]
@@ -120,8 +120,6 @@ def make_workload(count: int, num_new: int, concurrency: int) -> dict[str, Any]:
 
 
 def ways_of(options: Any) -> dict[str, Way]:
-    """What is to be measured."""
-
     def ours(**settings: str) -> Way:
         return Way(engine="penstock", python=sys.executable, model=options.model, options=settings)
 
@@ -150,7 +148,7 @@ def ways_of(options: Any) -> dict[str, Way]:
 
 @contextlib.contextmanager
 def started(ways: dict[str, Way], threads: int) -> Generator[dict[str, Side]]:
-    """All of them, ready and stopped."""
+    """Start all engines; yield them ready and stopped."""
     sides: dict[str, Side] = {}
     try:
         for name, way in ways.items():
@@ -167,7 +165,7 @@ def started(ways: dict[str, Way], threads: int) -> Generator[dict[str, Side]]:
 
 
 def measure(sides: dict[str, Side], rounds: int) -> list[dict[str, Any]]:
-    """Every workload, the engines in turns; medians."""
+    """Run every workload with the engines in turns; return medians."""
     results: list[dict[str, Any]] = []
     for side in sides.values():
         for _ in range(2):
@@ -199,7 +197,7 @@ def measure(sides: dict[str, Side], rounds: int) -> list[dict[str, Any]]:
 
 
 def checks_of(results: list[dict[str, Any]]) -> list[Check]:
-    """Ratios of what was measured."""
+    """Return the checks on ratios of the medians."""
     rates = {(row["engine"], row["workload"]): row["tokens_per_s"] for row in results}
     return [
         at_least(
@@ -218,7 +216,6 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--model", required=True, help="a Hugging Face folder")
     parser.add_argument("--threads", type=int, default=2, help="threads that compute")

@@ -55,7 +55,7 @@ INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 
 
 def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int], Awaitable[Wave]]:
-    """Runs as many requests at a time as there are streams; in this process."""
+    """Return a function that runs `count` requests at a time on an engine in this process."""
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=STREAMS[-1], max_seq_len=MAX_LENGTH, **settings
     )
@@ -76,13 +76,13 @@ def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int],
 
 
 def _median(waves: list[Wave]) -> Wave:
-    """Of the speeds; the first one warms up."""
+    """Return the wave of median speed; the first wave is warm-up."""
     counted = sorted(waves[1:], key=lambda wave: wave.tokens_per_s)
     return counted[len(counted) // 2]
 
 
 async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[int, Wave]]:
-    """By what serves and number of streams, the wave of median speed."""
+    """Run all servers in turns; return the wave of median speed by server and number of streams."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings_of(options).items()]
     found: dict[str, dict[int, Wave]] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -127,12 +127,11 @@ async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[in
 
 
 def settings_of(options: Any) -> dict[str, Any]:
-    """Of the executor, beyond the model."""
+    """Return the executor's settings besides the model."""
     return dict(INT8) if options.int8 else {}
 
 
 def main() -> None:
-    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
@@ -165,7 +164,7 @@ def main() -> None:
 
 
 def checks_of(found: dict[str, dict[int, Wave]]) -> list[Check]:
-    """Ratios of what was measured."""
+    """Return the checks on ratios of the measured speeds."""
     alone, ours, vllm = found[ALONE], found["penstock"], found.get("vllm", {})
     checks = [
         at_least(

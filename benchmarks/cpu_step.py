@@ -51,7 +51,7 @@ CONTEXT = 352
 RUNNING = (1, 8, 64)
 CAUSES = ("scheduler", "sampling", "layers", "linears", "attention", "other kernels", "rest")
 CAUSE_OF = {"attend": "attention", "bf16_linear": "packed", "int8_linear": "packed"}
-"""Of calls of the kernels; those in packed linears are counted there."""
+"""Cause of each kernel call; "packed": counted with the packed linears."""
 INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 BY_OPERATOR = ", by operator"
 PATHS: dict[str, dict[str, str]] = {
@@ -61,7 +61,7 @@ PATHS: dict[str, dict[str, str]] = {
     "fused, int8" + BY_OPERATOR: INT8,
     "fused, int8": INT8,
 }
-"""And the settings of each."""
+"""The measured paths and their settings."""
 
 
 class Stopwatch:
@@ -72,7 +72,7 @@ class Stopwatch:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def wrapped(self, call: Callable[..., Any], cause: str) -> Callable[..., Any]:
-        """`call`, its time added to a cause."""
+        """Return `call` wrapped so that its time is added to `cause`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             begun = self.clock()
@@ -106,7 +106,7 @@ class TimedKernels:
 
 
 def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
-    """An engine whose executor, kernels and sampler are timed."""
+    """Build an engine whose executor, kernels and sampler are timed."""
     settings: Any = PATHS[name]
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=max(RUNNING), max_seq_len=768, **settings
@@ -122,7 +122,8 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
 
 
 def measure(run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int) -> dict[str, float]:
-    """Milliseconds of a decode step by cause, in all, and of the processor; operators launched."""
+    """Return milliseconds of a decode step by cause, in total and of the processor; operators
+    launched."""
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps
     for _ in range(num_running):
@@ -158,7 +159,7 @@ def measure(run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int) 
 
 
 def floors(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
-    """Milliseconds that bytes, and products in bfloat16, take at the speeds measured here."""
+    """Return the milliseconds that bytes and bfloat16 products take at the speeds measured here."""
     hidden, num_layers, feed_forward = SHAPES[shape]
     num_weights = num_layers * hidden * (4 * hidden + 3 * feed_forward) + VOCAB_SIZE * hidden
     num_kv_bytes = num_running * CONTEXT * num_layers * 2 * hidden * 2
@@ -171,7 +172,7 @@ def floors(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
 
 @functools.cache
 def copy_speed() -> float:
-    """Bytes per second, those read and those written."""
+    """Return bytes per second, read and written, of a copy."""
     source = torch.zeros(64 << 20, dtype=torch.uint8)
     target = torch.empty_like(source)
     return 2 * len(source) / _fastest(lambda: target.copy_(source))
@@ -179,9 +180,8 @@ def copy_speed() -> float:
 
 @functools.cache
 def product_speed() -> float:
-    """Operations per second of a packed bfloat16 product that fills the threads; of a float32 one
-    where the processor has none.
-    """
+    """Return operations per second of a packed bfloat16 product that uses all threads; of a float32
+    product where the processor has no bfloat16 product."""
     has_bf16 = can_prepack()
     dtype = torch.bfloat16 if has_bf16 else torch.float32
     weight, x = torch.zeros(2048, 2048, dtype=dtype), torch.zeros(256, 2048, dtype=dtype)
@@ -199,7 +199,6 @@ def _fastest(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = arguments(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
     parser.add_argument("--threads", type=int, help="threads that compute")

@@ -33,7 +33,7 @@ _PATIENCE_S = 30.0
 
 
 class SilentExecutor:
-    """Takes requests and never returns a token."""
+    """Accepts requests and never returns a token."""
 
     def __init__(self) -> None:
         self.ready_fd: int | None
@@ -61,7 +61,7 @@ class SilentExecutor:
 
 
 def front_with_queue(path: Path) -> socket.socket:
-    """A connected front that has submitted the requests."""
+    """Connect a front and submit the requests."""
     front = socket.socket(socket.AF_UNIX)
     front.connect(str(path))
     front.sendall(encode(FrontHello(front_id=1)))
@@ -78,7 +78,7 @@ def front_with_queue(path: Path) -> socket.socket:
 
 
 def wait_for(engine: Engine, num_waiting: int) -> float:
-    """Seconds until so many requests wait. Raises TimeoutError."""
+    """Return the seconds until `num_waiting` requests wait. Raises TimeoutError."""
     began_s = time.monotonic()
     while engine.queue_size[0] != num_waiting:
         if time.monotonic() - began_s > _PATIENCE_S:
@@ -88,7 +88,7 @@ def wait_for(engine: Engine, num_waiting: int) -> float:
 
 
 def measured() -> float:
-    """Seconds from the end of the front to the empty queue, once."""
+    """Return the seconds from the end of the front until the queue is empty, once."""
     executor = SilentExecutor()
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
     with engine_on_socket(engine, executor) as path:
@@ -99,7 +99,6 @@ def measured() -> float:
 
 
 def checks_of(times_s: Sequence[float]) -> list[Check]:
-    """The median against its goal."""
     return [
         at_most(
             f"{NUM_QUEUED} queued requests of a dead front gone, median",
@@ -111,7 +110,6 @@ def checks_of(times_s: Sequence[float]) -> list[Check]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     options = arguments(__doc__).parse_args()
     times_s = [measured() for _ in range(20 if options.full else 5)]
     rows = [(NUM_QUEUED, min(times_s), statistics.median(times_s), max(times_s))]

@@ -21,7 +21,7 @@ from usage import tell_usage
 
 
 class Direction(asyncio.Protocol):
-    """One end of a connection; what arrives here leaves at `other`, `delay_s` later."""
+    """One end of a connection; data received here is sent on `other` after `delay_s`."""
 
     def __init__(self, delay_s: float) -> None:
         self.other: Direction | None = None
@@ -41,7 +41,7 @@ class Direction(asyncio.Protocol):
         self._forward(b"")
 
     def _forward(self, data: bytes) -> None:
-        """`data` empty: close the other end."""
+        """Send `data` on the other end; close that end if `data` is empty."""
         due_s = max(self._loop.time(), self.opens_at_s) + self._delay_s
         self._under_way.append((due_s, data))
         if len(self._under_way) == 1:
@@ -63,7 +63,7 @@ class Direction(asyncio.Protocol):
 
 
 class Accepted(Direction):
-    """The client's end: it connects the other one."""
+    """The client's end; it opens the connection to the target."""
 
     def __init__(self, delay_s: float, target_port: int) -> None:
         super().__init__(delay_s)
@@ -92,7 +92,6 @@ class Accepted(Direction):
 
 
 async def serve(target_port: int, round_trip_s: float) -> None:
-    """Forward until cancelled."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
         lambda: Accepted(round_trip_s / 2, target_port), "127.0.0.1", 0, backlog=1024

@@ -74,7 +74,7 @@ _QUICK: dict[Load, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run: sides by load, in so many rounds."""
+    """The sides to run for each load, and the number of rounds."""
 
     grid: Mapping[Load, tuple[str, ...]]
     num_rounds: dict[Load, int]
@@ -83,7 +83,8 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The quick run takes some four minutes: a check needs three rounds. Full is the whole grid."""
+    """The quick run takes about four minutes, since a check needs three rounds. The full run
+    measures the whole grid."""
     if not options.full:
         rounds = dict.fromkeys(_QUICK, MIN_RUNS)
         return Plan(grid=_QUICK, num_rounds=rounds, warm_s=0.3, window_s=2.0)
@@ -97,7 +98,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def left_out() -> dict[str, str]:
-    """The sides that cannot be measured here, and why."""
+    """Return the sides that cannot be measured here, with the reason."""
     missing: dict[str, str] = {}
     absent = [name for name in ("fastapi", "uvicorn", "httptools") if not _is_installed(name)]
     if absent:
@@ -114,7 +115,7 @@ def _is_installed(module: str) -> bool:
 
 
 def run(plan: Plan, missing: dict[str, str]) -> list[Seen]:
-    """All rounds, the sides of a load in turns."""
+    """Run all rounds, the sides of a load in turns."""
     found: list[Seen] = []
     for load, sides in plan.grid.items():
         for number in range(plan.num_rounds[load]):
@@ -157,7 +158,6 @@ def _measured(cell: Cell, number: int) -> Seen | None:
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = arguments(__doc__)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a page with charts")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
 """One cell of the delivery benchmark: a server, the source of its tokens, the load client.
 
-Owns how the sides are started, put on cores and ended, and what is read off the load client. A
-cell's server has a separate core (where there are two), the engine or producer and the client
-have the others; with two fronts nothing is pinned.
+Owns how the processes are started, pinned to cores and ended, and how the load client's output is
+read. A cell's server has a dedicated core (where there are two); the engine or producer and the
+client have the others. With two fronts nothing is pinned.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ AIO, EVENTS, LINES, CORE = "grpc.aio", "FastAPI SSE", "TCP lines", "C++ gRPC"
 SIDES = (GENERATE, TWO_FRONTS, MULTIPLEX, AIO, EVENTS, LINES, CORE)
 PENSTOCK = (GENERATE, TWO_FRONTS, MULTIPLEX)
 Load: TypeAlias = tuple[int, float]
-"""Streams, and milliseconds of a step."""
+"""Number of streams, and milliseconds per step."""
 _ROLES = {AIO: "aio", EVENTS: "events", LINES: "lines"}
 _MODES = {MULTIPLEX: "multiplex", EVENTS: "events", LINES: "lines"}
 _PAUSE_S = 1.0
 _FIRST_MARK = 12
-"""The step before which every stream has had its first token."""
+"""The step before which every stream has received its first token."""
 _MAX_TOKENS = 4000
 _HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What is measured: one side under one load. `warm_s`, `window_s`: seconds before it
-    is measured, and seconds that are.
+    """One measurement: one side under one load. `warm_s`: seconds of warm-up; `window_s`: seconds
+    measured.
 
     `round_index`: the sides of one round ran one after the other, and are compared.
     """
@@ -66,32 +66,32 @@ class Cell:
 
     @property
     def load(self) -> Load:
-        """Without the side."""
+        """The number of streams and the step time."""
         return self.num_streams, self.step_ms
 
     @property
     def offered_per_s(self) -> float:
-        """Tokens per second that the source gives."""
+        """Tokens per second that the source generates."""
         return self.num_streams * 1e3 / self.step_ms
 
     @property
     def open_s(self) -> float:
-        """How long the streams may take to open."""
+        """Seconds allowed for opening the streams."""
         return 0.5 + 0.002 * self.num_streams
 
     @property
     def num_connections(self) -> int:
-        """Of gRPC: a client's pool; the kernel spreads them over fronts by chance."""
+        """gRPC connections in the client's pool; the kernel spreads them over fronts at random."""
         return min(self.num_streams, 16 if self.side == TWO_FRONTS else 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a cell showed. Delays in ms: `delay_*` less the slips of the source, `strict_*` with.
-    `slip_ms` is -1 where it is not known: `delay_*` is strict then.
+    """The result of a cell. Delays in ms: `delay_*` without the slips of the source, `strict_*`
+    with them. `slip_ms` is -1 if unknown: then `delay_*` equals `strict_*`.
 
-    `server_us`, `engine_us`, `client_us`: processor time per token. `foreign_cores`: what others
-    took meanwhile.
+    `server_us`, `engine_us`, `client_us`: processor time per token. `foreign_cores`: cores that
+    other processes used meanwhile.
     """
 
     cell: Cell
@@ -116,18 +116,19 @@ class Seen:
 
     @property
     def delivered(self) -> float:
-        """The share of what was offered."""
+        """The delivered share of the offered tokens."""
         return self.tokens_per_s / self.cell.offered_per_s
 
     @property
     def per_core(self) -> float:
-        """Tokens that a second of the server's processor time delivers."""
+        """Tokens delivered per second of the server's processor time."""
         return 1e6 / self.server_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server that is up. `schedule`: where its source states when token 0 is due, None: marks."""
+    """A running server. `schedule`: the file with the time at which its source's token 0 is due;
+    None: scripted pauses mark the schedule."""
 
     port: int
     servers: list[int]
@@ -136,7 +137,7 @@ class Target:
 
 
 def measure(cell: Cell) -> Seen:
-    """Run one cell. Raises RunFailed when it goes wrong, CannotBuild for what is not here."""
+    """Run one cell. Raises RunFailed if it fails, CannotBuild if a program cannot be built here."""
     native_build.load_client()
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         side = _service(cell) if cell.side in PENSTOCK else _peer(cell, Path(name))
@@ -231,7 +232,8 @@ def _seen(cell: Cell, found: dict[str, Any]) -> Seen:
 
 
 def _pin(target: Target) -> None:
-    """The server on the last core; its source, and the client that we start, on the others."""
+    """Pin the server to the last core, and its source and the client that is started here to the
+    others."""
     cores = sorted(ALL_CORES)
     if len(cores) < 2:
         return

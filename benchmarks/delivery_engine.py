@@ -60,14 +60,14 @@ class EngineCost:
 
     @property
     def row(self) -> tuple[object, ...]:
-        """Streams, fronts, then microseconds of a whole step by part, and per token."""
+        """Streams, fronts, then microseconds of a whole step by part, and of delivery per token."""
         parts = [self.link_us, self.events_us, self.schedule_us]
         steps = [part * self.num_streams for part in (*parts, sum(parts))]
         return (self.num_streams, self.num_fronts, *steps, self.delivery_us)
 
 
 class _Stopwatch:
-    """The processor time of this thread within some calls."""
+    """The processor time of this thread within the timed calls."""
 
     def __init__(self) -> None:
         self.spent_ns = 0
@@ -86,7 +86,7 @@ class _Stopwatch:
 def measure_engine(
     num_streams: int, step_ms: float, num_steps: int, *, num_fronts: int = 1
 ) -> EngineCost:
-    """Run so many steps with all streams in them, dealt to the fronts in turns."""
+    """Run `num_steps` steps with all streams in each, spread over the fronts round robin."""
     num_tokens = num_steps + 4 * _WARM_STEPS
     prices = CostModel(
         step_s=step_ms / 1e3, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0
@@ -116,7 +116,7 @@ def _start_fronts(
     num_fronts: int,
     load: tuple[int, int],
 ) -> None:
-    """All of them connected; then they submit, each its share of the streams."""
+    """Connect all fronts; then let each submit its share of the streams."""
     num_streams, num_tokens = load
     children: list[subprocess.Popen[bytes]] = []
     for index in range(num_fronts):
@@ -182,7 +182,7 @@ def _run(
 
 
 def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
-    """Submit, once reported to, and read, as a front does whose streams keep up."""
+    """Submit once stdin is closed, then read, as a front does whose streams keep up."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         link.sendall(encode(FrontHello(front_id=front_id)))

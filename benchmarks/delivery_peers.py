@@ -41,7 +41,7 @@ READY = "ready"
 
 
 def produce(path: str, num_streams: int, step_s: float, schedule: Path) -> None:
-    """Pace one server's tokens on an absolute schedule, which is written down first."""
+    """Send one server's tokens on an absolute schedule; first write its start to `schedule`."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(1)
@@ -71,7 +71,7 @@ def _frame(step: int, num_streams: int) -> bytes:
 
 
 class Source(asyncio.Protocol):
-    """The server's end: hands each stream its token of a step."""
+    """The server's end of the producer's socket: passes each stream its token of a step."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -81,12 +81,12 @@ class Source(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, path: str) -> Source:
-        """A source that is connected."""
+        """Return a connected source."""
         _, source = await asyncio.get_running_loop().create_unix_connection(cls, path)
         return source
 
     def add(self, sink: Callable[[int], None]) -> None:
-        """A stream that wants tokens from now on."""
+        """Add a stream that receives tokens from now on."""
         self._sinks.append(sink)
         self._transport.write(b"+")
 
@@ -110,7 +110,7 @@ class Source(asyncio.Protocol):
 
 
 class Outbox:
-    """The tokens of one stream that were not written yet."""
+    """The tokens of one stream that are not yet written."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -122,7 +122,7 @@ class Outbox:
             self._waiter.set_result(None)
 
     async def take(self) -> list[int]:
-        """All of them; waits for the first."""
+        """Wait for the first token; return all of them."""
         if not self._tokens:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -131,7 +131,7 @@ class Outbox:
 
 
 async def serve_aio(path: str, port: int) -> None:
-    """`Generate` by grpc.aio and the generated code alone."""
+    """Serve `Generate` with grpc.aio and the generated code alone."""
     import grpc
     import grpc.aio
 
@@ -167,7 +167,7 @@ async def serve_aio(path: str, port: int) -> None:
 
 
 async def serve_lines(path: str, port: int) -> None:
-    """The floor of asyncio: a line with the number of its tokens, a send for each."""
+    """Serve plain TCP, one line and one send per token: the lower bound for asyncio."""
     source = await Source.connect(path)
 
     class Lines(asyncio.Protocol):
@@ -188,7 +188,7 @@ async def serve_lines(path: str, port: int) -> None:
 
 
 async def serve_events(path: str, port: int) -> None:
-    """Server-sent events as they are usually written."""
+    """Serve server-sent events as they are usually implemented."""
     # Not among our dependencies: a type checker may not find them either.
     fastapi: Any = importlib.import_module("fastapi")
     responses: Any = importlib.import_module("fastapi.responses")
@@ -230,7 +230,7 @@ def _started() -> None:
 
 
 def main(role: str, path: str, *rest: str) -> None:
-    """Be one of the processes."""
+    """Run one of the processes."""
     if role == "producer":
         num_streams, step_s, schedule = rest
         produce(path, int(num_streams), float(step_s), Path(schedule))

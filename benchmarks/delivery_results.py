@@ -31,14 +31,14 @@ BASE: Load = (256, 20.0)
 BUSY: Load = (256, 5.0)
 OVERLOAD: Load = (256, 2.5)
 MANY: Load = (1000, 20.0)
-"""The load that ratios are reported at; one at which a message per token is too much; twice that;
-and many streams."""
+"""The load at which ratios are reported; a load at which one message per token is too much; twice
+that load; and many streams."""
 HEADER = (
     *("streams", "step ms", "side", "us/token", "us/message", "R1", "R2", "R3", "tokens/s"),
     *("delivered", "tokens/core s", "p50 ms", "p99 ms", "p99 strict", "engine us", "runs"),
 )
 MIN_RUNS = 3
-"""Fewer runs of a side, or fewer rounds with both sides of a ratio, are no ground for a verdict."""
+"""A side with fewer runs, or a ratio with fewer rounds that have both sides, gets no verdict."""
 Goal: TypeAlias = tuple[Literal["at most", "at least"], float]
 _YARDSTICKS = (LINES, CORE, AIO)
 _COLUMNS = (
@@ -48,7 +48,7 @@ _COLUMNS = (
 
 
 class Results:
-    """What was seen, by load and side. Quiet runs count, noisy ones only where all are."""
+    """The results by load and side. Noisy runs count only if all runs are noisy."""
 
     def __init__(self, seen: Iterable[Seen]) -> None:
         self._seen: dict[tuple[Load, str], list[Seen]] = {}
@@ -56,19 +56,20 @@ class Results:
             self._seen.setdefault((each.cell.load, each.cell.side), []).append(each)
 
     def runs(self, load: Load, side: str) -> list[Seen]:
-        """Those that count."""
+        """Return the runs that count."""
         its = self._seen.get((load, side), [])
         return [seen for seen in its if _noise(seen) <= MAX_FOREIGN_CORES] or its
 
     def median(self, load: Load, side: str, figure: str) -> float | None:
-        """Of an attribute of `Seen`; None where nothing was measured."""
+        """Return the median of an attribute of `Seen`; None if nothing was measured."""
         runs = self.runs(load, side)
         return statistics.median(getattr(seen, figure) for seen in runs) if runs else None
 
     def ratio(self, load: Load, side: str, other: str, figure: str = "server_us") -> float | None:
-        """The median over the rounds of one side over the other, both of the same round.
+        """Return the median over the rounds of the ratio of one side to the other within a round.
 
-        A machine is not as fast in one minute as in the next: only neighbours are compared.
+        The machine's speed changes from minute to minute, so only runs of the same round are
+        compared.
         """
         pairs = self.pairs(load, side, other)
         ratios = [
@@ -79,7 +80,7 @@ class Results:
         return statistics.median(ratios) if ratios else None
 
     def pairs(self, load: Load, side: str, other: str) -> list[tuple[Seen, Seen]]:
-        """The rounds that have both sides. Quiet ones, if any is."""
+        """Return the runs of both sides by round: of quiet rounds if there are any."""
         others = {seen.cell.round_index: seen for seen in self._seen.get((load, other), [])}
         pairs = [
             (mine, others[mine.cell.round_index])
@@ -95,7 +96,7 @@ def _noise(seen: Seen) -> float:
 
 
 def rows_of(results: Results, grid: Mapping[Load, Iterable[str]]) -> list[list[object]]:
-    """The table, a row for each load and side."""
+    """Return the table, one row for each load and side."""
     rows: list[list[object]] = []
     for load, sides in grid.items():
         for side in sides:
@@ -110,7 +111,8 @@ def rows_of(results: Results, grid: Mapping[Load, Iterable[str]]) -> list[list[o
 
 
 def most_delivered(results: Results, grid: Iterable[Load]) -> list[list[object]]:
-    """The most that each side delivered at any load, and with how much processor time."""
+    """Return the most tokens/s that each side delivered at any load, the cores used and
+    the load."""
     rows: list[list[object]] = []
     loads = list(grid)
     for side in SIDES:
@@ -123,7 +125,7 @@ def most_delivered(results: Results, grid: Iterable[Load]) -> list[list[object]]
 
 
 def checks_of(results: Results, engine: EngineCost) -> list[Check]:
-    """The figures; those that were not measured are left out."""
+    """Return the checks; figures that were not measured are left out."""
     found: list[Check] = []
 
     def add(name: str, value: float | None, goal: Goal, unit: str, num_runs: int) -> None:
@@ -171,8 +173,8 @@ def checks_of(results: Results, engine: EngineCost) -> list[Check]:
 
 
 def charts_of(seen: Iterable[Seen]) -> list[Chart]:
-    """Processor time and p99 delay over streams, a line for each side: two charts for each step
-    time that was measured with more than one number of streams."""
+    """Processor time and p99 delay over the number of streams, one line per side: two charts for
+    each step time that was measured with more than one number of streams."""
     runs = list(seen)
     charts: list[Chart] = []
     for step_ms in sorted({each.cell.step_ms for each in runs}, reverse=True):

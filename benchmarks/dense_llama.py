@@ -23,7 +23,7 @@ class _Layer:
 
 
 class DenseLlama:
-    """Weights of a transformers Llama without grouped heads, projections fused."""
+    """Weights of a transformers Llama without grouped-query heads, projections fused."""
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -56,7 +56,7 @@ class DenseLlama:
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], num_new: int) -> list[list[int]]:
-        """Greedy: every prompt on its own first, then all sequences together step by step."""
+        """Generate greedily: prefill each prompt alone, then decode all sequences together."""
         num_rows, longest = len(prompts), max(map(len, prompts)) + num_new
         shape = (len(self._layers), 2, num_rows, self._num_heads, longest, self._head_dim)
         cache = torch.zeros(shape, dtype=self._embedding.dtype)
@@ -73,7 +73,8 @@ class DenseLlama:
         return table
 
     def _prefill(self, prompt: list[int], cache: Tensor) -> Tensor:
-        """`cache` [layers, 2, heads, longest, dim]; returns the next token [1]."""
+        """Compute a prompt into `cache` [layers, 2, heads, longest, dim]; return the next token
+        [1]."""
         num_tokens = len(prompt)
         hidden = self._embedding[torch.tensor(prompt)]
         positions = torch.arange(num_tokens)
@@ -91,7 +92,7 @@ class DenseLlama:
         return self._next(hidden[-1:])
 
     def _decode(self, tokens: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
-        """One more token for every row: `tokens` and `lengths` [rows]."""
+        """Decode one token for every row: `tokens` and `lengths` [rows]."""
         # All of the cache, however short the rows still are: a slice of it multiplies far slower.
         rows = torch.arange(len(tokens))
         unseen = torch.arange(cache.shape[4])[None] > lengths[:, None]

@@ -47,7 +47,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Of one setting. `logprob_error`: mean absolute change of a token's log probability, nats."""
+    """The quality of one setting. `logprob_error`: mean absolute change of a token's log
+    probability, nats."""
 
     quantization: str
     kv_cache_dtype: str
@@ -137,7 +138,8 @@ def _run(config: ExecutorConfig, windows: list[NDArray[np.int32]]) -> _Outcome:
 
 
 def _drawn(model: Path, tokenizer: Tokenizer, count: int) -> list[NDArray[np.int32]]:
-    """What the model writes at a temperature of 1 on the CPU in float32; always the same."""
+    """Return text sampled from the model at temperature 1 on the CPU in float32, the same on every
+    call."""
     config = ExecutorConfig(model_path=model, dtype="float32", max_num_seqs=32, num_blocks=1024)
     executor = create_executor(config)
     engine = Engine(executor, SchedulerConfig(max_num_waiting=4096), time.monotonic)

@@ -55,11 +55,11 @@ VOCAB_SIZE = 8192
 CONCURRENCIES = (1, 8, 32, 64)
 GOAL_OVER_GENERATE = 2.2
 MARKS = {"vLLM 0.32 on the CPU": 1600.0, "OpenVINO GenAI 2026.4": 2000.0}
-"""Output tokens per second of others with this workload on a machine of two such cores."""
+"""Output tokens per second of other engines with this workload on a machine of two such cores."""
 
 
 SHAPES = {"13.8M": (384, 6, 1024), "91M": (768, 12, 2048)}
-"""Hidden elements, layers (and heads of 64), elements of the feed-forward network."""
+"""Hidden size, number of layers (heads have 64 elements), size of the feed-forward network."""
 
 
 def build_model(folder: Path, shape: str = "13.8M") -> None:
@@ -82,7 +82,7 @@ def build_model(folder: Path, shape: str = "13.8M") -> None:
 
 
 def make_prompts(count: int) -> list[list[int]]:
-    """Prompts of 64 to 512 random tokens, always the same."""
+    """Return prompts of 64 to 512 random tokens, the same on every call."""
     random = np.random.default_rng(0)
     lengths = random.integers(64, 513, count)
     return [random.integers(3, VOCAB_SIZE, length).tolist() for length in lengths]
@@ -90,7 +90,7 @@ def make_prompts(count: int) -> list[list[int]]:
 
 @dataclass(slots=True)
 class Latency:
-    """Seconds, of all requests of a run."""
+    """Latencies of all requests of a run, in seconds."""
 
     ttft: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
@@ -133,7 +133,8 @@ class EngineRun:
         return latency
 
     def submit(self, prompt: list[int], num_new: int, temperature: float = 0.0) -> int:
-        """One request, greedy without a temperature, that ends with its length; returns its key."""
+        """Submit one request that ends at its length, greedy unless a temperature is given; return
+        its key."""
         key = self._next_key
         self._next_key += 1
         spec = RequestSpec(
@@ -149,7 +150,7 @@ class EngineRun:
 
 
 def generate_static(model: Any, prompts: list[list[int]], num_new: int) -> int:
-    """`transformers` generate over one batch, padded on the left; returns the new tokens."""
+    """Run `transformers` generate over one left-padded batch; return the new tokens."""
     longest = max(map(len, prompts))
     ids = torch.zeros((len(prompts), longest), dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -171,7 +172,7 @@ def generate_static(model: Any, prompts: list[list[int]], num_new: int) -> int:
 def throughput(
     runs: dict[str, Callable[[list[list[int]], int], int]], rounds: int
 ) -> dict[str, list[float]]:
-    """Output tokens per second of every way, in turns."""
+    """Return output tokens per second of every implementation, measured in turns."""
     prompts = make_prompts(NUM_REQUESTS)
     for run in runs.values():
         run(prompts[:16], 4)
@@ -185,13 +186,13 @@ def throughput(
 
 
 def percentiles(seconds: list[float]) -> tuple[float, float]:
-    """p50 and p99 in milliseconds."""
+    """Return p50 and p99 in milliseconds."""
     p50, p99 = np.percentile(np.array(seconds) * 1e3, [50, 99])
     return float(p50), float(p99)
 
 
 def report_latency(engines: dict[str, EngineRun], *, is_full: bool) -> list[dict[str, object]]:
-    """A closed loop at every concurrency, the engines in turns."""
+    """Run a closed loop at every concurrency, the engines in turns; report the latency."""
     results: list[dict[str, object]] = []
     num_new = NUM_NEW_TOKENS if is_full else NUM_NEW_TOKENS // 4
     for concurrency, (name, engine) in itertools.product(CONCURRENCIES, engines.items()):
@@ -216,7 +217,6 @@ def report_latency(engines: dict[str, EngineRun], *, is_full: bool) -> list[dict
 
 
 def main() -> None:
-    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--budget", type=int, default=2048, help="tokens in one step at most")
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")

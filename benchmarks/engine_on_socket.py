@@ -22,7 +22,7 @@ MAX_NUM_WAITING = 4096
 
 @contextlib.contextmanager
 def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator[FrontConnections]:
-    """Fronts can connect to a socket at `path`; which polls, and steps, is the caller."""
+    """Listen for fronts on a socket at `path`; the caller polls and steps."""
     hello = EngineHello(
         epoch=1,
         model="benchmark",
@@ -41,13 +41,12 @@ def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator
 
 
 def engine_loop(hub: FrontConnections) -> EngineLoop:
-    """The loop of the engine process."""
     return EngineLoop(hub, time.monotonic)
 
 
 @contextlib.contextmanager
 def engine_on_socket(engine: Engine, executor: Executor) -> Generator[Path]:
-    """Run it on a thread meanwhile; the socket that fronts use."""
+    """Run the engine loop on a thread within the block; yield the path of the socket for fronts."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "engine.sock"
         with listening(engine, executor, path) as hub:

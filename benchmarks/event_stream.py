@@ -19,12 +19,12 @@ _EMPTY = '"content":""'
 
 
 class StreamFailed(Exception):
-    """The call did not end well; the message states how."""
+    """The call failed; the message states how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """`ttft_s`: until the first text. The counts are the gateway's."""
+    """`ttft_s`: time to the first text. The counts are the gateway's."""
 
     ttft_s: float
     text: str
@@ -34,14 +34,14 @@ class Answered:
 
 
 class Caller:
-    """One caller with one connection, kept from call to call."""
+    """One caller with one connection, kept open between calls."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def chat(self, messages: list[dict[str, str]], max_tokens: int, model: str) -> Answered:
-        """A dialogue, streamed. Raises StreamFailed."""
+        """Send a conversation and stream the answer. Raises StreamFailed."""
         body = {
             "model": model,
             "messages": messages,
@@ -61,7 +61,7 @@ class Caller:
             raise
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
@@ -100,7 +100,7 @@ class Caller:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, int]:
-    """Status, and the length of a body that has one."""
+    """Return the status, and the length of a body that has one."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     length = 0
     for line in head[1:]:
@@ -118,7 +118,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncGenerator[str]:
-    """The data of each event but the last, which states that there are no more."""
+    """Yield the data of each event except the last, which marks the end of the stream."""
     rest = b""
     async for chunk in _chunks(reader):
         *events, rest = (rest + chunk).split(b"\n\n")

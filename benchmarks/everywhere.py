@@ -27,7 +27,7 @@ LIMIT_S = 3600.0
 
 
 def conformance() -> list[Check]:
-    """Run all languages, print what came of each; one check for each that runs here."""
+    """Run all languages and print their results; return one check for each that runs here."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "conformance.json"
         # Its exit code states that something failed, which the figures state as well.
@@ -61,7 +61,7 @@ SECTIONS: dict[str, Callable[[bool], list[Check]]] = {
 
 
 def main() -> int:
-    """Run what was asked for; 1 if a part could not run."""
+    """Run the requested sections; return 1 if one could not run."""
     parser = arguments(__doc__)
     parser.add_argument("--sections", default=",".join(SECTIONS), metavar="NAME,...")
     args = parser.parse_args()

@@ -39,16 +39,16 @@ NUM_DIALOGUES, NUM_TURNS = 24, 6
 NUM_TURN_WORDS = 40
 POLICIES = ("round_robin", "cache_aware")
 _RETRIES = ("--retry-max-retries", "2")
-"""As docs/gateway.md has it."""
+"""The retries as in docs/gateway.md."""
 _PREFILL_PRICE_S = 200e-6
-"""Of one prompt token: what a cached one saves."""
+"""Time per prompt token, which a cached token saves."""
 _NUM_BLOCKS = 640
-"""Ten thousand tokens: of the dialogues' eighteen thousand, one worker holds half."""
+"""Ten thousand tokens: one worker holds half of the conversations' eighteen thousand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of each is measured."""
+    """How much of each section is measured."""
 
     num_rounds: int
     window_s: float
@@ -59,25 +59,24 @@ WHOLE = Size(num_rounds=5, window_s=15.0)
 
 
 def worker(*options: str) -> contextlib.AbstractContextManager[Service]:
-    """A service that a gateway may route to."""
+    """Start a service to which a gateway can route."""
     return service(*options, "--gateway", "smg", "--max-num-seqs", "64")
 
 
 @contextlib.contextmanager
 def two_workers(*options: str) -> Generator[tuple[Service, Service]]:
-    """A pair."""
     with worker(*options) as first, worker(*options) as second:
         yield first, second
 
 
 def prompt(number: int) -> list[dict[str, str]]:
-    """A separate prompt for every call: nothing of it is cached."""
+    """Return a prompt unique to each call, so that nothing of it is cached."""
     words = random.Random(number).choices(("gate", "flow", "turbine", "river", "stone"), k=24)
     return [{"role": "user", "content": f"{number} " + " ".join(words)}]
 
 
 async def through_gateway(port: int, window_s: float) -> list[float]:
-    """Times to the first token, seconds, of streams that follow each other."""
+    """Return the TTFT in seconds of streams that run one after another through the gateway."""
     found: list[float] = []
 
     callers = [Caller(port) for _ in range(NUM_STREAMS)]
@@ -93,7 +92,7 @@ async def through_gateway(port: int, window_s: float) -> list[float]:
 
 
 async def straight(addresses: list[str], window_s: float) -> list[float]:
-    """The same over gRPC, shared out by the client."""
+    """Measure the same over gRPC; the client spreads the streams over the workers."""
     found: list[float] = []
     async with Client(addresses) as client:
 
@@ -107,7 +106,7 @@ async def straight(addresses: list[str], window_s: float) -> list[float]:
 
 
 async def ttft(size: Size) -> tuple[Any, list[Check]]:
-    """What the way through the gateway adds to the first token."""
+    """Measure what the gateway adds to the TTFT."""
     rounds: list[dict[str, float]] = []
     with two_workers(*simulated(STEP_S)) as (first, second):
         addresses = [first.address, second.address]
@@ -139,7 +138,7 @@ async def ttft(size: Size) -> tuple[Any, list[Check]]:
 
 
 async def drain(size: Size) -> tuple[Any, list[Check]]:
-    """Callers that never rest while workers come and go."""
+    """Keep callers sending without pause while workers come and go."""
     failures: list[str] = []
     num_done = 0
     is_over = asyncio.Event()
@@ -188,7 +187,7 @@ async def drain(size: Size) -> tuple[Any, list[Check]]:
 
 
 async def dialogue(number: int, gateway: GatewayProcess) -> list[Answered]:
-    """Turn after turn, each with everything before it."""
+    """Run a conversation turn by turn, each prompt with all turns before it."""
     draw = random.Random(number)
     messages: list[dict[str, str]] = []
     answers: list[Answered] = []
@@ -207,7 +206,7 @@ async def dialogue(number: int, gateway: GatewayProcess) -> list[Answered]:
 
 
 async def prefix(size: Size) -> tuple[Any, list[Check]]:
-    """The share of prompt tokens that were in a cache, and what that does to the first token."""
+    """Measure the cached share of prompt tokens, and its effect on the TTFT."""
     del size
     prices = {
         "step_s": 0.005,
@@ -260,7 +259,8 @@ SECTIONS: dict[str, Callable[[Size], Coroutine[Any, Any, tuple[Any, list[Check]]
 
 
 def measured(size: Size, names: Sequence[str] = ()) -> tuple[dict[str, Any], list[Check]]:
-    """All sections, or those of `names`; printed. Raises RunFailed, also without a gateway."""
+    """Run all sections, or those in `names`, and print them. Raises RunFailed, also if the gateway
+    is not installed."""
     results: dict[str, Any] = {"size": asdict(size)}
     checks: list[Check] = []
     for name in names or SECTIONS:
@@ -272,12 +272,11 @@ def measured(size: Size, names: Sequence[str] = ()) -> tuple[dict[str, Any], lis
 
 
 def run(*, is_full: bool = False) -> list[Check]:
-    """Measure, print, judge. Raises RunFailed, also where there is no gateway."""
+    """Measure, print and check. Raises RunFailed, also if the gateway is not installed."""
     return measured(WHOLE if is_full else QUICK)[1]
 
 
 def main() -> None:
-    """Run and report."""
     parser = arguments(__doc__)
     parser.add_argument(
         "--sections", nargs="+", choices=tuple(SECTIONS), default=(), metavar="NAME"

@@ -58,29 +58,29 @@ class Found:
 
     @property
     def tokens_per_s(self) -> float:
-        """Delivered within the window."""
+        """Tokens per second delivered within the window."""
         return self.num_tokens / self.window_s
 
     def ttft_ms(self, percent: int) -> float:
-        """A percentile of the times to a first token."""
+        """Return a percentile of the TTFT."""
         if len(self.ttft_s) < 2:
             raise RunFailed(f"{self.side}, {self.load}: no stream began within the window")
         return statistics.quantiles(self.ttft_s, n=100)[percent - 1] * 1e3
 
 
 Rounds: TypeAlias = "dict[str, list[dict[str, Found]]]"
-"""By load, then round, then side."""
+"""Results by load, then round, then side."""
 
 
 def options(load: str) -> tuple[str, ...]:
-    """Those of the service, the same on both sides."""
+    """Return the service's options, the same on both sides."""
     sizes = capacity(NUM_STREAMS, NUM_TOKENS[load])
     return (*simulated(STEP_MS[load] / 1e3), *sizes, *MEASURED)
 
 
 @contextlib.contextmanager
 def ray_service(*given: str) -> Generator[int]:
-    """The port of a Ray node's ingress. Raises RunFailed when it does not come up."""
+    """Start a Ray node; yield the port of its ingress. Raises RunFailed if it does not start."""
     grpc_port = free_port()
     folder = tempfile.mkdtemp(prefix="pr-")
     environment = {
@@ -122,7 +122,7 @@ def _recommended() -> dict[str, str]:
 
 
 async def measured(port: int, found: Found) -> None:
-    """Keep the streams going, and count what comes within the window."""
+    """Keep the streams running, and count the tokens received within the window."""
     data = request(NUM_TOKENS[found.load])
     begin_s = time.monotonic() + _WARM_S
     end_s = begin_s + found.window_s
@@ -160,7 +160,7 @@ async def _caller(generate: Any, data: bytes, found: Found, begin_s: float, end_
 
 
 def side_of(side: str, load: str, window_s: float) -> Found:
-    """One run of one side."""
+    """Run one side once."""
     found = Found(side=side, load=load, window_s=window_s)
     if side == NATIVE:
         with service(*options(load)) as serving:
@@ -172,17 +172,17 @@ def side_of(side: str, load: str, window_s: float) -> Found:
 
 
 def ratio(rounds: Sequence[dict[str, Found]], value: Callable[[Found], float]) -> float:
-    """The median over the rounds of what Ray has to what native has."""
+    """Return the median over the rounds of the ratio of Ray to native."""
     return statistics.median(value(each[RAY]) / value(each[NATIVE]) for each in rounds)
 
 
 def run(*, is_full: bool = False) -> list[Check]:
-    """Measure, print, judge. Raises RunFailed, also where there is no Ray."""
+    """Measure, print and check. Raises RunFailed, also if Ray is not installed."""
     return judged(measured_rounds(is_full=is_full))
 
 
 def measured_rounds(*, is_full: bool) -> Rounds:
-    """Both sides under both loads, some rounds of each; printed."""
+    """Run several rounds of both sides under both loads; print the results."""
     num_rounds, window_s = (5, 20.0) if is_full else (1, 6.0)
     rounds = {
         load: [
@@ -212,7 +212,6 @@ def measured_rounds(*, is_full: bool) -> Rounds:
 
 
 def judged(rounds: Rounds) -> list[Check]:
-    """The checks."""
     steady, full = rounds["steady"], rounds["full"]
     failed = sum(f.num_failed for pair in (*steady, *full) for f in pair.values())
     is_settled = len(steady) >= 3
@@ -244,7 +243,6 @@ def judged(rounds: Rounds) -> list[Check]:
 
 
 def main() -> None:
-    """Run and report."""
     given = arguments("What Ray Serve costs, at 32 streams").parse_args()
     rounds = measured_rounds(is_full=given.full)
     checks = judged(rounds)

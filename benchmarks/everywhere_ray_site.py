@@ -17,7 +17,6 @@ from usage import needing, tell_usage
 
 
 def main() -> None:
-    """Start, wait, end."""
     with needing("ray"):
         import ray
         from ray import serve

@@ -46,7 +46,7 @@ _MAX_SEQ_LEN = 4096
 _POLL_S = 0.25
 _FILL_STEPS = 400
 _EXECUTOR_US = 5000.0
-"""A fast step of a real model: what a recorder's cost is felt as."""
+"""A short step of a real model, against which the recorder's cost is set."""
 _COLUMNS = (
     *("load", "running", "step us", "added us", "mean us", "added us", "share"),
     *("share with 5 ms of executor", "ends a step"),
@@ -55,9 +55,9 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Microseconds of a step without the recorder, and what it adds: medians, and means.
+    """Microseconds of a step without the recorder, and the recorder's cost: medians and means.
 
-    `added_us`: the difference of both medians. `num_ends`: a step, on average.
+    `added_us`: the difference of the medians. `num_ends`: requests that end per step, on average.
     """
 
     load: str
@@ -70,17 +70,18 @@ class Found:
 
     @property
     def share(self) -> float:
-        """What is added, of the step."""
+        """The recorder's cost as a share of the step."""
         return self.added_us / self.step_us
 
     @property
     def share_of_all(self) -> float:
-        """The same, of a step whose executor takes 5 ms."""
+        """The recorder's cost as a share of a step whose executor takes 5 ms."""
         return self.added_us / (self.step_us + _EXECUTOR_US)
 
 
 class Loop:
-    """An engine with a load that it keeps up: `replaces`, or every client decodes to the end."""
+    """An engine under constant load: with `replaces`, a new request replaces each that ends;
+    otherwise every request decodes to the end."""
 
     def __init__(self, engine: Engine, num_running: int, *, replaces: bool) -> None:
         self._engine = engine
@@ -91,7 +92,7 @@ class Loop:
             self._arrive()
 
     def step(self) -> tuple[int, int]:
-        """Nanoseconds of one step, and how many ended in it."""
+        """Run one step; return its nanoseconds and the number of requests that ended in it."""
         begun_ns = time.perf_counter_ns()
         events = self._engine.step()
         took_ns = time.perf_counter_ns() - begun_ns
@@ -118,7 +119,7 @@ class Loop:
 
 
 def executor(num_running: int) -> SimulatedExecutor:
-    """Room for all of them to the end; takes no time."""
+    """Return an executor that takes no time and has room for all requests to their end."""
     return SimulatedExecutor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,
@@ -132,7 +133,7 @@ def executor(num_running: int) -> SimulatedExecutor:
 
 @contextlib.contextmanager
 def recorded(num_running: int, config: SchedulerConfig) -> Generator[Engine]:
-    """An engine with a flight recorder, and a process that reads what it records."""
+    """Yield an engine with a flight recorder whose records another process reads."""
     fd = create_memory(NUM_KEPT_STEPS, "penstock-benchmark")
     runs = executor(num_running)
     writer = FlightWriter(fd, facts_of("model", 1, runs.info, config))
@@ -152,7 +153,7 @@ def recorded(num_running: int, config: SchedulerConfig) -> Generator[Engine]:
 
 
 def read(fd: int) -> None:
-    """Take new rows as an observer does, until a caller that started us hangs up."""
+    """Read new rows as the observer does, until stdin is closed."""
     import select
 
     reader = FlightReader(fd)
@@ -163,7 +164,7 @@ def read(fd: int) -> None:
 
 
 def measure(num_running: int, num_steps: int, *, replaces: bool) -> Found:
-    """Both engines, turn by turn."""
+    """Run both engines, one step each in turn."""
     budget = 2048 if replaces else 8192
     config = SchedulerConfig(max_num_batched_tokens=max(budget, num_running))
     with recorded(num_running, config) as core:
@@ -207,7 +208,6 @@ def _median_of(rounds: list[Found]) -> Found:
 
 
 def main() -> None:
-    """Measure and report."""
     options = arguments(__doc__).parse_args()
     num_rounds, num_steps = (9, 2400) if options.full else (3, 1200)
     found: list[Found] = []

@@ -23,7 +23,7 @@ _TOKENIZER = "Successfully loaded tokenizer"
 
 
 class GatewayProcess:
-    """`port`: of HTTP."""
+    """The gateway's process. `port`: its HTTP port."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self.process = process
@@ -35,7 +35,7 @@ class GatewayProcess:
         self._reader = asyncio.create_task(self._read())
 
     async def until_workers(self, num: int) -> None:
-        """Wait until so many have come over all. Raises RunFailed."""
+        """Wait until `num` workers have registered since the start. Raises RunFailed."""
         try:
             async with asyncio.timeout(_PATIENCE_S), self._news:
                 await self._news.wait_for(lambda: self._has_tokenizer and self._num_workers >= num)
@@ -45,7 +45,7 @@ class GatewayProcess:
             ) from None
 
     async def add_worker(self, address: str) -> None:
-        """One more, while it serves."""
+        """Add a worker while the gateway serves."""
         num = self._num_workers
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/workers",
@@ -56,7 +56,6 @@ class GatewayProcess:
         await self.until_workers(num + 1)
 
     async def ended(self) -> None:
-        """Wait for its end."""
         await self.process.wait()
         await self._reader
 
@@ -75,7 +74,7 @@ class GatewayProcess:
 async def gateway_process(
     *addresses: str, policy: str, options: tuple[str, ...] = ()
 ) -> AsyncGenerator[GatewayProcess]:
-    """One that serves. Raises RunFailed, also where it is not installed."""
+    """Start the gateway and wait until it serves. Raises RunFailed, also if it is not installed."""
     if importlib.util.find_spec("smg") is None:
         raise RunFailed("the gateway is not installed: pip install smg")
     port = free_port()

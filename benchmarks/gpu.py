@@ -70,7 +70,7 @@ ALL_OPTIONS = SamplingParams(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What vLLM reached, recorded on an H200, and the goal; None where there is none."""
+    """vLLM's result, recorded on an H200, and the goal; None: there is none."""
 
     vllm: float | None = None
     goal: float | None = None
@@ -117,22 +117,22 @@ class Figure:
 
 @dataclass(slots=True)
 class Results:
-    """What was measured, in order."""
+    """The measured figures, in order."""
 
     figures: list[Figure] = field(default_factory=list)
     timelines: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str) -> None:
-        """Note a figure and print it: a run that is cut short has reported what it found."""
+        """Record a figure and print it, so that an interrupted run has reported its results."""
         self.figures.append(Figure(name=name, value=value, unit=unit))
         print(f"{name}: {value:,.3f} {unit}", flush=True)
 
     def value_of(self, name: str) -> float | None:
-        """A figure by name; None when it was not measured."""
+        """Return a figure by name; None if it was not measured."""
         return next((found.value for found in self.figures if found.name == name), None)
 
     def checks(self) -> list[Check]:
-        """Every figure that has a goal."""
+        """Return the checks of all figures that have a goal."""
         return [
             _judge_of(found)(found.name, found.value, goal, found.unit)
             for found in self.figures
@@ -140,7 +140,7 @@ class Results:
         ]
 
     def print(self) -> None:
-        """Everything next to what vLLM reached."""
+        """Print all figures next to vLLM's."""
         rows: list[tuple[object, ...]] = []
         for found in self.figures:
             mark = MARKS.get(found.name, Mark())
@@ -160,21 +160,21 @@ def _rows(shape: str) -> tuple[int, ...]:
 
 
 def measure_first(results: Results, executor: Executor, shape: str) -> None:
-    """The first request of all against those after it."""
+    """Compare the first request's TTFT with that of later ones."""
     first, *later = engine.first_tokens_ms(executor)
     usual = statistics.median(later)
     results.add(f"{shape} first request over later ones, TTFT", first / usual, "x")
 
 
 def measure_decode(results: Results, executor: Executor, shape: str) -> None:
-    """Whole turns at a temperature."""
+    """Measure engine steps that decode at temperature 1."""
     for num_rows in _rows(shape):
         taken_ms = engine.turn_ms(executor, num_rows, engine.DRAWN, engine.CONTEXT)
         results.add(f"{shape} turn, {num_rows} running", taken_ms, "ms")
 
 
 def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
-    """Every option on, and some alone, against greedy."""
+    """Compare all sampling options together, and some alone, with greedy decoding."""
     num_rows = _rows(shape)[-1]
     kinds = {
         "top_p 0.95": SamplingParams(top_p=0.95),
@@ -189,32 +189,32 @@ def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
 
 
 def measure_mixed(results: Results, executor: Executor, shape: str) -> None:
-    """Decodes and a chunk in one step."""
+    """Measure steps with decodes and one prefill chunk."""
     num_rows = _rows(shape)[1]
     taken_ms = engine.mixed_turn_ms(executor, num_rows)
     results.add(f"{shape} mixed turn, {num_rows} + 512 over 2k", taken_ms, "ms")
 
 
 def measure_long(results: Results, executor: Executor, shape: str) -> None:
-    """One request with a long context against one with a short one."""
+    """Compare one request with a long context with one with a short context."""
     short_ms = engine.turn_ms(executor, 1, engine.DRAWN, engine.CONTEXT)
     long_ms = engine.turn_ms(executor, 1, engine.DRAWN, 32_768)
     results.add(f"{shape} turn at 32k over at 640", long_ms / short_ms, "x")
 
 
 def measure_prefill(results: Results, executor: Executor, shape: str) -> None:
-    """Prompts alone."""
+    """Measure the prefill rate of prompts that generate one token each."""
     results.add(f"{shape} prefill", engine.prefill_rate(executor), "tokens/s")
 
 
 def measure_offline(results: Results, executor: Executor, shape: str) -> None:
-    """Everything there at the start."""
+    """Measure the throughput of requests that are all submitted at the start."""
     rate = engine.offline_rate(executor, count=256, num_prompt=512, num_new=256)
     results.add(f"{shape} offline, 256 x (512, 256)", rate, "tokens/s")
 
 
 def measure_timeline(results: Results, executor: Executor, shape: str) -> None:
-    """Where the time of two turns goes; a profiler that cannot count leaves no figure."""
+    """Record the kernels of two steps with the profiler."""
     results.timelines[shape] = engine.timeline(executor, ROWS[shape.split()[0]][-1])
 
 
@@ -231,7 +231,7 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 
 
 def _service(folder: Path, budget: int) -> AbstractContextManager[Service]:
-    """Requests share no prefix; all else is as the service has it on a GPU."""
+    """Start a service without prefix caching; everything else is as on a GPU by default."""
     return service(
         *("--model", str(folder), "--device", "cuda"),
         *("--prefix-caching", "off", "--max-seq-len", "8192"),
@@ -243,7 +243,7 @@ def _service(folder: Path, budget: int) -> AbstractContextManager[Service]:
 def measure_served(
     results: Results, folder: Path, shape: str, *, num_waves: int, budget: int
 ) -> None:
-    """The service as a whole; the best wave, as a first one warms up clients too."""
+    """Measure the service; report the best wave, since the first also warms up the clients."""
 
     async def run() -> tuple[list[Wave], list[float]]:
         with _service(folder, budget) as serving:
@@ -267,7 +267,7 @@ def measure_served(
 
 
 def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) -> None:
-    """What each of so many streams gets."""
+    """Measure the service by number of streams."""
 
     async def run() -> dict[int, Wave]:
         with _service(folder, budget) as serving:
@@ -282,7 +282,7 @@ def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) ->
 
 @contextlib.contextmanager
 def models_in(parent: Path | None) -> Generator[Path]:
-    """Where models are kept: as reported, else for this run."""
+    """Yield `parent`, or a temporary folder for models if it is None."""
     if parent is not None:
         yield parent
         return
@@ -291,7 +291,7 @@ def models_in(parent: Path | None) -> Generator[Path]:
 
 
 def _label(shape: str, quantization: str, kv_cache_dtype: str) -> str:
-    """The shape, and what of it is in 8 bits."""
+    """Return the shape and its 8-bit settings."""
     parts = [
         shape,
         *([quantization] if quantization != "none" else []),
@@ -301,7 +301,6 @@ def _label(shape: str, quantization: str, kv_cache_dtype: str) -> str:
 
 
 def main() -> None:
-    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="this section alone")
     parser.add_argument("--shapes", default="1B,8B", help=f"of {', '.join(SHAPES)}")

@@ -27,7 +27,7 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 BUDGET = 8192
-"""For throughput; where a client reads along, a service gives a step fewer tokens."""
+"""For throughput; a service that streams to clients uses a smaller token budget."""
 CONTEXT = 640
 MAX_SEQ_LEN = 34_816
 NUM_WARM, NUM_TIMED = 20, 80
@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0)
 _MAX_TURNS = 5_000
 _NUM_TURNS, _FIRST, _LAST = 8, 4, 5
-"""The profiler's own first events are slow: two turns in the middle are kept."""
+"""The profiler's first events are slow, so two steps in the middle are kept."""
 
 
 def build(
@@ -46,7 +46,7 @@ def build(
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
 ) -> Executor:
-    """The executor as `penstock serve --device cuda` builds it."""
+    """Build the executor as `penstock serve --device cuda` does."""
     return create_executor(
         ExecutorConfig(
             model_path=folder,
@@ -77,7 +77,7 @@ class Load:
         self._first_tokens: set[int] = set()
 
     def submit(self, count: int, num_prompt: int, num_new: int, sampling: SamplingParams) -> None:
-        """`count` requests at once; without stop ids, so that each runs to its length."""
+        """Submit `count` requests at once, without stop ids, so that each runs to its length."""
         for _ in range(count):
             self._num_submitted += 1
             ids = self._random.integers(3, VOCAB_SIZE, num_prompt).astype(np.int32)
@@ -95,7 +95,7 @@ class Load:
             self._engine.submit((spec,))
 
     def turn(self) -> float:
-        """One turn, seconds."""
+        """Run one step; return its seconds."""
         start_s = time.perf_counter()
         events = self._engine.step()
         taken_s = time.perf_counter() - start_s
@@ -103,7 +103,7 @@ class Load:
         return taken_s
 
     def until_all_decode(self) -> None:
-        """Turn until every request has its first token."""
+        """Run steps until every request has its first token."""
         for _ in range(_MAX_TURNS):
             if len(self._first_tokens) == self._num_submitted:
                 return
@@ -111,7 +111,7 @@ class Load:
         raise RuntimeError("prompts are not computed")
 
     def drain(self) -> tuple[float, int]:
-        """Turn until no client is left: seconds and turns."""
+        """Run steps until no request is left; return seconds and number of steps."""
         start_s, num_turns = time.perf_counter(), 0
         while self._engine.has_work:
             self.turn()
@@ -119,7 +119,7 @@ class Load:
         return time.perf_counter() - start_s, num_turns
 
     def stop(self) -> None:
-        """Cancel who is left."""
+        """Cancel the remaining requests."""
         for key in range(1, self._num_submitted + 1):
             self._engine.cancel(key)
         self.drain()
@@ -132,7 +132,7 @@ class Load:
 
 
 def turn_ms(executor: Executor, num_rows: int, sampling: SamplingParams, context: int) -> float:
-    """Median turn of so many decodes whose contexts lie around `context` tokens."""
+    """Return the median step of `num_rows` decodes whose contexts are about `context` tokens."""
     load = Load(executor)
     load.submit(num_rows, context - NUM_WARM - NUM_TIMED // 2, NUM_WARM + NUM_TIMED + 40, sampling)
     load.until_all_decode()
@@ -146,7 +146,7 @@ def turn_ms(executor: Executor, num_rows: int, sampling: SamplingParams, context
 def mixed_turn_ms(
     executor: Executor, num_rows: int, *, chunk: int = 512, past: int = 2048
 ) -> float:
-    """Median turn of so many decodes and a chunk over about `past` tokens."""
+    """Return the median step of `num_rows` decodes and one chunk after about `past` tokens."""
     load = Load(executor, budget=num_rows + chunk)
     load.submit(num_rows, CONTEXT - 100, 400, DRAWN)
     load.until_all_decode()
@@ -160,7 +160,7 @@ def mixed_turn_ms(
 
 
 def prefill_rate(executor: Executor, *, count: int = 48, length: int = 512) -> float:
-    """Prompt tokens per second of prompts that want one token each; median of three."""
+    """Return prompt tokens per second of prompts that generate one token each; median of three."""
 
     def once() -> float:
         load = Load(executor)
@@ -172,7 +172,8 @@ def prefill_rate(executor: Executor, *, count: int = 48, length: int = 512) -> f
 
 
 def offline_rate(executor: Executor, *, count: int, num_prompt: int, num_new: int) -> float:
-    """Output tokens per second of requests that are all there at the start; median of two."""
+    """Return output tokens per second of requests that are all submitted at the start; median of
+    two."""
 
     def once() -> float:
         load = Load(executor)
@@ -184,7 +185,7 @@ def offline_rate(executor: Executor, *, count: int, num_prompt: int, num_new: in
 
 
 def first_tokens_ms(executor: Executor, *, count: int = 6) -> list[float]:
-    """Time to the first token of requests that come alone, in order."""
+    """Return the TTFT of requests that run alone, in order."""
     taken: list[float] = []
     for _ in range(count):
         load = Load(executor)
@@ -202,9 +203,11 @@ def _median(once: Callable[[], float], *, times: int = 3) -> float:
 
 
 def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
-    """Two turns by PyTorch's profiler, microseconds since the first one's begin.
+    """Profile two steps with PyTorch's profiler; times in microseconds since the start of the
+    first.
 
-    `names`; `kernels` and `turns`: (index of the name or number of the turn, start, length)."""
+    `names`; `kernels` and `turns`: (index of the name or number of the step, start, length).
+    """
     load = Load(executor)
     load.submit(num_rows, CONTEXT - NUM_WARM, 2 * NUM_WARM + 2 * _NUM_TURNS, DRAWN)
     load.until_all_decode()

@@ -45,7 +45,7 @@ SHAPES["quick"] = {**SHAPES["1B"], "num_hidden_layers": 2, "hidden_size": 512, "
 
 
 def model_folder(parent: Path, shape: str) -> Path:
-    """The shape's folder in `parent`, made when it is not there."""
+    """Return the shape's folder in `parent`; create it if missing."""
     folder = parent / shape
     if not (folder / "tokenizer.json").exists():
         folder.mkdir(parents=True, exist_ok=True)

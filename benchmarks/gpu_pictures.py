@@ -21,7 +21,8 @@ from picture_svg import BLUE, GREEN, GREY, INK, LINE, ORANGE, QUIET, VIOLET, Dra
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 SOURCE = FOLDER / "gpu.json"
 COPY_TB_S, PRODUCT_TFLOP_S = 4.26, 788.0
-"""What an H200 was seen to do: a copy, read and written, and a bfloat16 product of 8192 cubed."""
+"""Measured on an H200: copy bandwidth, reads and writes counted, and a bfloat16 product of 8192
+cubed."""
 CONTEXT = 640
 WIDTH, LEFT, TOP = 760, 64, 48
 
@@ -37,7 +38,7 @@ class Shape:
     head_dim: int
 
     def work(self, num_rows: int) -> tuple[float, float]:
-        """Floating-point operations and bytes of a decode step."""
+        """Return floating-point operations and bytes of a decode step."""
         of_attention = 4 * self.num_heads * self.head_dim * self.num_layers * CONTEXT
         of_keys = 2 * self.num_kv_heads * self.head_dim * self.num_layers * CONTEXT
         num_flops = num_rows * (2 * self.num_weights + of_attention)
@@ -55,7 +56,7 @@ VLLM_SERVED = {
     "1B": {32: (12_752, 1.99), 256: (22_360, 8.25)},
     "8B": {32: (4_309, 5.86), 128: (8_640, 8.87), 256: (9_869, 14.2)},
 }
-"""Tokens/s and ITL p50, ms, by streams."""
+"""Tokens/s and ITL p50 in ms, by number of streams."""
 # The first part found in a kernel's name states what it is.
 KINDS: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("attention", GREEN, ("attention", "rotate")),
@@ -67,7 +68,7 @@ KINDS: Sequence[tuple[str, str, tuple[str, ...]]] = (
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """A kernel's kind and colour."""
+    """Return a kernel's kind and colour."""
     lower = name.lower()
     return next(
         (kind, colour) for kind, colour, parts in KINDS if any(part in lower for part in parts)
@@ -76,7 +77,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Where values lie on a picture; `log`: both axes."""
+    """Maps values to positions in a picture; `log`: both axes are logarithmic."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -86,7 +87,7 @@ class Axes:
     is_log: bool = False
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels of a point."""
+        """Return the pixel position of a point."""
         across, up = self._share(x, self.x), self._share(y, self.y)
         return self.left + across * self.width, TOP + (1 - up) * self.height
 
@@ -98,7 +99,7 @@ class Axes:
 
 
 def roofline(source: dict[str, Any]) -> str:
-    """Turns of decodes under what memory and matrix units allow."""
+    """Draw decode steps below the limits of memory and matrix units."""
     drawing = Drawing(WIDTH)
     axes = Axes(x=(0.7, 400), y=(1, 1200), left=LEFT, width=660, height=340, is_log=True)
     drawing.text(LEFT, 24, "Decode turns under the roof of an H200", size=15, is_bold=True)
@@ -135,7 +136,7 @@ def roofline(source: dict[str, Any]) -> str:
 
 
 def timeline(source: dict[str, Any]) -> str:
-    """Two turns: what the host does above what the device does."""
+    """Draw two steps: host activity above device activity."""
     drawing = Drawing(WIDTH)
     drawing.text(LEFT, 24, "Two turns of decodes, by the profiler", size=15, is_bold=True)
     top = TOP + 20
@@ -173,7 +174,7 @@ def timeline(source: dict[str, Any]) -> str:
 
 
 def latency(source: dict[str, Any]) -> str:
-    """Throughput of the service over the time between tokens, by streams."""
+    """Draw throughput of the service over ITL, by number of streams."""
     drawing = Drawing(WIDTH)
     title = "Served: tokens/s over the median time between tokens"
     drawing.text(LEFT, 24, title, size=15, is_bold=True)
@@ -249,14 +250,13 @@ def _legend(drawing: Drawing, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def take_in(source: dict[str, Any], results: dict[str, Any]) -> None:
-    """Add what a run of benchmarks/gpu.py wrote."""
+    """Add the results of a run of benchmarks/gpu.py."""
     for found in results["figures"]:
         source["figures"][found["name"]] = float(f"{found['value']:.5g}")
     source["timelines"] |= results["timelines"]
 
 
 def main() -> None:
-    """Take in results, write source and pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="*", type=Path, help="what benchmarks/gpu.py wrote")
     source: dict[str, Any] = {"figures": {}, "timelines": {}}

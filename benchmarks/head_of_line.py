@@ -25,14 +25,16 @@ NUM_OUTPUT_TOKENS = 60
 SHORT_PER_S = 12.0
 LONG_EVERY_S = 15.0
 MAX_FULL_STEPS = 3.0
-"""The rest of the step that runs, one's own, and one for those who came at the same time."""
+"""The rest of the running step, the request's own step, and one for requests that arrived
+with it."""
 MAX_OVER_FCFS = 0.1
 MAX_LONG_RATIO = 1.5
 _HEADER = ("order", "long ones", "TTFT p50 s", "p99 s", "max s", "long one's TTFT s")
 
 
 def trace_of(duration_s: float, long_tenant: str | None) -> list[TraceRequest]:
-    """Short prompts of one tenant, random arrivals; a long prompt every so often if asked."""
+    """Return short prompts of one tenant at random arrivals, with a long prompt every
+    `LONG_EVERY_S` seconds if `long_tenant` is given."""
     random = np.random.default_rng(7)
     arrivals_s = np.cumsum(random.exponential(1.0 / SHORT_PER_S, int(duration_s * SHORT_PER_S)))
     requests = [_request(float(at_s), NUM_SHORT_TOKENS, "short") for at_s in arrivals_s]
@@ -54,7 +56,7 @@ def _request(arrival_s: float, num_prompt_tokens: int, tenant: str) -> TraceRequ
 
 
 def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str, float]:
-    """Seconds to the first token: of the short ones that met a long one, and of the long ones."""
+    """Return the TTFT in seconds of the short prompts that met a long one, and of the long ones."""
     table = simulate(trace, config).recorder.table
     arrival_s = table.seconds("arrival_s")
     ttft_s = table.seconds("first_token_s") - arrival_s
@@ -74,7 +76,6 @@ def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str
 
 
 def main() -> None:
-    """Measure and report."""
     options = arguments(__doc__).parse_args()
     duration_s = 600.0 if options.full else 120.0
     base = SimulationConfig(cost=CostModel(), num_blocks=16_384)

@@ -48,7 +48,7 @@ _NUM_WARM = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Python of one folder of the repository."""
+    """The Python files of one folder of the repository."""
 
     name: str
     num_files: int
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPath:
-    """What one request passes through. `files`: calls by file."""
+    """The code that one request executes. `files`: calls by file."""
 
     num_files: int
     num_functions: int
@@ -67,14 +67,14 @@ class RequestPath:
 
 
 def count(name: str) -> Part:
-    """The files of a part, without generated code."""
+    """Count files and lines of a part, without generated code."""
     paths = [path for path in (_ROOT / name).rglob("*.py") if "_pb2" not in path.name]
     lines = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
     return Part(name=name, num_files=len(paths), num_lines=lines)
 
 
 class _Profile:
-    """Calls of traced files while it is on."""
+    """Counts calls in the traced files while it is active."""
 
     def __init__(self) -> None:
         self.functions: Counter[tuple[str, int]] = Counter()
@@ -111,7 +111,7 @@ class _Profile:
 
 
 async def trace() -> RequestPath:
-    """The path of one request, after some that are not counted."""
+    """Trace one request, after some warm-up requests."""
     sys.path.insert(0, str(_ROOT / "tests"))
     from support.memory_link import MemoryEngine
 
@@ -157,7 +157,8 @@ async def trace() -> RequestPath:
 
 
 async def _generate(stub: Any, memory: Any, server: FrontServer) -> None:
-    """One request to its end; a step for each message that was read."""
+    """Run one request to its end; step the engine once for each message that the client
+    has read."""
     request = pb.GenerateRequest()
     request.text_prompt.text = " ".join(f"w{number}" for number in range(3, 35))
     request.stopping.max_tokens = _NUM_TOKENS
@@ -174,7 +175,6 @@ async def _generate(stub: Any, memory: Any, server: FrontServer) -> None:
 
 
 def checks(parts: dict[str, Part], path: RequestPath) -> list[Check]:
-    """Each figure against its goal."""
     product = [part for name, part in parts.items() if name not in ("tests", "benchmarks")]
     figures = (
         ("server: lines", parts["server"].num_lines, 28_000, "lines"),
@@ -193,7 +193,6 @@ def checks(parts: dict[str, Part], path: RequestPath) -> list[Check]:
 
 
 def main() -> None:
-    """Count and report."""
     parser = arguments((__doc__ or "").splitlines()[0])
     parser.add_argument("--list", action="store_true", help="calls in each file of the request")
     options = parser.parse_args()

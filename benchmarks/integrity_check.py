@@ -59,7 +59,7 @@ def idle_engine(num_blocks: int, eviction: EvictionPolicy) -> Engine:
 
 
 def piece_times_ms(engine: Engine) -> list[float]:
-    """What each piece of one check takes."""
+    """Return the time of each piece of one check."""
     took_ms: list[float] = []
     is_done = False
     while not is_done:
@@ -72,9 +72,10 @@ def piece_times_ms(engine: Engine) -> list[float]:
 def measure(
     num_blocks: int, eviction: EvictionPolicy, rounds: int
 ) -> tuple[float, int, float, float]:
-    """Milliseconds at once, the number of pieces, and milliseconds of the median and longest piece.
+    """Return the milliseconds of an unbroken check, the number of pieces, and the milliseconds of
+    the median and the longest piece.
 
-    Each piece counts with its median over the rounds: what other programs take is not its own.
+    Each piece counts with its median over the rounds, which excludes time taken by other programs.
     """
     engine = idle_engine(num_blocks, eviction)
     begun_s = time.perf_counter()
@@ -86,7 +87,6 @@ def measure(
 
 
 def main() -> None:
-    """Measure and report."""
     options = arguments(__doc__).parse_args()
     rounds = 15 if options.full else 5
     sizes = (4096, 65_536, 262_144, 1_048_576) if options.full else (4096, 65_536, 262_144)

@@ -1,7 +1,7 @@
-"""Simulated machines with true costs for `latency_target.py`, and the load of each.
+"""Simulated machines with true step costs for `latency_target.py`, and the load of each.
 
-Owns what a step really takes, as no fit is reported it, and who wants what when. Does not know how
-a scheduler limits its steps.
+Owns the true step time, which no fit receives, and the times and kinds of requests. Does not know
+how a scheduler limits its steps.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,18 @@ _SLOW_FROM, _SLOW_TO, _SLOW_FACTOR = 0.5, 0.75, 2.0
 _ERRATIC_FROM, _ERRATIC_SPREAD = 0.5, 1.0
 
 TrueTime = Callable[[StepMeasure, float, np.random.Generator], float]
-"""Seconds of a step that holds this, begun at this share of the run; `seconds` is not filled in."""
+"""Return the seconds of a step with this content that starts at this share of the run; the
+measure's `seconds` is not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests that decode, and behind them prompts of one output token without end.
+    """Requests that decode, and behind them an endless queue of prompts with one output token each.
 
-    `num_decoding`: (from which share of the run, how many are wanted). Each decodes
-    `num_output_tokens` and is followed by another; which is too many is cancelled. `is_varied`:
-    that is the mean, and lengths lie evenly between one token and twice as many.
+    `num_decoding`: (share of the run from which it applies, number of decoding requests). Each
+    decodes `num_output_tokens` and is followed by another; surplus requests are cancelled.
+    `is_varied`: `num_output_tokens` is the mean, and lengths are uniform between one token and
+    twice the mean.
     """
 
     num_decoding: tuple[tuple[float, int], ...] = ((0.0, 64),)
@@ -42,7 +44,7 @@ class Load:
     is_varied: bool = False
 
     def wanted(self, share: float) -> int:
-        """How many should decode at this share of the run."""
+        """Return how many requests should decode at this share of the run."""
         return [count for start, count in self.num_decoding if start <= share][-1]
 
 
@@ -50,10 +52,10 @@ class Load:
 class Plant:
     """A machine and its load.
 
-    `steady`: shares of the run, (from, to), in which nothing changes and long has not. `is_noisy`:
-    equal steps take different times. `is_changing`: machine or load become others during the run.
-    `is_crowded`: more want to decode than the target allows. `is_erratic`: no prices predict it
-    in the end.
+    `steady`: shares of the run, (from, to), in which nothing changes and nothing has changed for
+    long. `is_noisy`: equal steps take different times. `is_changing`: machine or load change during
+    the run. `is_crowded`: more requests want to decode than the target allows. `is_erratic`: no
+    cost model predicts the steps at the end.
     """
 
     name: str
@@ -68,9 +70,10 @@ class Plant:
 
     @property
     def most_decoding(self) -> float:
-        """How many the target has time for with nothing next to them, as prices and lengths are.
+        """The number of requests that can decode within the target, without prefill, at the true
+        costs.
 
-        Of answers that vary, the long ones run most of the time: the mean age of who runs is the
+        If lengths vary, long outputs run most of the time: the mean age of a running request is the
         mean square of the lengths over twice their mean.
         """
         load = self.load
@@ -80,7 +83,7 @@ class Plant:
 
 
 def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """As the cost model has it."""
+    """The time of the cost model."""
     del share, random
     return PRICES.step_time_s(
         num_prefill_tokens=work.num_prefill_tokens,
@@ -90,14 +93,14 @@ def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
 
 
 def noisy_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Off by ten per cent either way, and now and then a pause."""
+    """Ten per cent off in either direction, with an occasional pause."""
     factor = float(random.lognormal(0.0, _NOISE))
     pause_s = _PAUSE_S if random.random() < _PAUSE_SHARE else 0.0
     return linear_s(work, share, random) * factor + pause_s
 
 
 def convex_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """The more prefill, the dearer each token of it."""
+    """Each prefill token costs more, the more prefill tokens the step has."""
     num_tokens = work.num_prefill_tokens
     prefill_s = _CONVEX_TOKEN_S * num_tokens * (1.0 + num_tokens / _CONVEX_DOUBLE_TOKENS)
     linear_prefill_s = PRICES.prefill_token_s * num_tokens
@@ -112,13 +115,13 @@ def stairs_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
 
 
 def slower_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """For a while everything takes twice as long."""
+    """Every step takes twice as long during part of the run."""
     factor = _SLOW_FACTOR if _SLOW_FROM <= share < _SLOW_TO else 1.0
     return factor * linear_s(work, share, random)
 
 
 def erratic_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """A good machine at first; then its times have nothing to do with what a step holds."""
+    """Linear at first; later the time is independent of the step's content."""
     if share < _ERRATIC_FROM:
         return linear_s(work, share, random)
     return TARGET_S * float(random.lognormal(0.0, _ERRATIC_SPREAD))

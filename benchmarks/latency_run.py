@@ -1,6 +1,6 @@
 """One simulated machine under the production engine: content, time and limit of every step.
 
-Owns the run and its figures. Does not know what they are held against.
+Owns the run and its figures. Does not know the goals.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from penstock.scheduler.request import RequestSpec
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
-"""Of the run, before figures are taken: the fit starts without any knowledge of the machine."""
+"""Share of the run that is not measured: the fit starts without any knowledge of the machine."""
 END_SHARE = 0.1
 _NUM_BLOCKS = 65_536
 _MAX_SEQ_LEN = 8192
@@ -36,7 +36,7 @@ _SEED = 11
 
 
 class PlantExecutor(SimulatedExecutor):
-    """The simulated executor, its steps as long as those of a plant."""
+    """The simulated executor with the step times of a plant."""
 
     def __init__(self, plant: Plant, clock: VirtualClock, duration_s: float) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class PlantExecutor(SimulatedExecutor):
 
 
 class _Traffic:
-    """Keeps as many decoding as the plant wants, and prompts waiting behind them."""
+    """Keeps as many requests decoding as the plant wants, and prompts waiting behind them."""
 
     def __init__(self, plant: Plant, engine: Engine) -> None:
         self._load = plant.load
@@ -76,7 +76,7 @@ class _Traffic:
         self._told_s: dict[int, float] = {}
 
     def follow(self, share: float) -> None:
-        """Submit and cancel as this share of the run wants it."""
+        """Submit and cancel as the plant's load requires at this share of the run."""
         wanted = self._load.wanted(share)
         while len(self._decoding) > wanted:
             self._engine.cancel(self._decoding.pop())
@@ -89,9 +89,9 @@ class _Traffic:
             self._prompts.add(self._spec(num_tokens, 1, 0).key)
 
     def _num_output(self, age: float) -> int:
-        """Tokens of an answer; of equal ones, this share is behind a caller that comes in a crowd.
+        """Return the output tokens of a request; at equal lengths, shorten it by the share `age`.
 
-        Those who come together would end together otherwise.
+        Requests that start together would otherwise end together.
         """
         num_tokens = self._load.num_output_tokens
         if self._load.is_varied:
@@ -111,7 +111,8 @@ class _Traffic:
         return spec
 
     def note(self, events: StepEvents) -> list[float]:
-        """Take in a step; the seconds since the token before of every client who got another."""
+        """Record a step; return the seconds since the previous token of every request that got
+        another."""
         keys = [key for key in events.keys.tolist() if key not in self._prompts]
         now = events.at_s
         itl_s = [now - self._told_s[key] for key in keys if key in self._told_s]
@@ -126,9 +127,9 @@ class _Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """Every step of one run: arrays [n], one entry a step, and the times between tokens.
+    """Every step of one run: arrays [n], one entry per step, and the times between tokens.
 
-    `at_s`: when the step ended; `itl_s`, with `itl_at_s`: of each token but a request's first.
+    `at_s`: when the step ended; `itl_s`, with `itl_at_s`: of each token except a request's first.
     """
 
     duration_s: float
@@ -143,48 +144,49 @@ class Run:
     itl_at_s: NDArray[np.float64]
 
     def within(self, start: float, end: float = 1.0) -> NDArray[np.bool_]:
-        """The steps between two shares of the run."""
+        """Return which steps end between two shares of the run."""
         return (self.at_s >= start * self.duration_s) & (self.at_s <= end * self.duration_s)
 
     def itl_percentile_s(self, percent: float) -> float:
-        """Of decoding requests, without the warm-up."""
+        """Return a percentile of the decoding requests' ITL, without the warm-up."""
         is_counted = self.itl_at_s >= WARM_UP_SHARE * self.duration_s
         return float(np.percentile(self.itl_s[is_counted], percent))
 
     def share_over(self, target_s: float) -> float:
-        """Of the steps with a client to wait for them, those that took longer."""
+        """Return the share of steps with decodes that took longer than the target, without the
+        warm-up."""
         is_counted = self.within(WARM_UP_SHARE) & (self.num_decodes > 0)
         return float((self.step_s[is_counted] > target_s).mean())
 
     @property
     def prefill_per_s(self) -> float:
-        """Prefill tokens a second, without the warm-up."""
+        """Prefill tokens per second, without the warm-up."""
         is_counted = self.within(WARM_UP_SHARE)
         return float(self.num_prefill[is_counted].sum() / self.step_s[is_counted].sum())
 
 
 def turns(values: NDArray[np.int64]) -> int:
-    """How often a sequence changes its direction; standing still is none."""
+    """Count how often a sequence changes direction; equal neighbours do not count."""
     moves = np.sign(np.diff(values))
     directions = moves[moves != 0].tolist()
     return sum(before != after for before, after in pairwise(directions))
 
 
 class _Steps:
-    """An `EngineListener` that keeps what each step held and how long it took."""
+    """An `EngineListener` that records the content and the duration of each step."""
 
     def __init__(self) -> None:
         self.measures: list[StepMeasure] = []
         self._ended_s = 0.0
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Steps alone are kept."""
+        """Do nothing: only steps are recorded."""
 
     def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
-        """Steps are kept when they are over."""
+        """Do nothing: steps are recorded when they end."""
 
     def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """Keep the step of a turn, if it had one."""
+        """Record the step, if there was one."""
         del events
         if note is not None:
             begun_s = max(note.begun_s, self._ended_s)
@@ -200,7 +202,7 @@ class _Steps:
 
 
 def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
-    """Run the plant for so many virtual seconds."""
+    """Run the plant for `duration_s` of virtual time."""
     clock = VirtualClock()
     steps = _Steps()
     measures = steps.measures

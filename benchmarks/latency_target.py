@@ -27,10 +27,10 @@ MAX_P99_RATIO = 1.10
 MIN_STEADY_RATIO = 0.9
 MIN_CHANGING_RATIO = 1.0
 MAX_NOISY_TURNS = 10.0
-"""Of either limit, in a thousand steps."""
+"""Direction changes of either limit per thousand steps."""
 MIN_CROWD_SHARE = 0.9
 MIN_DURATION_S = 10.0
-"""Less is over before the machine is learnt."""
+"""A shorter run ends before the fit has learnt the machine."""
 PAGE_FILE = "latency_target.html"
 _FIXED_TOKENS = (4096, 2048, 1024, 512, 256)
 _DEFAULT_TOKENS = SchedulerConfig().max_num_batched_tokens
@@ -44,13 +44,13 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A plant's figures. Of `best_*` None: no fixed budget meets the target, or none was tried.
+    """A plant's figures. `best_*` is None if no fixed budget meets the target, or none was tried.
 
-    `*_turns`: direction changes in the `num_steady_steps` in which nothing changes; `steady_*`: the
-    steps of these alone. `is_standing`: neither limit moved in the last tenth of the run. `end_*`:
-    the limits after the last step, and the share of steps of the last quarter with prices that were
-    trusted. `crowd_share`: how many decode in the last tenth, of those for whom the target has
-    time.
+    `*_turns`: direction changes in the `num_steady_steps` steps in which nothing changes;
+    `steady_*`: figures of these steps alone. `is_standing`: neither limit moved in the last tenth
+    of the run. `end_*`: the limits after the last step, and the share of steps in the last quarter
+    whose cost model was trusted. `crowd_share`: requests that decode in the last tenth, as a share
+    of those for which the target has time.
     """
 
     plant: str
@@ -75,7 +75,7 @@ class Row:
     crowd_share: float
 
     def per_thousand(self, num_turns: int) -> float:
-        """Turns in a thousand steady steps."""
+        """Return the direction changes per thousand steady steps."""
         return 1000.0 * num_turns / self.num_steady_steps
 
 
@@ -116,7 +116,7 @@ def _fixed(plant: Plant, num_tokens: int, duration_s: float) -> Run:
 
 
 def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | None:
-    """The fixed budget that brings the most prefill of those that meet the goal, and its run."""
+    """Return the fixed budget with the most prefill among those that meet the goal, and its run."""
     best: tuple[int, Run] | None = None
     for num_tokens in _FIXED_TOKENS:
         is_default = num_tokens == _DEFAULT_TOKENS
@@ -131,7 +131,7 @@ def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | No
 
 
 def checks_of(plant: Plant, row: Row) -> list[Check]:
-    """What must hold of this plant."""
+    """Return the checks that apply to this plant."""
     if plant.is_erratic:
         return [
             _check(row, "budget at the end over the fixed one", row.end_budget / _DEFAULT_TOKENS),
@@ -168,7 +168,7 @@ def _check(
 
 
 def cells(row: Row) -> list[object]:
-    """A row of the table."""
+    """Return the plant's row of the table."""
 
     def told(value: float | None) -> object:
         return "-" if value is None else value
@@ -183,7 +183,7 @@ def cells(row: Row) -> list[object]:
 
 
 def charts_of(plant: Plant, run: Run) -> tuple[Chart, Chart]:
-    """The limits over the steps, and what the steps took."""
+    """Return charts of the limits and of the step times over the steps."""
     steps = np.arange(len(run.at_s), dtype=np.float64)
     target_ms = np.full(len(steps), plant.target_s * 1e3)
     limits = Chart(
@@ -211,7 +211,6 @@ def charts_of(plant: Plant, run: Run) -> tuple[Chart, Chart]:
 
 
 def parser() -> ArgumentParser:
-    """The command line."""
     options = arguments(__doc__)
     names = [plant.name for plant in PLANTS]
     options.add_argument(
@@ -223,7 +222,6 @@ def parser() -> ArgumentParser:
 
 
 def main() -> None:
-    """Measure and report."""
     command = parser()
     options: Namespace = command.parse_args()
     duration_s: float = options.duration_s or (600.0 if options.full else 120.0)

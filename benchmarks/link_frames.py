@@ -21,7 +21,8 @@ from report import arguments, at_most, conclude, print_table
 NUM_CALLS = 5000
 BLOCK_SIZE = 16
 GOALS_US = {"submit, 512 tokens": 9.0, "step, 256 tokens, 8 ends": 14.0}
-"""To read one: a third of what readers written by hand in Python took on the same machine."""
+"""Goal for reading one frame: a third of the time of hand-written Python readers on the same
+machine."""
 
 
 def submit(num_tokens: int) -> Submit:
@@ -42,7 +43,7 @@ def submit(num_tokens: int) -> Submit:
 
 
 def step(num_ends: int) -> StepEvents:
-    """A step that gave 256 requests a token each."""
+    """A step that generated one token for each of 256 requests."""
     keys = (1 << 32) + np.arange(256)
     wait, stay = Wait(0.1, 0.2, 0.3), Stay(1, 100, 3, 256)
     ends = tuple(
@@ -62,7 +63,8 @@ FRAMES: dict[str, Frame] = {
 
 
 def measure(frame: Frame, rounds: int) -> tuple[int, float, float]:
-    """Bytes of a frame, and microseconds to write and to read it: the best of the rounds."""
+    """Return the bytes of a frame, and the microseconds to write and to read it: the best of the
+    rounds."""
     data = encode(frame)
     (body,) = FrameBuffer().feed(data)
     writing_s = min(timeit.repeat(lambda: encode(frame), number=NUM_CALLS, repeat=rounds))
@@ -71,7 +73,6 @@ def measure(frame: Frame, rounds: int) -> tuple[int, float, float]:
 
 
 def main() -> None:
-    """Measure and report."""
     options = arguments(__doc__).parse_args()
     rounds = 20 if options.full else 5
     rows = [(name, *measure(frame, rounds)) for name, frame in FRAMES.items()]

@@ -1,8 +1,7 @@
 """The load of the benchmarks: open and closed loops of requests, and what clients measured.
 
-Owns the sending and the times as a client has them. `send` of a loop is any way to do one request
-and state what was seen; `sending` is the usual one, over Penstock's client. Does not know what is
-made of it.
+Owns the sending and the client's times. `send` of a loop performs one request and returns its
+result; `sending` makes the usual one, over Penstock's client. Does not know how results are used.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TENANT_KEY = "x-tenant"
 
 
 class Due(Protocol):
-    """What a loop must know of a request: when it comes, seconds after the start."""
+    """What a loop needs of a request: when it is sent, seconds after the start."""
 
     @property
     def at_s(self) -> float: ...
@@ -36,7 +35,8 @@ _Seen = TypeVar("_Seen")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A request. `read_s`: how long its reader takes over each token before it reads on."""
+    """A request. `read_s`: how long its reader takes over each token before it continues
+    to read."""
 
     ids: tuple[int, ...] = (5, 6, 7, 8)
     num_tokens: int
@@ -48,10 +48,9 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """An answer. `messages`: seconds from sending and number of tokens of each; `end`: "OK", or the
-    error's reason; `code`: its status. `queue_s`, `served_ttft_s`: what the server states;
-    `is_told_when`: a refusal states when to come back. `ended_s`: on the clock of
-    `time.perf_counter`.
+    """An answer. `messages`: seconds since sending and number of tokens of each; `end`: "OK", or
+    the error's reason; `code`: its status. `queue_s`, `served_ttft_s`: as the server reports them;
+    `is_told_when`: the error states when to retry. `ended_s`: on the clock of `time.perf_counter`.
     """
 
     name: str = ""
@@ -66,7 +65,7 @@ class Seen:
 
     @property
     def ttft_s(self) -> float | None:
-        """None without a token."""
+        """Seconds to the first token; None without a token."""
         return self.messages[0][0] if self.messages else None
 
     @property
@@ -75,7 +74,8 @@ class Seen:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Before each token but the first; of those of one message, one was waited for."""
+        """Seconds before each token except the first; zero for all but the first token of a
+        message."""
         gaps = [0.0] * (self.messages[0][1] - 1) if self.messages else []
         for (before_s, _), (at_s, num) in itertools.pairwise(self.messages):
             gaps += [at_s - before_s, *[0.0] * (num - 1)]
@@ -83,7 +83,7 @@ class Seen:
 
 
 def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
-    """Poisson arrivals, seconds after the start."""
+    """Return Poisson arrivals, seconds after the start."""
     random = np.random.default_rng(seed)
     gaps_s = random.exponential(1.0 / rate_per_s, int(2 * rate_per_s * duration_s) + 64)
     times: list[float] = np.cumsum(gaps_s)[np.cumsum(gaps_s) < duration_s].tolist()
@@ -93,8 +93,9 @@ def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
 async def open_loop(
     asks: Sequence[_Ask], send: Callable[[_Ask], Awaitable[_Seen]], limit_s: float = PATIENCE_S
 ) -> list[_Seen]:
-    """Each at its time, whatever has been answered by then, in the order of `asks`. All must have
-    ended `limit_s` after the last was sent: raises TimeoutError."""
+    """Send each request at its time, whatever has been answered by then; return the results in the
+    order of `asks`. Raises TimeoutError if a request has not ended `limit_s` after the last was
+    sent."""
     start_s = time.perf_counter() + 0.05
     last_s = max((ask.at_s for ask in asks), default=0.0)
 
@@ -124,7 +125,7 @@ async def closed_loop(
 
 
 def sending(client: Client, **options: Any) -> Callable[[Ask], Awaitable[Seen]]:
-    """Sends over `client`; `options` of every generation."""
+    """Return a function that sends a request over `client` with these generation options."""
     given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0, **options}
 
     async def send(ask: Ask) -> Seen:
@@ -142,7 +143,7 @@ def sending(client: Client, **options: Any) -> Callable[[Ask], Awaitable[Seen]]:
 
 
 async def read(events: AsyncGenerator[Event], ask: Ask) -> Seen:
-    """What comes of a request that is sent now."""
+    """Read the events of a request that is sent now; return its result."""
     sent_s = time.perf_counter()
     seen = Seen(name=ask.name)
     try:

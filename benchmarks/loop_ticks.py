@@ -1,8 +1,9 @@
 """The lateness of an event loop: a ticker inside it, and a reader of its ticks outside.
 
-Owns the memory between both: a file of ticks, each when it was due, how late it came, and the CPU
-time since the one before: of the loop's thread and of its process. A stop without as much of either
-was another process's. The loop ticks only while the reader wants it to. Knows neither server.
+Owns the memory shared by both: a file of ticks, each with its due time, its lateness, and the CPU
+time since the previous tick, of the loop's thread and of its process. A stop with less CPU time
+than its duration was caused by another process. The loop ticks only while the reader asks for it.
+Knows neither server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FOLDER_VARIABLE = "PENSTOCK_BENCHMARK_TICKS"
-"""Where processes that are to tick leave their files, each named after its process id."""
+"""Folder in which ticking processes keep their files, each named after its process id."""
 
 TICK_S = 0.005
 _IDLE_S = 0.05
@@ -29,7 +30,7 @@ _NUM_BYTES = _HEADER_BYTES + 8 * _NUM_COLUMNS * _NUM_TICKS
 
 
 class Ticker:
-    """Ticks on the running loop for as long as that runs. `clock` gives monotonic seconds."""
+    """Ticks on the running loop as long as the loop runs. `clock` returns monotonic seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         header, self._ticks = _mapped(folder / str(os.getpid()), is_new=True)
@@ -40,7 +41,6 @@ class Ticker:
         self._thread_s = self._process_s = 0.0
 
     def start(self) -> None:
-        """Begin."""
         self._due_s = self._clock()
         self._wait(TICK_S)
 
@@ -64,24 +64,23 @@ class Ticker:
 
 
 class TickReader:
-    """The ticks of one process. Raises OSError when it has none."""
+    """The ticks of one process. Raises OSError if it has none."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         self._header, self._ticks = _mapped(folder / str(pid), is_new=False)
 
     def switch(self, *, is_on: bool) -> None:
-        """Let it tick from now on, or not."""
+        """Turn ticking on or off."""
         self._header[0] = is_on
 
     def lags_ms(self, start_s: float, end_s: float) -> NDArray[np.float64]:
-        """How late the ticks came that were due in that time, monotonic clock."""
+        """Return the lateness of the ticks that were due in this period of the monotonic clock."""
         lags: NDArray[np.float64] = self._between(start_s, end_s)[:, 1] * 1e3
         return lags
 
     def longest_ms(self, start_s: float, end_s: float) -> tuple[float, float, float]:
-        """The latest of these ticks: how late it came, and the CPU time of the loop's thread and of
-        its process since the one before.
-        """
+        """Return the lateness of the latest tick in this period, and the CPU time of the loop's
+        thread and of its process since the previous tick."""
         ticks = self._between(start_s, end_s)
         if not len(ticks):
             return 0.0, 0.0, 0.0
@@ -95,7 +94,7 @@ class TickReader:
 
 
 def start_ticking() -> None:
-    """Tick on the running loop, where the environment states so."""
+    """Tick on the running loop if the environment variable is set."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         Ticker(Path(folder)).start()

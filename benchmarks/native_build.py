@@ -20,16 +20,16 @@ _COMPILE_S = 600.0
 
 
 class CannotBuild(Exception):
-    """A program is not to be had here; the message states what is missing."""
+    """A program cannot be built here; the message states what is missing."""
 
 
 def load_client() -> Path:
-    """The load client; raises CannotBuild without g++."""
+    """Build the load client; raises CannotBuild without g++."""
     return _built("load_client", (), ())
 
 
 def grpc_server() -> Path:
-    """The C++ server; raises CannotBuild where gRPC's C++ library is not installed."""
+    """Build the C++ server; raises CannotBuild if gRPC's C++ library is not installed."""
     for tool in ("protoc", "grpc_cpp_plugin", "pkg-config"):
         if shutil.which(tool) is None:
             raise CannotBuild(f"{tool} is not installed")

@@ -22,7 +22,7 @@ class _Cache(Protocol):
     def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
         """Use a block whose next use is at `next_visit`; return whether it was cached.
 
-        `depth`: how many blocks of the prompt stand before it, the same at every visit.
+        `depth`: number of blocks before it in the prompt, the same at every visit.
         """
         ...
 
@@ -30,10 +30,10 @@ class _Cache(Protocol):
 def optimal_hit_rate(
     trace: Iterable[TraceRequest], *, num_cache_tokens: int, block_size: int
 ) -> float:
-    """Prompt tokens found in the cache over all prompt tokens; NaN for a trace of none.
+    """Return the cached share of all prompt tokens; NaN for an empty trace.
 
-    `block_size`: of the engine that this is compared with, whose hits are whole blocks and leave
-    one token to compute.
+    `block_size`: of the engine that is compared, whose hits are whole blocks and leave one token to
+    compute.
     """
     requests = list(trace)
     cache = _ForesightedCache(_num_blocks(requests, num_cache_tokens))
@@ -43,7 +43,7 @@ def optimal_hit_rate(
 def least_recent_hit_rate(
     trace: Iterable[TraceRequest], *, num_cache_tokens: int, block_size: int
 ) -> float:
-    """The prefix hit rate of a least-recently-used cache."""
+    """Return the prefix hit rate of a least-recently-used cache."""
     requests = list(trace)
     cache = _LeastRecentCache(_num_blocks(requests, num_cache_tokens))
     return _hit_rate(requests, cache, block_size)
@@ -73,7 +73,7 @@ def _hit_rate(requests: list[TraceRequest], cache: _Cache, block_size: int) -> f
 
 
 def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
-    """Request numbers at which each block is used, last first."""
+    """Return the request numbers at which each block is used, last first."""
     visits: dict[_Block, list[int]] = {}
     for index in range(len(requests) - 1, -1, -1):
         request = requests[index]
@@ -83,7 +83,7 @@ def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
 
 
 class _ForesightedCache:
-    """At most `capacity` blocks, those that are used next."""
+    """At most `capacity` blocks: those whose next use comes first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -93,7 +93,6 @@ class _ForesightedCache:
         self._latest: list[tuple[float, int, _Block]] = []
 
     def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
-        """See `_Cache`."""
         was_there = self._next_visit.pop(block, None) is not None
         if next_visit == math.inf:
             return was_there
@@ -120,7 +119,6 @@ class _LeastRecentCache:
         self._blocks: dict[_Block, None] = {}
 
     def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
-        """See `_Cache`."""
         del next_visit, depth
         was_there = block in self._blocks
         if was_there:

@@ -26,12 +26,12 @@ NUM_SLOTS = 16
 NUM_TOKENS = 20
 MAX_WAITING = 32
 PEAK_PER_S = NUM_SLOTS / (NUM_TOKENS * STEP_S)
-"""Requests that the executor can serve in a second when every slot is always taken."""
+"""Requests that the executor can serve per second if every slot is always in use."""
 MAX_LAG_MS = 2.0
-"""Where the client's own loop was later than that, a time that misses its goal states nothing: the
-machine was busy. One that meets it holds all the more."""
+"""If the client's own loop was later than this, a time that misses its goal is inconclusive: the
+machine was busy. A time that meets the goal still counts."""
 MAX_TTFT_S = 2.0
-"""A caller that waits longer for the first token was not served in time."""
+"""A request whose first token takes longer was not served in time."""
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 WARM_UP_S = 1.0
 _PATIENCE_S = 60.0
@@ -44,7 +44,7 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One load. Rates per second, over the time after the warm-up; milliseconds."""
+    """One load. Rates per second and times in milliseconds, after the warm-up."""
 
     load: float
     offered_per_s: float
@@ -63,10 +63,10 @@ class Level:
 
 @dataclass(slots=True)
 class Probe:
-    """Health checks next to a load, seconds; `num_not_serving` of them stated something else.
+    """Health checks during a load, seconds; `num_not_serving` of them returned another status.
 
-    `lag_s`: how late the client's own loop woke up, which is in every other time: what it cannot
-    see it cannot blame on the service.
+    `lag_s`: how late the client's own loop woke up. All other times include this lag, which is not
+    the service's.
     """
 
     took_s: list[float] = field(default_factory=list[float])
@@ -74,7 +74,7 @@ class Probe:
     num_not_serving: int = 0
 
     async def run(self, client: Client) -> None:
-        """Until it is cancelled."""
+        """Check until cancelled."""
         while True:
             begun_s = time.perf_counter()
             status = await client.health(deadline_s=_PATIENCE_S)
@@ -86,7 +86,8 @@ class Probe:
 
 
 async def offered(address: str, rate_per_s: float, duration_s: float) -> Level:
-    """One load for so long, whatever is answered meanwhile; ends when the last has ended."""
+    """Offer one load for `duration_s`, whatever is answered meanwhile; return when the last request
+    has ended."""
     times_s = arrivals_s(rate_per_s, duration_s, seed=int(rate_per_s * 1000))
     asks = [Ask(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]
     probe = Probe()
@@ -106,7 +107,7 @@ async def offered(address: str, rate_per_s: float, duration_s: float) -> Level:
 def level_of(
     load: float, begun_s: float, seen: list[Seen], probe: Probe, duration_s: float
 ) -> Level:
-    """The figures of one load that began at `begun_s`."""
+    """Return the figures of one load that started at `begun_s`."""
     span_s = duration_s - WARM_UP_S
     ended = [
         one for one in seen if one.code == "OK" and WARM_UP_S <= one.ended_s - begun_s < duration_s
@@ -132,7 +133,7 @@ def level_of(
 
 
 def measure(duration_s: float, num_fronts: int) -> list[Level]:
-    """One service, all loads one after the other."""
+    """Run all loads one after the other on one service."""
     num_blocks = NUM_SLOTS * 4
     options = (
         *(*simulated(STEP_S), *MEASURED, "--max-num-seqs", str(NUM_SLOTS)),
@@ -148,7 +149,7 @@ def measure(duration_s: float, num_fronts: int) -> list[Level]:
 
 
 def checks_of(levels: list[Level]) -> list[Check]:
-    """Goodput and refusals against their goals."""
+    """Return the checks of goodput and rejections against their goals."""
     by_load = {round(level.load, 6): level for level in levels}
     peak = max(level.goodput_per_s for level in levels)
     most = by_load[max(by_load)]
@@ -176,7 +177,7 @@ def checks_of(levels: list[Level]) -> list[Check]:
 
 
 def draw(levels: list[Level], path: Path) -> None:
-    """The goodput curve as SVG."""
+    """Draw the goodput curve as SVG."""
     loads = np.array([level.load * PEAK_PER_S for level in levels])
     names = (
         ("offered", [level.offered_per_s for level in levels]),
@@ -196,7 +197,6 @@ def draw(levels: list[Level], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure and report."""
     parser = arguments(__doc__)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the curve as SVG")
     parser.add_argument("--fronts", type=int, default=1, help="front processes (default: 1)")

@@ -25,7 +25,8 @@ _STEPS = (1.0, 2.0, 5.0)
 
 
 class Drawing:
-    """Collects elements of a picture `width` wide; its height is known when it is written."""
+    """Collects the elements of a picture of a given width; the height is given when it is
+    written."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -43,7 +44,7 @@ class Drawing:
         title: str = "",
         radius: float = 0.0,
     ) -> None:
-        """A filled box; `title` shows when a pointer rests on it."""
+        """Add a filled box; `title` is its tooltip."""
         more = "" if opacity == 1.0 else f' opacity="{opacity:g}"'
         more += f' rx="{radius:g}"' if radius else ""
         end = f"><title>{escape(title)}</title></rect>" if title else "/>"
@@ -51,14 +52,13 @@ class Drawing:
         self._parts.append(f'<rect {box} fill="{fill}"{more}{end}')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = LINE) -> None:
-        """A hairline."""
         ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
         self._parts.append(f'<line {ends} stroke="{stroke}"/>')
 
     def path(
         self, data: str, *, fill: str = "none", stroke: str = "none", opacity: float = 1.0
     ) -> None:
-        """A path; strokes are 1.4 wide."""
+        """Add a path; strokes are 1.4 wide."""
         look = f'fill="{fill}" stroke="{stroke}" stroke-width="1.4" opacity="{opacity:g}"'
         self._parts.append(f'<path d="{data}" {look}/>')
 
@@ -74,7 +74,7 @@ class Drawing:
         is_bold: bool = False,
         is_mono: bool = False,
     ) -> None:
-        """Words on one line; `y` is where they stand."""
+        """Add text on one line; `y` is its baseline."""
         more = ' font-weight="600"' if is_bold else ""
         more += f' font-family="{MONO}"' if is_mono else ""
         more += f' text-anchor="{anchor}"' if anchor != "start" else ""
@@ -84,7 +84,7 @@ class Drawing:
         )
 
     def svg(self, height: float, title: str) -> str:
-        """The whole picture."""
+        """Return the whole picture."""
         box = f'viewBox="0 0 {self.width} {height:.0f}" width="{self.width}" height="{height:.0f}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="{FONT}" role="img">'
         ground = f'<rect width="{self.width}" height="{height:.0f}" fill="{GROUND}"/>'
@@ -93,7 +93,8 @@ class Drawing:
 
 
 def ticks(length: float, max_num: int) -> list[float]:
-    """Round places from 0 to `length`, at most `max_num` + 1 of them; [0.0] without a length."""
+    """Return round positions from 0 to `length`, at most `max_num` + 1 of them; [0.0] if `length`
+    is not positive."""
     if not length > 0:
         return [0.0]
     raw = length / max_num
@@ -103,7 +104,7 @@ def ticks(length: float, max_num: int) -> list[float]:
 
 
 def seconds(value_s: float) -> str:
-    """A duration as people state it: 840 µs, 12.4 ms, 3.21 s."""
+    """Format a duration: 840 µs, 12.4 ms, 3.21 s."""
     if value_s == 0.0:
         return "0 s"
     if abs(value_s) < 0.9995e-3:

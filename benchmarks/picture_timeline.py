@@ -1,7 +1,6 @@
-"""A flight recording drawn as Perfetto does: steps, counters, slots, queue, arrows.
+"""Draws a flight recording as Perfetto does: steps, counters, slots, queue, arrows.
 
-Reads the trace that `penstock timeline` writes, nothing else: what is in the picture is what a
-viewer has. Pure.
+Reads only the trace that `penstock timeline` writes, so the picture shows what a viewer has. Pure.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _LEFT, _RIGHT = 104.0, WIDTH - 16.0
 _SLOT, _LANE, _AREA = 19.0, 13.0, 44.0
 _PALE = 0.32
 _CHAR = 5.6
-"""About how wide a letter of a slice's name is."""
+"""Approximate width of a character of a slice's name."""
 _NO_STEP = "never returned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A slice of a track; seconds from the beginning of the recording."""
+    """A slice of a track; seconds since the start of the recording."""
 
     track: tuple[int, int]
     name: str
@@ -49,7 +48,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Timeline:
-    """A trace file, sorted by what is drawn alike. `names`: of tracks; `groups`: theirs."""
+    """A trace file, sorted by kind of element. `names`: of tracks; `groups`: of track groups."""
 
     names: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
     groups: dict[int, str] = field(default_factory=dict[int, str])
@@ -65,7 +64,7 @@ class Timeline:
     )
 
     def on(self, name: str) -> list[Slice]:
-        """The slices of a track, or of a group of tracks, by its name."""
+        """Return the slices of a track or of a group of tracks, by its name."""
         return [
             each
             for each in self.slices
@@ -77,8 +76,9 @@ class Timeline:
 class View:
     """What to show.
 
-    `until_s` None: to the end. `told`: requests that stand out and have arrows; empty: all stand
-    out, none has. `tenants`: colours of their decodes. `max_lanes` of the queue. `areas`: counters.
+    `until_s`: None: to the end. `told`: highlighted requests, which have arrows; empty: all are
+    highlighted, without arrows. `tenants`: colours of their decodes. `max_lanes`: of the queue.
+    `areas`: counters.
     """
 
     title: str
@@ -123,7 +123,7 @@ def timeline_of(trace: Mapping[str, Any]) -> Timeline:
 
 
 def picture(timeline: Timeline, view: View) -> str:
-    """The picture as SVG."""
+    """Return the picture as SVG."""
     return _Picture(timeline, view).draw()
 
 
@@ -167,7 +167,7 @@ class _Picture:
             self._drawing.text(x + 16, 26, words, size=11, fill=QUIET)
 
     def _plan_rows(self) -> None:
-        """Where each track is: engine, areas, slots, queue."""
+        """Place each track: engine, areas, slots, queue."""
         drawing, y = self._drawing, 64.0
         self._rows.update((each.track, (y, 20.0)) for each in self._timeline.on(_STEPS))
         drawing.text(16, y + 14, "steps", size=11)
@@ -193,7 +193,7 @@ class _Picture:
         self._y = y
 
     def _lanes(self, lanes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The first ones, and those of requests that stand out in place of the last of them."""
+        """Return the first lanes; lanes of highlighted requests replace the last of these."""
         told = {each.track for each in self._seen(_QUEUE) if each.name in self._view.told}
         others = [track for track in lanes if track not in told]
         return sorted(told.union(others[: max(0, self._view.max_lanes - len(told))]))
@@ -241,7 +241,7 @@ class _Picture:
         self._fill(y, [each for each in inside if each[0] >= view.since_s], colour)
 
     def _fill(self, y: float, course: Sequence[tuple[float, float, float]], colour: str) -> None:
-        """The area under (time, value, top), each value until the next."""
+        """Fill the area under (time, value, top); each value lasts until the next."""
         if not course:
             return
         bottom = y + _AREA
@@ -325,7 +325,7 @@ class _Picture:
     def _inside(
         self, words: str, x: float, end: float, y: float, fill: str, *, size: float = 10
     ) -> None:
-        """Words within a slice, if there is room."""
+        """Draw text within a slice, if it fits."""
         if end - x > len(words) * _CHAR + 8:
             self._drawing.text(x + 4, y, words, size=size, fill=fill)
 

@@ -1,6 +1,6 @@
-"""A frame of `penstock top` as SVG, with a light background and without a window.
+"""A frame of `penstock top` as SVG, on a light background and without a window.
 
-The frame is the command's own; only the paper is ours.
+The command renders the frame; this module replaces only the background and the window.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _CLIP = re.compile(r' clip-path="[^"]*"')
 _BOX = re.compile(r'viewBox="0 26 ([\d.]+) ([\d.]+)"')
 _FRAME = re.compile(r'<rect x="1" y="27" width="([\d.]+)" height="([\d.]+)"')
 _WINDOW_BAR = 18.0
-"""What is left out of the height, for there is no window."""
+"""Height of the window bar, which is cut off."""
 
 
 def top_svg(board: Board) -> str:
-    """The frame that `penstock top --once` prints for this board."""
+    """Return the frame that `penstock top --once` prints for this board."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(frame_of(board, width=COLUMNS))
     drawn = console.export_svg(

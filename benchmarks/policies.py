@@ -57,7 +57,7 @@ LONG_PROMPTS = SyntheticConfig(
     mean_output_tokens=250.0,
     seed=1,
 )
-"""The traffic where no trace is given."""
+"""The synthetic traffic if no trace is given."""
 MOST_LOST_PERCENT = {"first token": 1.0, "whole": 5.0}
 COSTS = {
     "default": CostModel(),
@@ -190,7 +190,7 @@ def _sections(
 def _run_sections(
     runs: Sweep, sections: Sequence[Section]
 ) -> tuple[dict[str, list[dict[str, Any]]], list[Table]]:
-    """All trials of all parts side by side; raw results by part, and their tables."""
+    """Run all trials of all parts in parallel; return raw results by part, and their tables."""
     trials = [(section, trial) for section in sections for trial in section.trials]
     # A flood takes longest: begun last, every client would wait for it.
     order = sorted(range(len(trials)), key=lambda i: trials[i][0].key != "neighbour")
@@ -205,7 +205,7 @@ def _run_sections(
 
 
 def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
-    """The figures against their goals."""
+    """Return the checks of the figures against their goals."""
     rows = results["policies"]
     good = {(row["policy"], row["load"]): row["num_good"] for row in rows}
     waste = [row["kv_waste"] for row in rows if row["policy"] in {"fair", "penstock"}]
@@ -246,7 +246,7 @@ def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]
 
 
 def charts_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
-    """Curves over the load, one line per policy; `rows` as of the part about rising load."""
+    """Return curves over the load, one line per policy; `rows` of the part about rising load."""
     return (
         _chart(rows, "goodput", "Goodput", "good requests/s", "goodput_per_s"),
         _chart(rows, "good_share", "Requests within the targets", "share of all", "good_share"),
@@ -285,13 +285,14 @@ def _ratio(good: Mapping[tuple[str, float], int], load: float) -> float:
 
 
 def _kept_share(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Whole answers in time at the greatest load over the most at any."""
+    """Return the rate of whole answers in time at the greatest load, over the highest rate at any
+    load."""
     rates = {row["load"]: row["requests_per_s"] for row in rows if row["deadline"] == "whole"}
     return float(rates[max(rates)] / max(rates.values()))
 
 
 def _good_shares(runs: Sweep, base: SimulationConfig, loads: Sequence[float]) -> list[float]:
-    """Of FCFS, at each of these times the trace's load."""
+    """Return the share of good requests with FCFS at each multiple of the trace's load."""
     trials = [Bench(base=base).trial(FCFS, load) for load in loads]
     return [result.summary.good_share for result in runs.run(trials)]
 

@@ -1,7 +1,7 @@
 """The compared policies, their server, and the parts of the comparison.
 
-Owns the contenders and how their runs are set up. A part names its trials first, so that all of
-them can run side by side.
+Owns the contenders and how their runs are set up. A part lists its trials first, so that all of
+them can run in parallel.
 """
 
 import dataclasses
@@ -21,9 +21,8 @@ Row = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A way to schedule. `is_told`: clients state until when they need the first token, the
-    scheduler looks ahead and has the target between tokens; else it knows of neither.
-    """
+    """A scheduling policy. `is_told`: requests carry the deadline of their first token, the
+    scheduler predicts late requests and has the ITL target; otherwise it gets neither."""
 
     name: str
     policy: Policy
@@ -31,7 +30,7 @@ class Contender:
     max_num_batched_tokens: int = UNBOUNDED_QUEUE.max_num_batched_tokens
 
     def config(self, base: SimulationConfig) -> SimulationConfig:
-        """The server with this policy."""
+        """Return the server with this policy."""
         scheduler = dataclasses.replace(
             base.scheduler,
             deadline_admission=self.is_told,
@@ -56,7 +55,7 @@ class Section(Protocol):
 
     @property
     def key(self) -> str:
-        """Its name among the raw results."""
+        """Its name in the raw results."""
         ...
 
     @property
@@ -65,11 +64,11 @@ class Section(Protocol):
         ...
 
     def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
-        """The results of its trials, in their order, as values that JSON can report."""
+        """Return the results of its trials, in their order, as JSON values."""
         ...
 
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        """The same for people."""
+        """Return the raw results as a table."""
         ...
 
 
@@ -91,9 +90,9 @@ class Bench:
         deadline_s: float = math.inf,
         end_s: float = math.inf,
     ) -> Trial:
-        """`load`: in capacities. `ttft_deadline_s`: None for the target if the contender is
-        reported of it, and none otherwise. `end_s`: of the part of the trace that is taken.
-        """
+        """Return a trial at `load` times the capacity. `ttft_deadline_s`: None: the TTFT target if
+        the contender `is_told`, otherwise no deadline. `end_s`: end of the part of the trace that
+        is used."""
         base = self.base if base is None else base
         if ttft_deadline_s is None:
             ttft_deadline_s = base.targets.ttft_s if contender.is_told else math.inf

@@ -1,7 +1,7 @@
 """Finds the load at which in-flight FCFS just meets its targets.
 
 Owns the search: a coarse grid of loads, then a fine one where it starts to fail. All runs of a grid
-go side by side, and which loads are tried depends on the trace and the server alone.
+run in parallel; the loads tried depend only on the trace and the server.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,16 @@ MAX_ROUNDS = 8
 _COARSE_STEP = 0.2
 
 GoodShares = Callable[[Sequence[float]], list[float]]
-"""The share of good requests at each of these loads."""
+"""Return the share of good requests at each of these loads."""
 
 
 class NoCapacity(Exception):
-    """FCFS misses its targets at any load that was tried, or meets them at all."""
+    """FCFS misses its targets at every load tried, or meets them at every one."""
 
 
 def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: GoodShares) -> float:
-    """The greatest load on a fine grid at which, and at all tried below, 90 % are good."""
+    """Return the greatest load of a fine grid up to which every tried load has 90 % good
+    requests."""
     step = _COARSE_STEP * saturating_load(trace, base)
     low = 0.0
     for _ in range(MAX_ROUNDS):
@@ -46,7 +47,8 @@ def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: Good
 
 
 def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> float:
-    """The load that would keep the server busy with full batches and no prefix reuse: a scale."""
+    """Return the load that would keep the server busy with full batches and no prefix reuse, as a
+    scale."""
     prompts = np.array([request.num_prompt_tokens for request in trace], dtype=np.float64)
     outputs = np.array([request.num_output_tokens for request in trace], dtype=np.float64)
     cost = base.cost

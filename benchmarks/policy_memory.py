@@ -1,6 +1,6 @@
 """The comparison's parts about the prefix cache and about the simulator itself.
 
-Owns what the cache is held against, and how the simulator's speed is reported.
+Owns the cache's reference values, and how the simulator's speed is reported.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixReuse:
-    """Hits of the prefix cache at three sizes of memory, next to those of Belady's rule."""
+    """Hits of the prefix cache at three memory sizes, next to those of Belady's rule."""
 
     bench: Bench
     trace: Sequence[TraceRequest]
@@ -98,7 +98,7 @@ class PrefixReuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """How long the simulation takes, of the trace as it was recorded."""
+    """The simulator's run time on the trace as recorded."""
 
     bench: Bench
     hours: float

@@ -1,6 +1,6 @@
 """The comparison's parts about load: every policy at rising load, a tight target, deadlines.
 
-Owns the runs and the columns of each. Does not judge: goals are the script's.
+Owns the runs and the columns of each. Does not check goals: the script does.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class RisingLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TightItl:
-    """A target between tokens that a full step misses; FCFS with several fixed token budgets."""
+    """An ITL target that a full step misses; FCFS with several fixed token budgets."""
 
     bench: Bench
     itl_s: float
@@ -125,7 +125,8 @@ class TightItl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """All requests carry deadlines, up to and beyond capacity: for the first token, or in all."""
+    """All requests carry deadlines, for the first token or for the whole answer, at loads up to and
+    beyond capacity."""
 
     bench: Bench
     loads: tuple[float, ...] = (0.8, 1.0, 1.2, 1.5)

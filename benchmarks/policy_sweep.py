@@ -1,7 +1,7 @@
 """Many runs over one trace, in as many processes as there are cores.
 
-Owns the processes and the order of results, which is that of the trials: how many processes there
-are changes nothing but the time it takes. Does not know what the runs are compared for.
+Owns the processes and the order of results, which is the order of the trials: the number of
+processes changes only the run time. Does not know the purpose of the runs.
 """
 
 import multiprocessing
@@ -22,17 +22,18 @@ from penstock.tools.simulation.summary import Summary, summarise
 from penstock.tools.simulation.transform import TransformConfig, transformed
 
 Traffic = Callable[[Sequence[TraceRequest]], Iterable[TraceRequest]]
-"""Makes a trial's requests of the sweep's trace; a function of a module, for other processes."""
+"""Makes a trial's requests from the sweep's trace; a module-level function, since other processes
+call it."""
 
 
 def whole(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """The trace as it is."""
+    """Return the trace unchanged."""
     return trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run: `traffic` of the trace, then `transform`, through `config`. `name` is for people."""
+    """One run: `traffic` of the trace, then `transform`, with `config`. `name`: for display."""
 
     name: str
     config: SimulationConfig
@@ -60,7 +61,7 @@ class SweepProgress:
 
 
 class Sweep:
-    """Runs trials over one trace. `on_progress` is called when one ends, in whatever order."""
+    """Runs trials over one trace. `on_progress` is called when a trial ends, in any order."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Sweep:
         self._on_progress = on_progress
 
     def run(self, trials: Sequence[Trial]) -> list[TrialResult]:
-        """The results, in the order of the trials. Exceptions of a run are raised here."""
+        """Return the results in the order of the trials. Raises the exceptions of a run."""
         start_s = time.monotonic()
         results: dict[int, TrialResult] = {}
         for index, result in self._results(trials):
@@ -113,7 +114,7 @@ def sweep(
     num_jobs: int | None = None,
     on_progress: Callable[[SweepProgress], None] | None = None,
 ) -> Generator[Sweep]:
-    """A `Sweep` in `num_jobs` processes, None for one per usable core; 1: in this process."""
+    """Yield a `Sweep` with `num_jobs` processes; None: one per usable core; 1: in this process."""
     num = num_usable_cores() if num_jobs is None else num_jobs
     if num < 1:
         raise ValueError(f"num_jobs must be at least 1, not {num}")
@@ -139,7 +140,7 @@ _trace: Sequence[TraceRequest] = ()
 
 
 def _begin(trace: Sequence[TraceRequest]) -> None:
-    """Send the trace to a process once, not with every trial."""
+    """Send the trace to a process once instead of with every trial."""
     global _trace
     _trace = trace
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -24,17 +24,17 @@ FLOOD = "flood"
 
 
 def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """Every tenth request of the trace."""
+    """Return every tenth request of the trace."""
     return [dataclasses.replace(request, tenant=QUIET) for request in trace[::10]]
 
 
 def quiet_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """The same, and ten copies of the trace from another tenant."""
+    """Return the quiet tenant's requests, and ten copies of the trace from another tenant."""
     return heapq.merge(quiet_tenant(trace), _flood(trace), key=attrgetter("arrival_s"))
 
 
 def busy_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """A tenant that wants all there is next to one that wants ten times that."""
+    """Return a tenant with the whole trace next to a tenant with ten times as many requests."""
     busy = [dataclasses.replace(request, tenant="busy") for request in trace]
     return heapq.merge(busy, _flood(trace), key=attrgetter("arrival_s"))
 
@@ -48,9 +48,8 @@ def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyNeighbour:
-    """A tenant at a tenth of capacity, alone and next to a flood of ten times capacity, each in the
-    same engine; both have the lengths of the trace.
-    """
+    """A tenant at a tenth of capacity, alone and next to a flood of ten times capacity, in the same
+    engine each time; both have the lengths of the trace."""
 
     bench: Bench
     contenders: tuple[Contender, ...] = (FCFS, FAIR, PENSTOCK)
@@ -94,7 +93,7 @@ class NoisyNeighbour:
 
 
 def slowdown(row: Mapping[str, Any]) -> float:
-    """p99 TTFT next to the flood over that alone."""
+    """Return the p99 TTFT next to the flood over the p99 TTFT alone."""
     alone_s: float = row["alone"]["ttft_p99_of_all_s"]
     beside_s: float = row["beside"]["ttft_p99_of_all_s"]
     return beside_s / alone_s if alone_s > 0.0 else math.nan
@@ -106,7 +105,7 @@ def _of_tenant(summary: Summary, tenant: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedShares:
-    """Two tenants who both want more than there is, one of them ten times as much."""
+    """Two tenants that both demand more than the capacity, one of them ten times as much."""
 
     bench: Bench
     contenders: tuple[Contender, ...] = (FCFS, FAIR, PENSTOCK)

@@ -32,7 +32,7 @@ GOAL_BESIDE_US = 60.0
 
 
 def executor(num_running: int) -> SimulatedExecutor:
-    """Room for all of them to the end."""
+    """Return an executor with room for all requests to their end."""
     blocks = num_running * (NUM_PROMPT + NUM_STEPS + 16) // 16 + 64
     return SimulatedExecutor(
         ExecutorConfig(
@@ -45,7 +45,8 @@ def executor(num_running: int) -> SimulatedExecutor:
 
 
 def steps_s(engine: Engine, num_running: int) -> float:
-    """Seconds of the median decode step with so many running, until all have ended."""
+    """Return the seconds of the median decode step with `num_running` requests, until all have
+    ended."""
     prompt = np.zeros(NUM_PROMPT, dtype=np.int32)
     for key in range(1, num_running + 1):
         engine.submit(
@@ -60,7 +61,8 @@ def steps_s(engine: Engine, num_running: int) -> float:
 
 
 def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
-    """Microseconds of a step plain, what recording adds to it, and what it takes next to it."""
+    """Return microseconds of a step without recording, the cost on its thread, and the cost in
+    parallel."""
     config = SchedulerConfig(max_num_batched_tokens=16_384)
     plain_s: list[float] = []
     recorded_s: list[float] = []
@@ -81,7 +83,6 @@ def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure and report."""
     options = arguments(__doc__).parse_args()
     rounds = 15 if options.full else 5
     rows = [(num, *measure(num, rounds)) for num in (32, 256)]

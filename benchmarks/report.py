@@ -1,6 +1,7 @@
 """The common interface of benchmarks: options, progress, tables, checks, JSON.
 
-Owns the format only. A check is one figure against its goal, reported as measured, a miss included.
+Owns the format only. A check is one figure against its goal, reported as measured, even if it
+misses the goal.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Sense = Literal["at most", "at least"]
 class Check:
     """One figure: `value` in `unit` is to be at least or at most `goal`.
 
-    `is_settled`: enough was measured to state whether it holds.
+    `is_settled`: enough was measured to decide whether the goal is met.
     """
 
     name: str
@@ -33,14 +34,14 @@ class Check:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the goal is met; None where too little was measured."""
+        """Whether the goal is met; None if too little was measured."""
         if not self.is_settled:
             return None
         return self.value <= self.goal if self.sense == "at most" else self.value >= self.goal
 
     @property
     def row(self) -> tuple[object, ...]:
-        """Its cells: name, value, goal, unit, whether it holds."""
+        """Its cells: name, value, goal, unit, whether the goal is met."""
         holds = {True: "yes", False: "NO", None: "too few runs"}[self.holds]
         return (self.name, self.value, f"{self.sense} {cell(self.goal)}", self.unit, holds)
 
@@ -67,7 +68,7 @@ def at_least(
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has; `doc`: of its module."""
+    """Return a parser with the options of every benchmark; `doc`: its module's docstring."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -79,7 +80,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 
 
 def progress(text: str) -> None:
-    """What is done just now, for a caller that watches."""
+    """Print the current activity to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -99,13 +100,13 @@ def print_checks(checks: Sequence[Check]) -> None:
 
 
 def conclude(options: argparse.Namespace, results: Any, checks: Sequence[Check]) -> None:
-    """Print the checks; write results and checks as JSON where the options ask for that."""
+    """Print the checks; write results and checks as JSON if the options ask for it."""
     print_checks(checks)
     write_json(options.json, results, checks)
 
 
 def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None:
-    """Write results and checks to `path`; nothing when there is no path."""
+    """Write results and checks to `path`; do nothing if it is None."""
     if path is None:
         return
     machine = {"python": platform.python_version(), "machine": platform.machine()}
@@ -116,7 +117,7 @@ def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None
 
 
 def cell(value: object) -> str:
-    """A value as text: floats with three significant digits."""
+    """Format a value: floats with three significant digits."""
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return str(value)

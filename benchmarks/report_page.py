@@ -1,7 +1,7 @@
 """A benchmark's result as one self-contained page.
 
-Owns the order of the page: settings, checks, then tables and charts. Which charts, states the
-benchmark.
+Owns the order of the page: settings, checks, then tables and charts. The benchmark chooses the
+charts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A part as people read it. `note`: what must be known to read it right."""
+    """A table of the page. `note`: what a reader must know to interpret it."""
 
     title: str
     header: Sequence[str]
@@ -45,7 +45,7 @@ def table_of(
     rows: Sequence[Mapping[str, Any]],
     columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
 ) -> Table:
-    """A table whose columns are made from each of `rows`."""
+    """Return a table with one row for each of `rows`; `columns` compute its cells."""
     cells = [[column(row) for column in columns.values()] for row in rows]
     return Table(title=title, header=tuple(columns), rows=cells, note=note)
 
@@ -58,7 +58,7 @@ def write_page(
     checks: Sequence[Check],
     settings: str = "",
 ) -> None:
-    """Write it; charts stand after the first table. Raises OSError."""
+    """Write the page; charts follow the first table. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     goals = Table(title="Goals", header=CHECK_HEADER, rows=[check.row for check in checks])
     first, *others = [table.html for table in tables]
@@ -74,7 +74,7 @@ def lines(
     x: Callable[[_Row], float],
     y: Callable[[_Row], float],
 ) -> tuple[Series, ...]:
-    """A line for each of `names` that has rows; of rows with the same x, the median."""
+    """Return a line for each of `names` that has rows; rows with the same x give their median."""
     found: dict[str, dict[float, list[float]]] = {}
     for row in rows:
         found.setdefault(name(row), {}).setdefault(x(row), []).append(y(row))

@@ -45,8 +45,8 @@ _COLLECTOR = str(Path(__file__).with_name("tracing_peers.py"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One side, once. `front_us`, `engine_us`, `observer_us`: processor time of these processes for
-    each request; `foreign_cores`: what others took meanwhile."""
+    """One run of one side. `front_us`, `engine_us`, `observer_us`: processor time of these
+    processes per request; `foreign_cores`: cores that other processes used meanwhile."""
 
     side: str
     per_s: float
@@ -58,7 +58,7 @@ class Turn:
 
 @contextlib.contextmanager
 def services(before: Path | None) -> Generator[dict[str, Service]]:
-    """Each side, by its name."""
+    """Start each side; yield the sides by name."""
     options = (*simulated(0.0), *capacity(512, 64), *MEASURED)
     with contextlib.ExitStack() as stack:
         collector = line_of(stack.enter_context(process(sys.executable, _COLLECTOR, "collector")))
@@ -80,7 +80,7 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
 
 
 def _name_in(before: Path, option: str) -> str:
-    """The name that an option has in another checkout."""
+    """Return the name that an option has in another checkout."""
     if option != "--deadline-admission":
         return option
     sources = (before / "server").rglob("*.py")
@@ -89,7 +89,7 @@ def _name_in(before: Path, option: str) -> str:
 
 
 def turn(side: str, service: Service, seed: int, window_s: float) -> Turn:
-    """One closed loop. Raises RunFailed."""
+    """Run one closed loop. Raises RunFailed."""
     load: dict[str, object] = {"streams": 0, "connections": 4, "concurrency": IN_FLIGHT}
     times: dict[str, object] = {"warm": 1.0, "window": window_s, "drain": 10.0, "seed": seed}
     pids = [pid for role in ("front", "engine", "observer") for pid in service.pids(role)]
@@ -112,7 +112,6 @@ def turn(side: str, service: Service, seed: int, window_s: float) -> Turn:
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = arguments(__doc__)
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout to compare")
     options = parser.parse_args()

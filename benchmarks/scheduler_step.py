@@ -33,11 +33,11 @@ MAX_QUEUE_RATIO = 1.15
 NUM_TENANTS = 32
 PRICES = CostModel()
 TARGET_ITL_S = 0.1
-"""Above what the loop's steps take, so that both sides do the same work."""
+"""Above the step times of the loop, so that both sides do the same work."""
 
 
 def _true_s(batch: Batch) -> float:
-    """How long the step would have taken: the fit has something to learn from."""
+    """Return how long the step would have taken, as input for the fit."""
     num_prefill = int(batch.num_tokens[batch.num_decodes :].sum())
     return PRICES.step_time_s(
         num_prefill_tokens=num_prefill,
@@ -48,7 +48,7 @@ def _true_s(batch: Batch) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _NoExecutor:
-    """Has limits alone: the benchmark answers for it."""
+    """Has limits only: the benchmark returns the results itself."""
 
     info: ExecutorInfo
     ready_fd: int | None = None
@@ -71,7 +71,7 @@ class Requests:
         self._key = 0
 
     def make(self, num_prompt: int, max_tokens: int, **options: Any) -> RequestSpec:
-        """One request with a prompt no client else has."""
+        """Return a request with a unique prompt."""
         self._key += 1
         ids = self._random.integers(300, 8000, num_prompt).astype(np.int32)
         return RequestSpec(
@@ -86,7 +86,8 @@ class Requests:
         )
 
     def make_any(self) -> RequestSpec:
-        """One of many tenants, in one of three classes, every second with a deadline."""
+        """Return a request of one of many tenants, with one of three priorities; half of the
+        requests have a deadline."""
         now = time.monotonic()
         return self.make(
             self.between(64, 512),
@@ -98,13 +99,13 @@ class Requests:
         )
 
     def between(self, low: int, high: int) -> int:
-        """A uniform integer, both ends included."""
+        """Return a uniform integer, both ends included."""
         return int(self._random.integers(low, high + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step: nanoseconds of both halves, and what it carried."""
+    """One step: nanoseconds of both halves, and its content."""
 
     schedule_ns: int
     update_ns: int
@@ -113,7 +114,7 @@ class Turn:
 
 
 class Bench:
-    """A scheduler with as many slots as requests run, driven without an executor."""
+    """A scheduler with as many slots as running requests, driven without an executor."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class Bench:
         self._launched: list[Batch] = []
 
     def turn(self) -> Turn | None:
-        """Schedule, pretend to run, update; None while the pipeline fills."""
+        """Schedule, simulate the run, update; return None while the pipeline fills."""
         now = time.monotonic()
         t0 = time.perf_counter_ns()
         batch = self.engine.schedule(now)
@@ -172,7 +173,7 @@ class Bench:
         return Turn(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
 
     def measure(self, num_steps: int) -> list[Turn]:
-        """Turns, with the collector's long-lived heap set aside as a server does."""
+        """Measure turns; freeze the long-lived heap for the garbage collector, as a server does."""
         gc.collect()
         gc.freeze()
         turns = [turn for _ in range(num_steps) if (turn := self.turn()) is not None]
@@ -181,7 +182,7 @@ class Bench:
 
 
 def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Every client decodes."""
+    """Run a load in which every request decodes."""
     bench, requests = Bench(num_running, max(8192, num_running), 4096, depth), Requests(1)
     for _ in range(num_running):
         bench.engine.submit_at((requests.make(requests.between(200, 300), 3500),), 0.0)
@@ -190,7 +191,8 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
 
 
 def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Every client decodes but four slots, which prefill long prompts 512 tokens a step."""
+    """Run a load in which all slots decode except four, which prefill long prompts 512 tokens per
+    step."""
     bench, requests = Bench(num_running, num_running + 512, 4096, depth), Requests(2)
     for _ in range(num_running - 4):
         bench.engine.submit_at((requests.make(requests.between(40, 80), 3900),), 0.0)
@@ -201,7 +203,8 @@ def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
 
 
 def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """A caller that finishes is replaced; admissions, prefill chunks and ends in every step."""
+    """Run a load in which every finished request is replaced; admissions, prefill chunks and ends
+    in every step."""
     bench, requests = Bench(num_running, 2048, 1024, depth), Requests(3)
     turns: list[Turn] = []
 
@@ -227,9 +230,10 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
 def queues(
     cases: list[tuple[SchedulingOrder, int]], num_steps: int
 ) -> dict[tuple[SchedulingOrder, int], list[Turn]]:
-    """Turns of closed loops, 256 running, by order and how many wait.
+    """Return the turns of closed loops with 256 running requests, by order and number of waiting
+    requests.
 
-    One turn of each case after the other: what the machine does meanwhile, it does to all.
+    The cases take turns step by step, so that other load on the machine affects all of them.
     """
     loops: list[tuple[Bench, Requests, list[Turn]]] = []
     for order, num_waiting in cases:
@@ -255,7 +259,7 @@ def queues(
 
 
 def measure_order(num_steps: int) -> tuple[list[list[object]], list[Check]]:
-    """What the fair order costs, and what a long queue costs it."""
+    """Measure the cost of the fair order, and the effect of a long queue on it."""
     fair, fcfs = SchedulingOrder.FAIR, SchedulingOrder.FCFS
     cases = [(fcfs, 1000), (fair, 1000), (fair, 100), (fair, 10_000)]
     rows: list[list[object]] = []
@@ -290,7 +294,6 @@ def _fill(bench: Bench, num_running: int) -> None:
 
 
 def main() -> None:
-    """Measure and report."""
     options = arguments(__doc__).parse_args()
     num_steps = 3000 if options.full else 600
     loads = {"decode": decode, "decode + 512 prefill": mixed, "closed loop": closed_loop}

@@ -32,7 +32,7 @@ _NUM_SINGLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What every stream asks for, in tokens; `vocab_size`: what prompts are drawn from."""
+    """Tokens of each stream's prompt and output; `vocab_size`: the range of prompt tokens."""
 
     num_prompt: int
     num_new: int
@@ -41,7 +41,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """What streams that all start at once got."""
+    """The results of streams that all start at once."""
 
     tokens_per_s: float
     ttft_p50_ms: float
@@ -52,7 +52,8 @@ class Wave:
 async def served(
     service: Service, load: Load, num_streams: int, *, num_waves: int
 ) -> tuple[list[Wave], list[float]]:
-    """Waves of streams, and the TTFT of single requests since the service was ready, ms."""
+    """Return the waves, and the TTFT in ms of the single requests sent first after the service was
+    ready."""
     single = replace(load, num_new=4)
     singles = [
         (await run_wave(service.address, single, 1, seed)).ttft_p50_ms
@@ -65,7 +66,7 @@ async def served(
 
 
 async def curve(service: Service, load: Load, counts: tuple[int, ...]) -> dict[int, Wave]:
-    """By number of streams, what they get; the last of them first, to warm up."""
+    """Return a wave by number of streams, after a warm-up with the last number."""
     await run_wave(service.address, load, counts[-1], 0)
     return {
         count: await run_wave(service.address, load, count, 1 + index)
@@ -80,7 +81,7 @@ async def run_wave(
     seed: int,
     client: tuple[str, str] = (sys.executable, __file__),
 ) -> Wave:
-    """Streams that start together; `client`: an interpreter and the program of one process."""
+    """Run streams that start together; `client`: interpreter and program of a client process."""
     num_clients = min(_NUM_CLIENTS, num_streams)
     start_at = time.time() + (_LEAD_S if num_clients > 1 else _LEAD_S / 2)
     found = await asyncio.gather(
@@ -116,7 +117,7 @@ def wave_of(
     num_tokens: float,
     elapsed_s: float,
 ) -> Wave:
-    """From the times of all streams, seconds."""
+    """Return the wave for the times of all streams, in seconds."""
     return Wave(
         tokens_per_s=num_tokens / elapsed_s,
         ttft_p50_ms=float(np.percentile(ttft, 50)) * 1e3,
@@ -141,7 +142,7 @@ def _client(arguments: list[object]) -> dict[str, list[float]]:
 async def _read(
     address: str, load: Load, num_streams: int, seed: int, start_at: float
 ) -> dict[str, list[float]]:
-    """Read streams that start together; seconds."""
+    """Read streams that start together; return their times in seconds."""
     source = random.Random(seed)
     asks = [
         Ask(

@@ -1,7 +1,7 @@
 """Starts services, other processes and the C++ load client for benchmarks.
 
-Owns the processes, what they state of themselves and what they cost. Everything is on 127.0.0.1 and
-ends with the block that started it.
+Owns the processes, their output and their processor time. Everything is on 127.0.0.1 and ends with
+the block that started it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.v1 import options_pb2, prompt_pb2
 PATIENCE_S = 60.0
 ALL_CORES = os.sched_getaffinity(0)
 MEASURED = ("--log-level", "error", "--drain-grace-s", "0.1")
-"""Options of a service that only its speed is asked of."""
+"""Options of a service of which only the speed is measured."""
 _NUM_KEPT_LINES = 200
 _PLACE = re.compile(r"penstock (ready|operations|metrics) on (\S+)")
 _CHILD = re.compile(r"supervised_process: (engine|front) ?\d* is ready: pid=(\d+)")
@@ -42,20 +42,20 @@ _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
 class RunFailed(Exception):
-    """Something could not be measured; the message is what its processes stated."""
+    """A measurement failed; the message is the output of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A process of the service is up; `at_s` on the monotonic clock."""
+    """A ready process of the service; `at_s` on the monotonic clock."""
 
     pid: int
     at_s: float
 
 
 class Service:
-    """A `penstock serve` and what it stated. `up`: what became ready, by role, oldest first, unless
-    its log is off; `log`: the last lines of it."""
+    """A `penstock serve` process and its output. `up`: processes that became ready, by role, oldest
+    first, unless the log is off; `log`: its last lines."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -73,26 +73,26 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Host and port of gRPC."""
+        """Host and port of the gRPC server."""
         return self._places["ready"]
 
     @property
     def port(self) -> int:
-        """Of gRPC."""
+        """Port of the gRPC server."""
         return int(self.address.rpartition(":")[2])
 
     @property
     def operations(self) -> str:
-        """Where operators call; it has such a port if that was asked for."""
+        """The address of the operations port, if that was enabled."""
         return self._places["operations"]
 
     @property
     def metrics(self) -> str:
-        """The host and port that Prometheus scrapes, if that was asked for."""
+        """The host and port that Prometheus scrapes, if that was enabled."""
         return urllib.parse.urlsplit(self._places["metrics"]).netloc
 
     def pids(self, role: str) -> list[int]:
-        """Process ids as they are now of "front", "engine" or "observer"."""
+        """Return the current process ids of "front", "engine" or "observer"."""
         module = f"penstock.server.processes.{role}_process"
         found: list[int] = []
         for child in psutil.Process(self.process.pid).children():
@@ -102,16 +102,18 @@ class Service:
         return found
 
     def until_up(self, role: str, count: int) -> Ready:
-        """Wait until `count` processes of `role` became ready over all; the last of these."""
+        """Wait until `count` processes of `role` have become ready since the start; return the last
+        of them."""
         self._until(lambda: len(self.up[role]) >= count, f"{role} number {count}")
         return self.up[role][count - 1]
 
     def until_said(self, *places: str) -> None:
-        """Wait until it serves and has stated where. Raises RunFailed."""
+        """Wait until the service has printed these addresses. Raises RunFailed."""
         self._until(lambda: self._places.keys() >= set(places), "the service")
 
     def totals(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """A metric's values as of now, by those of its labels, added up over the others."""
+        """Return the current values of a metric by the values of `labels`, summed over the other
+        labels."""
         with urllib.request.urlopen(self._places["metrics"], timeout=PATIENCE_S) as answer:
             text: str = answer.read().decode()
         found: dict[tuple[str, ...], float] = {}
@@ -123,16 +125,16 @@ class Service:
         return found
 
     def total(self, name: str) -> float:
-        """All values of a metric, added up."""
+        """Return the sum of all values of a metric."""
         return sum(self.totals(name).values())
 
     def end(self) -> int | None:
-        """Ask it to end and wait; its exit code, None if it had to be killed."""
+        """Send SIGTERM and wait; return the exit code, None if the process had to be killed."""
         self.process.send_signal(signal.SIGTERM)
         return self.ended()
 
     def ended(self) -> int | None:
-        """Wait for its end; its exit code, None if it had to be killed."""
+        """Wait for the exit; return the exit code, None if the process had to be killed."""
         try:
             code: int | None = self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -174,8 +176,8 @@ def service(
     environment: Mapping[str, str] | None = None,
     module: str = "penstock.tools",
 ) -> Generator[Service]:
-    """One that serves, on all cores, with these options. `num_fronts` None: its default. Raises
-    RunFailed when it does not come up."""
+    """Start a service with these options on all cores and wait until it is ready. `num_fronts`:
+    None: the default. Raises RunFailed if it does not start."""
     os.sched_setaffinity(0, ALL_CORES)
     started = subprocess.Popen(
         (
@@ -204,9 +206,10 @@ def service(
 
 
 def simulated(step_s: float, **settings: object) -> tuple[str, ...]:
-    """Options for the simulated executor: every step takes the same, whatever it holds.
+    """Return options for the simulated executor in which every step takes `step_s`, whatever its
+    content.
 
-    `settings`: more fields of its configuration; they come before those made here.
+    `settings`: further fields of its configuration, which override the fields set here.
     """
     prices = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
     config = {"pace": "real_time", "cost": {"step_s": step_s, **prices}, **settings}
@@ -214,8 +217,8 @@ def simulated(step_s: float, **settings: object) -> tuple[str, ...]:
 
 
 def capacity(num_streams: int, num_tokens: int) -> tuple[str, ...]:
-    """Options that let so many streams of that length run at once. Two steps in flight: then one
-    begins when the one before ends, whatever the engine does in between."""
+    """Return options that let `num_streams` streams of `num_tokens` run at once. Two steps in
+    flight: a step begins as soon as the previous one ends, whatever the engine does in between."""
     num_seqs = max(8, num_streams)
     return (
         *("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", str(max(8192, num_seqs))),
@@ -227,7 +230,8 @@ def capacity(num_streams: int, num_tokens: int) -> tuple[str, ...]:
 
 
 def request(num_tokens: int, num_prompt: int = 4) -> bytes:
-    """A prompt of so many ids that generates so much, encoded."""
+    """Return an encoded request with a prompt of `num_prompt` ids and `num_tokens` output
+    tokens."""
     return pb.GenerateRequest(
         token_prompt=prompt_pb2.TokenPrompt(ids=range(5, 5 + num_prompt)),
         sampling=options_pb2.SamplingOptions(temperature=0.0),
@@ -238,7 +242,8 @@ def request(num_tokens: int, num_prompt: int = 4) -> bytes:
 def run_client(
     role: str, options: dict[str, object], *, limit_s: float = PATIENCE_S
 ) -> dict[str, Any]:
-    """What the load client found. Raises RunFailed when it failed, CannotBuild without it."""
+    """Run the load client; return its results. Raises RunFailed if it failed, CannotBuild if it
+    cannot be built."""
     done = subprocess.run(
         client_command(role, options),
         capture_output=True,
@@ -253,7 +258,7 @@ def run_client(
 
 
 def client_command(role: str, options: dict[str, object]) -> list[str]:
-    """The load client's; bytes are reported in hexadecimal. Raises CannotBuild without it."""
+    """Return the load client's command; bytes are passed in hexadecimal. Raises CannotBuild."""
     listed = {f"--{name}": v.hex() if isinstance(v, bytes) else v for name, v in options.items()}
     words = [str(word) for pair in listed.items() for word in pair]
     return [str(native_build.load_client()), role, *words]
@@ -261,7 +266,7 @@ def client_command(role: str, options: dict[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def process(*command: str) -> Generator[subprocess.Popen[str]]:
-    """A child on all cores; asked to end, then ended."""
+    """Start a process on all cores; terminate it at the end, then kill it if it does not exit."""
     os.sched_setaffinity(0, ALL_CORES)
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     try:
@@ -278,7 +283,7 @@ def process(*command: str) -> Generator[subprocess.Popen[str]]:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """The next line of its stdout; RunFailed when none comes."""
+    """Return the next line of the process's stdout. Raises RunFailed if none arrives."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
         raise RunFailed(f"{process.args!r} did not say anything")
@@ -286,26 +291,26 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def expect_ready(process: subprocess.Popen[str]) -> None:
-    """Wait until it states so on its stdout."""
+    """Wait until the process prints "ready". Raises RunFailed otherwise."""
     if line_of(process).strip() != "ready":
         time.sleep(0.1)  # its complaint is on the way to our stderr
         raise RunFailed(f"{process.args!r} did not start: exit code {process.poll()}")
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has used."""
+    """Return the processor time that a process has used."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def machine_s() -> float:
-    """Processor time that any client on the machine has used."""
+    """Return the processor time used by all processes of the machine."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
 def pin(pids: list[int], cores: set[int]) -> None:
-    """All threads of these processes to some cores."""
+    """Pin all threads of these processes to `cores`."""
     for pid in pids:
         for thread in psutil.Process(pid).threads():
             with contextlib.suppress(ProcessLookupError):
@@ -313,7 +318,7 @@ def pin(pids: list[int], cores: set[int]) -> None:
 
 
 def free_port() -> int:
-    """A port that no client listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

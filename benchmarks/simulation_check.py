@@ -61,12 +61,12 @@ SERVICE = (
 )
 STEP = "mean step"
 GOALS = {"tokens/s": 0.05, "TTFT p50": 0.15, "TTFT p99": 0.25, "ITL p50": 0.15, "E2E p50": 0.15}
-"""How far off, at most, at every load."""
+"""Maximum error of each figure, at every load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a run: what was asked, what was seen, what was recorded of it."""
+    """One part of a run: its requests, the client's results and the recording."""
 
     asks: list[Ask]
     seen: list[Seen]
@@ -78,7 +78,7 @@ class Part:
 class Comparison:
     """One part: figures by name, milliseconds or tokens per second.
 
-    `simulated`: with the prices of the other parts, `own`: with its own.
+    `simulated`: with a cost model fitted to the other parts; `own`: with one fitted to this part.
     """
 
     load: float
@@ -87,17 +87,17 @@ class Comparison:
     own: Mapping[str, float]
 
     def error(self, name: str) -> float:
-        """Simulated over real, less one."""
+        """Return simulated over real, minus one."""
         return self.simulated[name] / self.real[name] - 1.0
 
     def own_error(self, name: str) -> float:
-        """The same, with the part's own prices."""
+        """Return the same error with the part's own cost model."""
         return self.own[name] / self.real[name] - 1.0
 
 
 def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[Ask]:
-    """Poisson arrivals; prompts of 32 to 500 tokens, some of which begin alike, outputs of 8 to
-    200, both lognormal."""
+    """Return requests at Poisson arrivals; prompts of 32 to 500 tokens, some with a shared prefix,
+    outputs of 8 to 200, both lognormal."""
     random = np.random.default_rng(seed)
     prefixes = random.integers(3, VOCAB_SIZE, (4, _PREFIX_TOKENS))
     asks: list[Ask] = []
@@ -114,7 +114,7 @@ def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[Ask]:
 
 
 class RecordedService:
-    """A service that records, one part of its run after another."""
+    """A service that records, driven one part of the run at a time."""
 
     def __init__(self, client: Client, folder: Path) -> None:
         self._client = client
@@ -123,7 +123,7 @@ class RecordedService:
         self._num_steps = 0
 
     async def part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
-        """Drive it, and wait until its record is written."""
+        """Drive one part, and wait until its recording is written."""
         asks = poisson(rate_per_s, duration_s, seed)
         seen = await open_loop(asks, sending(self._client))
         before = self._num_requests
@@ -142,7 +142,7 @@ class RecordedService:
 
 
 async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
-    """The parts, the loads in turns."""
+    """Run the parts, the loads in turns."""
     parts: list[Part] = []
     async with (
         OwnService(("--record", str(folder), *SERVICE), start_timeout_s=START_S) as service,
@@ -162,7 +162,8 @@ async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
 
 
 def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Comparison]:
-    """Every part next to its simulation; counts [n, 3] and seconds [n] are those of all steps."""
+    """Compare every part with its simulation; counts [n, 3] and seconds [n] are those of
+    all steps."""
     comparisons: list[Comparison] = []
     for index, part in enumerate(parts):
         is_others = np.zeros(len(seconds), dtype=np.bool_)
@@ -186,13 +187,13 @@ def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Compari
 
 
 def mean_step_ms(cost: CostModel, counts: Counts) -> float:
-    """What these steps should have taken."""
+    """Return the mean step time that the cost model predicts."""
     prices = (cost.prefill_token_s, cost.decode_slot_s, cost.context_token_s)
     return (cost.step_s + float((counts @ np.array(prices)).mean())) * 1e3
 
 
 def real_figures(part: Part) -> dict[str, float]:
-    """What the clients saw."""
+    """Return the figures that the clients measured."""
     seen = part.seen
     duration_s = max(
         ask.at_s + one.total_s for ask, one in zip(part.asks, seen, strict=True)
@@ -209,10 +210,9 @@ def real_figures(part: Part) -> dict[str, float]:
 
 
 def front_without(part: Part, parts: list[Part]) -> float:
-    """What a first token took outside the engine, median of all other parts, seconds.
+    """Return the seconds of a first token outside the engine, median over all other parts.
 
-    The engine's part ends when the front has the token: the rest is reported by the clients'
-    clocks.
+    The engine's share ends when the front has the token; the clients' clocks measure the rest.
     """
     return statistics.median(
         (one.ttft_s or 0.0) - one.served_ttft_s
@@ -223,7 +223,7 @@ def front_without(part: Part, parts: list[Part]) -> float:
 
 
 def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, float]:
-    """The same requests through the simulator."""
+    """Simulate the same requests; return their figures."""
     start_s = part.requests[0].arrival_s
     trace = [replace(one, arrival_s=one.arrival_s - start_s) for one in part.requests]
     config = SimulationConfig(
@@ -251,7 +251,7 @@ def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, 
 
 
 def tell(comparisons: list[Comparison]) -> list[Check]:
-    """Print the medians; the checks."""
+    """Print the medians; return the checks."""
     checks: list[Check] = []
     for load in LOADS:
         runs = [one for one in comparisons if one.load == load]
@@ -282,7 +282,6 @@ def tell(comparisons: list[Comparison]) -> list[Check]:
 
 
 def main() -> None:
-    """Measure, calibrate, simulate, report."""
     options = arguments(__doc__).parse_args()
     num_runs, duration_s = (7, 20.0) if options.full else (3, 4.0)
     machine = MachineTime()
@@ -306,13 +305,14 @@ def main() -> None:
 
 
 class MachineTime:
-    """What is done on the machine from now on, and how much of it is not ours."""
+    """The machine's processor time from now on, and the share used by other processes."""
 
     def __init__(self) -> None:
         self._start = (time.monotonic(), machine_s(), _own_s())
 
     def others_share(self) -> float:
-        """Of all cores' time, what went to processes that are neither we nor our ended children."""
+        """Return the share of all cores' time used by processes other than this one and its ended
+        children."""
         start_s, start_busy_s, start_own_s = self._start
         busy_s, own_s = machine_s() - start_busy_s, _own_s() - start_own_s
         all_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)

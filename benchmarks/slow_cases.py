@@ -1,7 +1,7 @@
 """Five causes of slowness: the load and settings of each, and where it is visible.
 
-Owns the scenarios of docs/why-is-it-slow.md. Steps cost what `COST` states, so the story of a run
-is the same each time and only its last digits differ.
+Owns the scenarios of docs/why-is-it-slow.md. Steps cost what `COST` sets, so that a run repeats
+except for its last digits.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _RUNNING = "max_over_time(penstock_num_requests_running[5m])"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One of them.
+    """One cause of slowness.
 
-    `options` of the service, `cure` in their place or with them for the second run, which `cured`
-    names; both empty for none. `groups`: prefixes of names whose clients report together.
-    `queries`: PromQL with its unit, `[5m]` standing for the run. `look_s`, `kill_s`: seconds after
-    the load began at which the operator looks, and at which the engine is killed; None: neither.
-    `has_...`: which pictures there are next to the first timeline. `logged`: words of the lines of
-    the log that are shown.
+    `options`: of the service; `cure`: options that replace or extend them for the second run, which
+    `cured` names; both are empty without a second run. `groups`: prefixes of request names whose
+    clients are reported together. `queries`: PromQL with its unit; `[5m]` stands for the run.
+    `look_s`, `kill_s`: seconds after the start of the load at which the operator looks, and at
+    which the engine is killed; None: never. `has_...`: pictures besides the first timeline.
+    `logged`: words that select the log lines shown.
     """
 
     name: str
@@ -64,17 +64,17 @@ class Case:
 
     @property
     def all_options(self) -> tuple[str, ...]:
-        """Of the first run."""
+        """Options of the first run."""
         return (*_MACHINE, *self.options)
 
     @property
     def cured_options(self) -> tuple[str, ...]:
-        """Of the second; a later option overrides an earlier one."""
+        """Options of the second run; a later option overrides an earlier one."""
         return (*_MACHINE, *self.options, *self.cure)
 
 
 def _ask(name: str, at_s: float, num_prompt: int, num_tokens: int, **more: Any) -> Ask:
-    """Prompts that share nothing."""
+    """Return a request whose prompt shares no prefix with others."""
     ids = tuple(random.Random(name).choices(range(300, 340), k=num_prompt))
     return Ask(name=name, at_s=at_s, ids=ids, num_tokens=num_tokens, **more)
 
@@ -223,5 +223,5 @@ def _killed() -> Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """All of them, in the order of the page."""
+    """Return all cases, in the order of the page."""
     return (_blocks(), _flood(), _prompt(), _reader(), _killed())

@@ -44,12 +44,13 @@ PAGE = DOCS / "why-is-it-slow.md"
 _FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 _LOOK_EVERY_S = 0.25
 _BEATS_S = 1.6
-"""Fronts report their state once a second, and it is scraped four times."""
+"""Fronts report their state once per second; Prometheus scrapes it four times per second."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What was seen of one run. `trace`: the file of `penstock timeline`, `summary` its words."""
+    """The results of one run. `trace`: the file of `penstock timeline`; `summary`: its printed
+    output."""
 
     answers: list[Seen] = field(default_factory=list[Seen])
     values: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
@@ -60,7 +61,7 @@ class Run:
 
 
 class NarrowLine(ChannelConfig):
-    """A connection whose reader takes a kilobyte at a time, as over a bad network."""
+    """A connection whose reader takes one kilobyte at a time, as over a bad network."""
 
     __slots__ = ()
 
@@ -71,7 +72,7 @@ class NarrowLine(ChannelConfig):
 
 
 class Load(threading.Thread):
-    """Sends the requests of a case, next to a caller that looks."""
+    """Sends the requests of a case, in a thread."""
 
     def __init__(self, address: str, asks: Sequence[Ask]) -> None:
         super().__init__(name="load")
@@ -96,7 +97,7 @@ class Load(threading.Thread):
 
 
 def run_case(case: Case, *, is_cured: bool, home: Path) -> Run:
-    """One run of a case. Raises RunFailed."""
+    """Run a case once. Raises RunFailed."""
     options = case.cured_options if is_cured else case.all_options
     asks = case.cured_asks if is_cured and case.cured_asks else case.asks
     flights = home / "flights"
@@ -130,7 +131,8 @@ def run_case(case: Case, *, is_cured: bool, home: Path) -> Run:
 
 
 def _watch(case: Case, there: Service, found: Run) -> None:
-    """Look on as an operator does, until it is time for a picture; kill what is to be killed."""
+    """Poll as an operator does until it is time for the picture; kill the engine if the case
+    requires it."""
     begun_s = time.monotonic()
     board = Board("127.0.0.1:50052")
     is_killed = case.kill_s is None
@@ -149,7 +151,7 @@ def _watch(case: Case, there: Service, found: Run) -> None:
 
 
 def _take_flight(file: Path, found: Run, home: Path) -> None:
-    """The flight recording, as the command line shows it."""
+    """Store the flight recording as `penstock timeline` renders it."""
     output = home / "timeline.json"
     command = (sys.executable, "-m", "penstock.tools", "timeline", file, "-o", output)
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -158,7 +160,7 @@ def _take_flight(file: Path, found: Run, home: Path) -> None:
 
 
 def draw(case: Case, first: Run, second: Run | None) -> dict[str, str]:
-    """The pictures of a case, by file name."""
+    """Return the pictures of a case, by file name."""
     timeline = picture_timeline.timeline_of(first.trace)
     pictures = {f"{case.name}-timeline.svg": picture_timeline.picture(timeline, case.view)}
     if case.has_top:
@@ -171,7 +173,8 @@ def draw(case: Case, first: Run, second: Run | None) -> dict[str, str]:
 
 
 def logged(log: str, words: Sequence[str]) -> str:
-    """The lines with any of these words, of what came since it was ready; without folders."""
+    """Return the log lines since the service was ready that contain any of these words, without
+    folders."""
     _, _, since = log.rpartition("penstock metrics on")
     lines = [line for line in since.splitlines() if any(word in line for word in words)]
     return _FOLDER.sub("", "\n".join(lines))

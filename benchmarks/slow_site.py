@@ -31,7 +31,8 @@ _NOTHING = 5e-4
 
 
 class Prometheus:
-    """A real one that scrapes `target` four times a second. Raises RunFailed without one."""
+    """A Prometheus process that scrapes `target` four times per second. Raises RunFailed if it is
+    missing."""
 
     def __init__(self, home: Path, target: str) -> None:
         executable = shutil.which("prometheus")
@@ -53,7 +54,7 @@ class Prometheus:
         )
 
     def ask(self, query: str) -> dict[str, float]:
-        """The current values of a query by the values of their labels; empty without data."""
+        """Return the current values of a query by their labels; empty without data."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         try:
             words = urllib.parse.urlencode({"query": query})
@@ -84,15 +85,15 @@ class Prometheus:
         raise RunFailed("Prometheus has scraped nothing")
 
     def close(self) -> None:
-        """Ask it to end and wait."""
+        """Terminate the process and wait."""
         self._process.terminate()
         self._process.wait(PATIENCE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a case's runs stated, the first one first; `summary`: of `penstock timeline`;
-    `log`: lines worth showing."""
+    """The results of a case's runs, the first run first; `summary`: of `penstock timeline`; `log`:
+    the lines to show."""
 
     case: Case
     answers: Sequence[Sequence[Seen]]
@@ -102,7 +103,7 @@ class Told:
 
 
 def block(told: Told) -> str:
-    """Markdown that reports it."""
+    """Return the results as Markdown."""
     case = told.case
     names = ["before", *([f"with {case.cured}"] if len(told.answers) > 1 else [])]
     lines = [f"| source | figure | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
@@ -123,7 +124,7 @@ def block(told: Told) -> str:
 
 
 def figures_of(answers: Sequence[Seen], prefix: str) -> dict[str, str]:
-    """What the clients whose requests' names begin with `prefix` would report."""
+    """Return the figures of the clients whose request names begin with `prefix`."""
     its = [each for each in answers if each.name.startswith(prefix)]
     ends = [each.end for each in its]
     return {
@@ -139,7 +140,7 @@ def figures_of(answers: Sequence[Seen], prefix: str) -> dict[str, str]:
 
 
 def answer_of(values: Mapping[str, float], unit: str) -> str:
-    """An answer of Prometheus in a cell; what is nothing is left out of many."""
+    """Format a Prometheus result as a table cell; of several values, leave out those near zero."""
     told = {
         labels: value for labels, value in values.items() if len(values) == 1 or value > _NOTHING
     }
@@ -148,7 +149,8 @@ def answer_of(values: Mapping[str, float], unit: str) -> str:
 
 
 def with_told(page: str, name: str, text: str) -> str:
-    """The page with `text` between the marks of `name`. Raises ValueError without them."""
+    """Return the page with `text` between the marks of `name`. Raises ValueError if they are
+    missing."""
     mark = MARK.format(name)
     before, found, rest = page.partition(mark)
     _, end, after = rest.partition(MARK_END)

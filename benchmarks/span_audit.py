@@ -1,6 +1,6 @@
 """Checks the spans of every request: one root each, and children that cover it.
 
-Owns the rules. Pure: does not know where spans come from, nor what was asked.
+Owns the rules. Pure: knows neither the source of the spans nor the requests' content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedSpan:
-    """Of a span, what the rules look at. Times in Unix nanoseconds."""
+    """The fields of a span that the rules check. Times in Unix nanoseconds."""
 
     trace_id: bytes
     span_id: bytes
@@ -25,10 +25,10 @@ class AuditedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A request. `parent_id`: the span under which its root must hang.
+    """A request that was sent. `parent_id`: the parent span of its root.
 
-    `is_answered`: something came back, so that the server must have known it. Of others it may
-    never have received.
+    `is_answered`: the client received a response, so the server must have received the request.
+    Other requests may not have reached it.
     """
 
     trace_id: bytes
@@ -38,12 +38,13 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What was found. `num_unheard`: neither answered nor traced: no fault.
+    """The result. `num_unheard`: requests neither answered nor traced, which is no error.
 
-    `num_missing`, `num_repeated`: requests without a root that must have one, and with several.
-    `num_strange`: spans of no request's trace, or under a span that is not its root.
+    `num_missing`, `num_repeated`: requests that lack a required root, and requests with several
+    roots. `num_strange`: spans outside every request's trace, or under a span that is not its root.
     `num_untiled`: roots whose children leave a gap, overlap or stick out by more than allowed;
-    `worst_gap_ns`: the most that any does. `num_outside`: children that stick out of their root.
+    `worst_gap_ns`: the largest such deviation. `num_outside`: children that stick out of their
+    root.
     """
 
     num_requests: int
@@ -60,7 +61,7 @@ class Audit:
 
 
 def audit(sent: Collection[Sent], spans: Iterable[AuditedSpan], *, max_gap_ns: int) -> Audit:
-    """Compare. Trace ids of `sent` differ from each other."""
+    """Check the spans of all requests. Trace ids of `sent` are unique."""
     by_trace: dict[bytes, list[AuditedSpan]] = defaultdict(list)
     names: Counter[str] = Counter()
     num_spans = 0
@@ -106,9 +107,9 @@ def audit(sent: Collection[Sent], spans: Iterable[AuditedSpan], *, max_gap_ns: i
 
 
 def untiled_ns(root: AuditedSpan, children: Collection[AuditedSpan]) -> int:
-    """The longest stretch by which children miss the root's ends, or each other.
+    """Return the longest gap or overlap between children, or between them and the root's ends.
 
-    Of a root without children: all of it.
+    Without children: the root's duration.
     """
     if not children:
         return root.end_ns - root.start_ns

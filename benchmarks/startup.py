@@ -23,7 +23,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One start and end. `cpu_s`: user and system time of all its processes."""
+    """One start and stop. `cpu_s`: user and system time of all its processes."""
 
     executor: str
     is_first: bool
@@ -33,7 +33,6 @@ class Run:
 
 
 def main() -> None:
-    """Measure, print, write."""
     options = arguments(__doc__).parse_args()
     num_runs = 11 if options.full else 4
     runs = [measure("simulated", is_first=False)]
@@ -78,14 +77,14 @@ def measure(executor: str, *, is_first: bool) -> Run:
 
 
 def median_ready_s(runs: Sequence[Run]) -> float:
-    """Of the torch executor, without the first run."""
+    """Return the median time until ready with the torch executor, without the first run."""
     return statistics.median(
         run.ready_s for run in runs if run.executor == "torch" and not run.is_first
     )
 
 
 def load() -> float:
-    """Processes that want a core, averaged over the last minute: others slow a start down."""
+    """Return the load average of the last minute: other processes slow down a start."""
     return os.getloadavg()[0]
 
 

@@ -38,7 +38,8 @@ from services import (
 STREAMS = (1000, 5000)
 MAX_STREAM_BYTES = 64 * 1024
 MAX_GROWTH_BYTES = {"finished": 20.0, "left": 200.0}
-"""Per request, over MIN_JUDGED_REQUESTS at least. What gRPC's core keeps is the second one's."""
+"""Bytes per request, over at least MIN_JUDGED_REQUESTS. The second includes what gRPC's
+core keeps."""
 MIN_JUDGED_REQUESTS = 100_000
 NUM_BLOCKS = 10
 _WARM_REQUESTS = 400
@@ -49,7 +50,7 @@ _LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Open streams and what they hold, bytes each."""
+    """Open streams and their memory, bytes each."""
 
     kind: str
     num_streams: int
@@ -70,12 +71,12 @@ class Growth:
 
 
 def resident_bytes(fronts: list[int]) -> int:
-    """Of all fronts."""
+    """Return the resident bytes of all fronts."""
     return sum(int(psutil.Process(pid).memory_info().rss) for pid in fronts)
 
 
 def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -> float:
-    """Requests one after another, 64 at a time; requests per second."""
+    """Run requests, 64 at a time; return requests per second."""
     options: dict[str, object] = {
         "port": port,
         "streams": 64,
@@ -93,7 +94,7 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
 
 
 def held(num_streams: int, *, is_active: bool) -> Held:
-    """Open so many streams at once and look."""
+    """Open `num_streams` streams at once and measure their memory."""
     num_fronts = 1 if num_streams <= 4000 else 2
     # A caller that comes after the warm-up waits: the step that its first one is in does not end.
     stuck: dict[str, object] = {
@@ -139,7 +140,8 @@ def held(num_streams: int, *, is_active: bool) -> Held:
 
 
 def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> Growth:
-    """Blocks of requests on one front; `send(port, number)` sends some and reports their rate."""
+    """Run blocks of requests on one front; `send(port, number)` sends some and returns
+    their rate."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
         port, fronts = serving.port, serving.pids("front")
@@ -173,7 +175,7 @@ def left(port: int, num_requests: int) -> float:
 
 
 def report(holds: list[Held], growths: list[Growth]) -> list[Check]:
-    """Print the tables; the checks."""
+    """Print the tables; return the checks."""
     print_table(
         "Open streams",
         ("streams", "kind", "fronts", "front MiB before", "KiB per stream"),
@@ -213,7 +215,6 @@ def report(holds: list[Held], growths: list[Growth]) -> list[Check]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     options = arguments(__doc__).parse_args()
     num_requests = MIN_JUDGED_REQUESTS if options.full else 10_000
     try:

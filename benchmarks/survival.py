@@ -35,7 +35,8 @@ _SIBLING_S = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything. `num_kills`: by kind of model; `siblings`: options for the others."""
+    """The amount of work. `num_kills`: by kind of model; `siblings`: options for the other
+    benchmarks."""
 
     num_kills: dict[str, int]
     num_rounds: int
@@ -62,7 +63,7 @@ Outcome = tuple[Any, list[Check]]
 
 
 async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
-    """What another benchmark found, by its own JSON."""
+    """Run another benchmark; return its results from its JSON."""
     with tempfile.TemporaryDirectory(prefix="penstock-survival-") as folder:
         path = Path(folder) / "found.json"
         command = (sys.executable, str(_HERE / f"{name}.py"), "--json", str(path), *options)
@@ -79,7 +80,7 @@ async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
 
 
 def sections(size: Size) -> dict[str, Callable[[], Coroutine[Any, Any, Outcome]]]:
-    """Every section by its name, in the order they run."""
+    """Return every section by name, in the order in which they run."""
     return {
         "engine_kill": lambda: survival_kills.engine_kill(size.num_kills),
         "no_replay": lambda: survival_kills.no_replay(size.num_rounds),
@@ -102,7 +103,7 @@ def _chosen(wanted: str | None, known: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, write; exit code 1 when a goal was missed or a section could not be run."""
+    """Run the sections; return 1 if a goal was missed or a section could not run."""
     parser = arguments(__doc__)
     parser.add_argument("--sections", metavar="NAME,...", help="only these")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """The effect on callers when processes of the service die, hang or are stopped.
 
 Owns the sections engine_kill, no_replay, hang, front_kill and drain of the survival benchmark. Each
-round is a fresh service, so that no round's deaths count towards another's limit.
+round uses a fresh service, so that its crashes do not count towards another round's limit.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from survival_streams import Crowd, References, Told, connections, undisturbed
 NUM_STREAMS = 64
 NUM_FRONTS = 2
 _IN_FLIGHT_S = 0.05
-"""What was on its way when the engine died has arrived by then; none restarts so fast."""
+"""Messages in flight when the engine died have arrived by then; no engine restarts faster."""
 _SEQS = ("--max-num-seqs", str(NUM_STREAMS))
 _SIMULATED = (*simulated(0.01), *_SEQS)
 _MODELS: dict[str, tuple[tuple[str, ...], int]] = {
     "simulated": (_SIMULATED, 300),
     "demo model, float32": (("--dtype", "float32", *_SEQS), 160),
 }
-"""Options, and the tokens of each stream."""
+"""Options, and the number of tokens of each stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillRound:
-    """One kill. `restart_s`: to the new engine's being ready; `lag_s`: from there to the first
-    token of the last of the streams. Counts over all streams."""
+    """One kill. `restart_s`: until the new engine is ready; `lag_s`: from then until the last
+    stream receives its next token. Counts over all streams."""
 
     model: str
     at_token: int
@@ -51,7 +51,7 @@ class KillRound:
 
 @contextlib.asynccontextmanager
 async def serving(*options: str) -> AsyncGenerator[tuple[Service, list[grpc.aio.Channel]]]:
-    """A service of two fronts, and connections to it."""
+    """Start a service with two fronts; yield it and connections to it."""
     with service(*options, num_fronts=NUM_FRONTS) as found:
         async with connections(found.address) as channels:
             yield found, channels
@@ -87,7 +87,8 @@ async def _kill_round(model: str, number: int, references: dict[str, References]
 
 
 async def engine_kill(num_rounds: dict[str, int]) -> tuple[list[Any], list[Check]]:
-    """kill -9 of the engine under 64 streams: what is lost, duplicated or missing, how long."""
+    """Kill the engine (kill -9) under 64 streams; count lost requests and wrong tokens, measure the
+    restart."""
     references: dict[str, References] = {}
     rounds: list[KillRound] = []
     for model in _MODELS:
@@ -120,7 +121,8 @@ async def engine_kill(num_rounds: dict[str, int]) -> tuple[list[Any], list[Check
 
 
 async def no_replay(num_rounds: int) -> tuple[list[Any], list[Check]]:
-    """The same without replay: every stream is reported at once; how long until it serves again."""
+    """Do the same without replay: every stream gets an error at once; measure the time until the
+    service serves again."""
     found: list[dict[str, Any]] = []
     for model, number in itertools.product(_MODELS, range(num_rounds)):
         progress(f"no_replay: {model}, round {number + 1}")
@@ -155,7 +157,8 @@ async def no_replay(num_rounds: int) -> tuple[list[Any], list[Check]]:
 
 
 async def hang(limit_s: float = 3.0) -> tuple[list[Any], list[Check]]:
-    """SIGSTOP of the engine: found by its heart beat, killed, and replayed."""
+    """Stop the engine (SIGSTOP): its heartbeat reveals the hang, it is killed, its requests are
+    replayed."""
     progress("hang")
     limit = ("--engine-hang-s", str(limit_s))
     async with serving(*_SIMULATED, *limit) as (live, channels):
@@ -186,8 +189,8 @@ async def hang(limit_s: float = 3.0) -> tuple[list[Any], list[Check]]:
 
 
 async def front_kill() -> tuple[list[Any], list[Check]]:
-    """kill -9 of one of two fronts: its streams are reported at once, the other's notice
-    nothing."""
+    """Kill one of two fronts (kill -9): its streams fail at once, those of the other front are
+    unaffected."""
     progress("front_kill")
     async with serving(*_SIMULATED) as (live, channels):
         references = await undisturbed(channels, NUM_STREAMS, 300)
@@ -229,7 +232,8 @@ async def _watch_health(live: Service, has_watch: asyncio.Event) -> None:
 
 
 async def drain(grace_s: float = 2.0) -> tuple[list[Any], list[Check]]:
-    """SIGTERM under streams longer than the grace, with an open health watch and no collector."""
+    """Send SIGTERM during streams longer than the grace period, with an open health watch and no
+    collector."""
     progress("drain")
     options = ("--drain-grace-s", str(grace_s), "--otlp-endpoint", "http://127.0.0.1:9")
     async with serving(*_SIMULATED, *options) as (live, channels):

@@ -27,11 +27,11 @@ _ALLOWED = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "NOT_FOUND", "UNIMPL
 _NUM_CALLERS = 64
 _WARM_REQUESTS = 1000
 _MAX_GROWTH_BYTES = 200.0
-"""Per cancelled stream; what gRPC's core keeps of each is 100 to 130 bytes."""
+"""Per cancelled stream, of which gRPC's core keeps 100 to 130 bytes."""
 
 
 async def _used_blocks(address: str) -> int:
-    """KV blocks in use once no client is there any more; what is left was leaked."""
+    """Return the KV blocks in use after all clients have left; the remaining ones are leaked."""
     async with OperationsClient(address) as client:
         used = -1
         for _ in range(100):
@@ -44,7 +44,7 @@ async def _used_blocks(address: str) -> int:
 
 
 async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
-    """How soon pages are free; then many clients that leave after their first token."""
+    """Measure how soon pages are free; then run many clients that leave after their first token."""
     progress("cancel")
     freed = np.array([one for depth in (1, 2) for one in await cancels_counted(1600, depth)])
     steps, free_ms = freed[:, 0], freed[:, 1] * 1e3
@@ -91,7 +91,7 @@ async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Malformed:
-    """What became of many malformed requests. `statuses`: how often each."""
+    """The results of many malformed requests. `statuses`: the number of each status."""
 
     num_sent: int
     statuses: dict[str, int]
@@ -101,7 +101,8 @@ class Malformed:
 
 
 def malformed_bodies(seed: int) -> Iterator[bytes]:
-    """Without end: noise, and valid requests cut, flipped, spliced or filled with nonsense."""
+    """Yield endlessly: noise, and valid requests truncated, with flipped bits, spliced or filled
+    with nonsense."""
     chance = random.Random(seed)
     whole = request(3, 4).SerializeToString()
     while True:
@@ -124,7 +125,7 @@ def malformed_bodies(seed: int) -> Iterator[bytes]:
 
 
 def _nonsense(chance: random.Random) -> bytes:
-    """Well-formed, and no number in it can be meant."""
+    """Return a well-formed request with invalid or extreme numbers."""
     message = request(3, 4)
     odd = [float("nan"), float("inf"), -1.0, 1e308]
     message.sampling.temperature = chance.choice(odd)
@@ -158,7 +159,7 @@ async def _send_malformed(serving: Service, num_requests: int) -> Counter[str]:
 
 
 async def malformed(num_requests: int) -> tuple[list[Any], list[Check]]:
-    """Malformed requests by the hundred thousand, and whether any client else notices."""
+    """Send malformed requests by the hundred thousand; check whether another client is affected."""
     progress("malformed")
     with service(*simulated(0.002), has_operations=True) as serving:
         before = {role: list(found) for role, found in serving.up.items()}

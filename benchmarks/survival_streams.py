@@ -1,7 +1,7 @@
 """Many live streams: what each received and when, compared with the expected output.
 
-Owns the callers' side of the survival benchmark: raw calls of the generated stub, with no retry and
-no resumption of any client, so that whatever is repaired was repaired by the service.
+Owns the callers' side of the survival benchmark: raw calls of the generated stub, without a
+client's retry or resumption, so that every repair is the service's.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ NUM_CHANNELS = 8
 """Connections, so that every front has some of the streams."""
 LIMIT_S = 120.0
 MIN_MARGIN = 1e-4
-"""Between the logarithms of the likeliest token and the next, at every position of a reference. Two
-that are nearer may change places with the order in which float32 sums are made, and that is not the
-same where a token's keys were computed with a prompt and where they were computed alone."""
+"""Minimum difference between the log probabilities of the two likeliest tokens, at every position
+of a reference. Two closer tokens may change places with the order in which float32 sums are made,
+which differs between keys computed with a prompt and keys computed alone."""
 
 
 @dataclass(slots=True)
 class Told:
-    """What one stream was reported. `stamps_s`: when a message with tokens came, and their number
-    by then. `num_skips`: messages out of sequence. `margin`: the least between a token and the next
-    likely one, where that was asked for. `status` is empty while it is open."""
+    """What one stream received. `stamps_s`: arrival time of each message with tokens, and the
+    number of tokens until then. `num_skips`: messages out of sequence. `margin`: the smallest
+    difference between a token and the next likeliest, if requested. `status` is empty while the
+    stream is open."""
 
     ids: list[int] = field(default_factory=list)
     stamps_s: list[tuple[float, int]] = field(default_factory=list)
@@ -45,30 +46,29 @@ class Told:
     ended_s: float = 0.0
 
     def first_after_s(self, at_s: float) -> float | None:
-        """When the first message with tokens came after `at_s`."""
+        """Return when the first message with tokens after `at_s` arrived."""
         return next((stamp for stamp, _ in self.stamps_s if stamp > at_s), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """What streams state when nothing happens to the service: `ids` of the request of each
-    index."""
+    """The output of undisturbed streams: `ids` by the index of the request."""
 
     ids: dict[int, list[int]]
 
     def wrong(self, crowd: Crowd) -> int:
-        """Tokens missing, duplicated or other than they should be, and messages out of sequence."""
+        """Count tokens missing, duplicated or wrong, and messages out of sequence."""
         pairs = zip(crowd.indices, crowd.told, strict=True)
         return sum(self.wrong_of(index, told) for index, told in pairs)
 
     def wrong_of(self, index: int, told: Told) -> int:
-        """The same of one stream."""
+        """Count them for one stream."""
         pairs = zip_longest(told.ids, self.ids[index])
         return told.num_skips + [one == other for one, other in pairs].count(False)
 
 
 def request(index: int, num_tokens: int, num_logprobs: int | None = None) -> pb.GenerateRequest:
-    """A separate prompt for each index, greedy, answered with token ids."""
+    """Return a greedy request with a unique prompt for each index, answered with token ids."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend(
         [60 + (37 * index + 11 * i) % 400 for i in range(8 + index % 24)]
@@ -83,7 +83,7 @@ def request(index: int, num_tokens: int, num_logprobs: int | None = None) -> pb.
 
 
 class Crowd:
-    """Calls that run at once, one for each of `indices`, spread over the connections."""
+    """Concurrent calls, one for each of `indices`, spread over the connections."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Crowd:
         ]
 
     async def until_each_has(self, num_tokens: int) -> None:
-        """Wait until every stream has so many tokens, or has ended."""
+        """Wait until every stream has `num_tokens` tokens or has ended."""
         async with asyncio.timeout(LIMIT_S):
             while not all(len(one.ids) >= num_tokens or one.status for one in self.told):
                 self._has_news.clear()
                 await self._has_news.wait()
 
     async def until_ended(self) -> None:
-        """Wait for all ends; RunFailed for a stream that hangs."""
+        """Wait until all streams have ended. Raises RunFailed if a stream hangs."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 await asyncio.gather(*self._tasks)
@@ -123,7 +123,6 @@ class Crowd:
             raise RunFailed(f"{num_open} streams hang") from None
 
     def cancel(self) -> None:
-        """Leave them."""
         for task in self._tasks:
             task.cancel()
 
@@ -152,7 +151,7 @@ class Crowd:
 
 @contextlib.asynccontextmanager
 async def connections(address: str) -> AsyncGenerator[list[grpc.aio.Channel]]:
-    """NUM_CHANNELS of them, none shared."""
+    """Yield NUM_CHANNELS connections, none shared."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with contextlib.AsyncExitStack() as stack:
         yield [
@@ -164,7 +163,7 @@ async def connections(address: str) -> AsyncGenerator[list[grpc.aio.Channel]]:
 async def undisturbed(
     channels: Sequence[grpc.aio.Channel], num_streams: int, num_tokens: int
 ) -> References:
-    """The references of `num_streams` requests whose tokens do not hang by a hair."""
+    """Return references of `num_streams` requests whose tokens all have at least `MIN_MARGIN`."""
     crowd = Crowd(channels, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
     await crowd.until_ended()
     clear = {

@@ -21,7 +21,7 @@ _HEADER = ("| what happens | measured | goal |", "|---|---|---|")
 
 
 def rows_of(document: dict[str, Any]) -> list[str]:
-    """One row for each check, as measured; a goal that was missed states so."""
+    """One row for each check, as measured; a missed goal is marked."""
     rows: list[str] = []
     for check in document["checks"]:
         unit = f" {check['unit']}" if check["unit"] else ""
@@ -37,12 +37,13 @@ def _number(value: float) -> str:
 
 
 def table_of(document: dict[str, Any]) -> str:
-    """The whole table, without a last line break."""
+    """The whole table, without a trailing newline."""
     return "\n".join((*_HEADER, *rows_of(document)))
 
 
 def placed(text: str, table: str) -> str:
-    """`text` with the table between the marks. Raises ValueError where they do not stand once."""
+    """Return `text` with the table between the marks. Raises ValueError unless each mark occurs
+    once."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"there must be one {BEGIN!r} and, after it, one {END!r}")
     before, rest = text.split(BEGIN)
@@ -50,7 +51,6 @@ def placed(text: str, table: str) -> str:
 
 
 def main() -> None:
-    """See the module's docstring."""
     tell_usage(__doc__, num_arguments=1)
     if len(sys.argv) > 3:
         raise SystemExit(__doc__)

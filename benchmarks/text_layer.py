@@ -34,7 +34,7 @@ Rows = dict[str, float]
 
 
 def median_us(action: Callable[[], object], num_repeats: int) -> float:
-    """Median wall time of one call, microseconds."""
+    """Return the median wall time of one call, microseconds."""
     times: list[float] = []
     for _ in range(num_repeats):
         start = time.perf_counter_ns()
@@ -44,7 +44,7 @@ def median_us(action: Callable[[], object], num_repeats: int) -> float:
 
 
 def per_token_us(make: Callable[[], TextStream], ids: list[int], num_repeats: int) -> float:
-    """Median over whole streams of the cost of one token."""
+    """Return the median cost of one token, over whole streams."""
 
     def run() -> None:
         stream = make()
@@ -117,7 +117,7 @@ def measure_encoding(model: ModelText, num_repeats: int) -> Rows:
 
 
 async def median_async_us(action: Callable[[], object], num_repeats: int) -> float:
-    """Median wall time of awaiting one call, microseconds."""
+    """Return the median wall time of awaiting one call, microseconds."""
     times: list[float] = []
     for _ in range(num_repeats):
         start = time.perf_counter_ns()
@@ -127,7 +127,7 @@ async def median_async_us(action: Callable[[], object], num_repeats: int) -> flo
 
 
 def measure_start(folder: Path, num_repeats: int) -> Rows:
-    """Milliseconds."""
+    """Return the start-up times, milliseconds."""
     large = large_tokenizer()
 
     def load() -> None:
@@ -141,7 +141,8 @@ def measure_start(folder: Path, num_repeats: int) -> Rows:
 
 
 def large_tokenizer() -> tokenizers.Tokenizer:
-    """A byte-level vocabulary of production size, without merges: only its table is wanted."""
+    """Return a tokenizer with a byte-level vocabulary of production size, without merges: only its
+    table is needed."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {char: index for index, char in enumerate(alphabet)}
     while len(vocabulary) < LARGE_VOCABULARY:

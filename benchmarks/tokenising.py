@@ -56,14 +56,14 @@ _MB = _MIB[:1_000_000]
 _SHORT = _WORDS * 24
 _NUM_POSITIONS = 1 << 20
 _NUM_IDS = _NUM_POSITIONS - 1
-"""The longest prompt that leaves room for a token."""
+"""The longest prompt that leaves room for one output token."""
 _TENANT_KEY = "x-tenant"
 _CALL_S = 120.0
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
 
 
 def model_of(folder: Path, num_positions: int) -> Path:
-    """The demo model's files, with a context of so many tokens."""
+    """Copy the demo model with a context of `num_positions` tokens."""
     made = folder / f"model-{num_positions}"
     shutil.copytree(resolve_model("demo"), made)
     config = json.loads((made / "config.json").read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def model_of(folder: Path, num_positions: int) -> Path:
 
 
 def options_of(model: Path, num_positions: int) -> tuple[str, ...]:
-    """Of a service that has room for a prompt as long as the context."""
+    """Return options of a service with room for a prompt as long as the context."""
     blocks = ("--block-size", "16", "--num-blocks", str(2 * num_positions // 16))
     keys = ("--tenant-metadata-key", _TENANT_KEY)
     budget = ("--max-num-batched-tokens", "65536", "--max-seq-len", str(num_positions))
@@ -81,7 +81,8 @@ def options_of(model: Path, num_positions: int) -> tuple[str, ...]:
 
 
 async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """By what came in: the longest stop of the front's loop in ms, and how it was answered."""
+    """Return, by kind of call, the longest stop of the front's loop in ms, and the call's
+    result."""
     model = model_of(folder, _NUM_POSITIONS)
     found: dict[str, dict[str, Any]] = {}
     with service(*options_of(model, _NUM_POSITIONS)) as serving:
@@ -98,7 +99,7 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 async def stop(reader: TickReader, call: Callable[[], Awaitable[str]]) -> dict[str, Any]:
-    """The longest stop of one call."""
+    """Return the longest stop during one call."""
     reader.switch(is_on=True)
     await asyncio.sleep(0.2)
     began_s = time.monotonic()
@@ -121,7 +122,7 @@ def _stop_ms(row: dict[str, Any]) -> float:
 
 
 def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
-    """The ways in which 1 MiB of text comes in, and a second in which nothing does."""
+    """Return calls that send 1 MiB of text, and one that only waits a second."""
     models = model_grpc.ModelServiceStub(channel)
 
     async def served() -> str:
@@ -183,7 +184,7 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
 
 
 def overfull(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
-    """Messages of megabytes that hold very many small things, and a prompt for 16 outputs."""
+    """Return calls with megabytes of very many small elements, and a prompt for 16 outputs."""
 
     async def empty_choices() -> str:
         message = GenerateRequest()
@@ -215,7 +216,7 @@ def overfull(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
 
 
 def told_again(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
-    """The ways in which a prompt of 1 MiB goes out again."""
+    """Return calls that return a prompt of 1 MiB to the client."""
 
     async def echoed() -> str:
         message = GenerateRequest()
@@ -273,7 +274,7 @@ def told_again(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[st
 
 
 async def generate(channel: grpc.aio.Channel, message: GenerateRequest, text: str = "") -> str:
-    """OK, or the status it failed with."""
+    """Return "OK", or the status of the error."""
     if text:
         message.text_prompt.text = text
     message.stopping.max_tokens = 1
@@ -287,7 +288,7 @@ async def generate(channel: grpc.aio.Channel, message: GenerateRequest, text: st
 
 
 async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
-    """The other tenant's times to first token in ms, quiet and next to the flood."""
+    """Return the other tenant's TTFT in ms, without and with the flood."""
     num_positions = 1 << 17
     model = model_of(folder, num_positions)
     with service(*options_of(model, num_positions)) as serving:
@@ -318,7 +319,7 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
 
 
 async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, float]:
-    """Of short prompts, one after the other."""
+    """Return the TTFT of short prompts, sent one after the other."""
     message = GenerateRequest()
     message.text_prompt.text = _SHORT
     message.stopping.max_tokens = 1
@@ -347,7 +348,7 @@ async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, floa
 
 
 async def attack(address: str, duration_s: float) -> dict[str, int]:
-    """Waves of 64 prompts of 1 MB at once; how they were answered."""
+    """Send waves of 64 prompts of 1 MB at once; count the resulting statuses."""
     # An attacker has a separate machine.
     os.nice(10)
     message = GenerateRequest()
@@ -378,7 +379,8 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
 
 
 def checks_of_stops(found: dict[str, dict[str, Any]]) -> list[Check]:
-    """Every stop against its goal. One without as much CPU time was another process's."""
+    """Check every stop against its goal. A stop with less CPU time than its duration was another
+    process's."""
     return [
         at_most(
             f"longest stop of the front's loop, {name}",
@@ -393,7 +395,6 @@ def checks_of_stops(found: dict[str, dict[str, Any]]) -> list[Check]:
 
 
 def checks_of_flood(flooded: dict[str, Any]) -> list[Check]:
-    """The flood's figures against their goals."""
     ratio = flooded["flooded"]["p99_ms"] / flooded["quiet"]["p99_ms"]
     return [
         at_most(
@@ -409,7 +410,6 @@ def checks_of_flood(flooded: dict[str, Any]) -> list[Check]:
 
 
 def main() -> None:
-    """Measure and report."""
     if sys.argv[1:2] == ["--attack"]:
         print(json.dumps(asyncio.run(attack(sys.argv[2], float(sys.argv[3])))))
         return
@@ -444,7 +444,6 @@ def main() -> None:
 
 
 def print_flood(flooded: dict[str, Any]) -> None:
-    """The flood as a table."""
     print_table(
         "Another tenant's time to first token",
         ("", "calls", "errors", "p50 ms", "p99 ms", "max ms"),

@@ -58,20 +58,20 @@ _OPTIONS = (
 
 @dataclass(slots=True)
 class Receiver:
-    """Keeps what it is sent, as bytes."""
+    """Stores the received messages, as bytes."""
 
     payloads: list[bytes] = field(default_factory=list[bytes])
     last_s: float = 0.0
 
     def export(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """One call of an exporter."""
+        """Handle one call of an exporter."""
         del context
         self.payloads.append(data)
         self.last_s = time.monotonic()
         return b""
 
     def spans(self) -> Iterator[AuditedSpan]:
-        """All of them."""
+        """Yield all received spans."""
         for payload in list(self.payloads):
             for part in otlp.ExportTraceServiceRequest.FromString(payload).resource_spans:
                 for scope in part.scope_spans:
@@ -88,7 +88,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """All of it. `num_dropped`: records and traces that the service states it lost."""
+    """The result. `num_dropped`: records and traces that the service reports as dropped."""
 
     audit: Audit
     answers: Answers
@@ -100,7 +100,7 @@ class Found:
 
 @contextlib.contextmanager
 def receiver() -> Generator[tuple[Receiver, str]]:
-    """A collector in this process, and where it listens."""
+    """Start a collector in this process; yield it and its endpoint."""
     taken = Receiver()
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(taken.export)
@@ -115,7 +115,7 @@ def receiver() -> Generator[tuple[Receiver, str]]:
 
 
 class Killer(threading.Thread):
-    """Kills the engine every `interval_s` until it is stopped, `most` times at the most."""
+    """Kills the engine every `interval_s` until it is stopped, at most `most` times."""
 
     def __init__(self, service: Service, interval_s: float, most: int) -> None:
         super().__init__(name="killer", daemon=True)
@@ -138,7 +138,7 @@ class Killer(threading.Thread):
 
 
 def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
-    """One service and all requests. Raises RunFailed."""
+    """Run one service and all requests. Raises RunFailed."""
     environment = {name: value for name, value in os.environ.items() if name[:5] != "OTEL_"}
     with receiver() as (taken, endpoint):
         options = (*simulated(STEP_S), "--otlp-endpoint", endpoint, *_OPTIONS)
@@ -166,7 +166,7 @@ def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
 
 
 def _settle(service: Service, taken: Receiver) -> None:
-    """Until nothing has come for a while: records of requests that were left come last."""
+    """Wait until nothing has arrived for a while: records of abandoned requests arrive last."""
     begun_s = time.monotonic()
     last_num = -1.0
     while time.monotonic() - begun_s < _SETTLE_S:
@@ -179,7 +179,7 @@ def _settle(service: Service, taken: Receiver) -> None:
 
 
 def checks_of(found: Found) -> list[Check]:
-    """Every rule, as a figure that is to be 0."""
+    """Check every rule, as a figure that is to be 0."""
     told = found.audit
     rules = {
         "requests without a root": told.num_missing,
@@ -202,12 +202,11 @@ def checks_of(found: Found) -> list[Check]:
 
 
 def _plan(options: argparse.Namespace) -> tuple[int, float]:
-    """How many requests, and seconds between kills."""
+    """Return the number of requests, and the seconds between kills."""
     return (20_000, 16.0) if options.full else (2_000, 4.0)
 
 
 def main() -> None:
-    """Run, count, report."""
     parser = arguments(__doc__)
     parser.add_argument("--rate", type=float, default=150.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1, help="of the requests")

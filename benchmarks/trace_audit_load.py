@@ -1,6 +1,6 @@
 """The load of the trace audit: requests with every possible end, each under a known trace.
 
-Owns what is asked and what is known of each answer. Does not look at spans.
+Owns the requests and the recorded answers. Does not inspect spans.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Kind(enum.StrEnum):
     WHOLE = "whole"
     ONCE = "once"
     LEFT = "left"
-    """By its client, after some tokens."""
+    """Its client closes the stream after some tokens."""
     ABANDONED = "abandoned"
-    """By its client, after some time: perhaps before it was sent at all."""
+    """Its client abandons the call after some time, possibly before it was sent."""
     CANCELLED = "cancelled"
-    """By a call of Cancel."""
+    """Cancelled by a call of Cancel."""
     DEADLINE = "deadline"
-    """Its own."""
+    """The request's deadline passes."""
     CALL_DEADLINE = "call deadline"
-    """Its call's: perhaps before any client received of it."""
+    """The call's deadline passes, possibly before the client has received anything."""
     BAD_FIELD = "bad field"
     UNKNOWN_MODEL = "unknown model"
     TOO_LONG = "too long"
@@ -74,7 +74,7 @@ _NEVER_MULTIPLEXED = (Kind.MALFORMED,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request. `amount`: 0 to 1, of whatever its kind leaves open."""
+    """One request. `amount`: 0 to 1, scales the parameter that its kind leaves open."""
 
     kind: Kind
     is_multiplexed: bool
@@ -86,19 +86,19 @@ class Ask:
 
     @property
     def trace(self) -> TraceContext:
-        """For its metadata."""
+        """The trace context for its metadata."""
         return TraceContext(traceparent=f"00-{self.trace_id.hex()}-{self.parent_id.hex()}-01")
 
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """What came of them. `outcomes`: how many ended how, by kind and status or "left"."""
+    """The answers. `outcomes`: number of requests by kind and by status or "left"."""
 
     sent: list[Sent] = field(default_factory=list[Sent])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def note(self, ask: Ask, outcome: str, *, is_answered: bool) -> None:
-        """One has ended as far as its client is concerned."""
+        """Record a request that has ended for its client."""
         self.outcomes[ask.kind.value, outcome] += 1
         self.sent.append(
             Sent(trace_id=ask.trace_id, parent_id=ask.parent_id, is_answered=is_answered)
@@ -106,7 +106,7 @@ class Answers:
 
 
 def make_asks(num: int, seed: int, rate_per_s: float) -> list[Ask]:
-    """So many at that rate, at random; a third of those that can go over Multiplex do."""
+    """Return `num` random requests at that rate; a third of those that can use Multiplex do."""
     rng = random.Random(seed)
     kinds = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=num)
     return [
@@ -124,7 +124,7 @@ def make_asks(num: int, seed: int, rate_per_s: float) -> list[Ask]:
 
 
 async def drive(address: str, asks: Sequence[Ask], max_prompt_tokens: int) -> Answers:
-    """Send each at its time, and wait for all to end."""
+    """Send each request at its time, and wait until all have ended."""
     answers = Answers()
     async with (
         Client(address, retry=NO_RETRY) as plain,
@@ -141,7 +141,7 @@ async def drive(address: str, asks: Sequence[Ask], max_prompt_tokens: int) -> An
 
 
 class _Sender:
-    """Sends one request and notes how it ended."""
+    """Sends one request and records how it ended."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ SPANS_HEADER = ("side", "requests", "roots", "spans", "dropped", "observer us")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is run. `rate_per_s` None: a share of what the machine carries."""
+    """The amount of work. `rate_per_s`: None: a share of the machine's maximum rate."""
 
     num_rounds: int
     warm_s: float
@@ -91,28 +91,28 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Rounds:
-    """The turns of each side, round by round: at the rate, and with as much as it carries."""
+    """The turns of each side, round by round: at the given rate, and at the maximum rate."""
 
     rate_per_s: float
     at_rate: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
     at_most: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
 
     def median(self, side: str, value: Callable[[Turn], float], *, most: bool = False) -> float:
-        """Over the rounds."""
+        """Return the median over the rounds."""
         turns = (self.at_most if most else self.at_rate)[side]
         return statistics.median(map(value, turns))
 
     def added(self, side: str, value: Callable[[Turn], float]) -> float:
-        """To the side's base, median of the differences within a round."""
+        """Return the difference from the side's base, median over the rounds."""
         return statistics.median(self._differences(side, value))
 
     def error(self, side: str, value: Callable[[Turn], float]) -> float:
-        """How well the mean of those differences is known: one standard error."""
+        """Return one standard error of the mean of those differences."""
         differences = self._differences(side, value)
         return statistics.stdev(differences) / math.sqrt(len(differences))
 
     def ratio(self, side: str, *, most: bool) -> float:
-        """Throughput against the side's base, median of the ratios within a round."""
+        """Return the side's throughput over its base's, median over the rounds."""
         of = self.at_most if most else self.at_rate
         both = zip(of[side], of[base_of(side)], strict=True)
         return statistics.median(one.per_s / base.per_s for one, base in both)
@@ -122,12 +122,12 @@ class Rounds:
         return [value(one) - value(base) for one, base in both]
 
     def lag_ms(self, side: str, percent: float) -> float:
-        """Of the ticks of a round at the rate, median over the rounds."""
+        """Return a percentile of the tick lateness at the given rate, median over the rounds."""
         return self.median(side, lambda turn: float(np.percentile(turn.lags_ms, percent)))
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The quick run fits into two minutes."""
+    """Return the plan; the quick run takes less than two minutes."""
     rate: float | None = options.rate
     if options.full:
         return Plan(
@@ -140,14 +140,14 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def left_out() -> dict[str, str]:
-    """The sides that cannot be measured here, and why."""
+    """Return the sides that cannot be measured here, with the reason."""
     if importlib.util.find_spec("opentelemetry.instrumentation") is None:
         return {CONTRIB: "opentelemetry-instrumentation-grpc is not installed"}
     return {}
 
 
 def run(plan: Plan, sides: dict[str, Side]) -> Rounds:
-    """All rounds; the sides of a round in turns, each round beginning with another one."""
+    """Run all rounds; the sides take turns, and each round begins with a different one."""
     for side in sides.values():
         side.begin_count()
         _turn(side, 0, plan, most=True)
@@ -183,7 +183,7 @@ def _turn(side: Side, seed: int, plan: Plan, *, rate: float = 0.0, most: bool = 
 
 
 def rows_of(rounds: Rounds) -> list[list[object]]:
-    """One line a side."""
+    """Return one row per side."""
     return [
         [
             side,
@@ -203,7 +203,7 @@ def rows_of(rounds: Rounds) -> list[list[object]]:
 
 
 def span_rows(sides: dict[str, Side]) -> list[list[object]]:
-    """What became of the traces, and what that cost the observer for each request."""
+    """Return the fate of the traces, and the observer's processor time per request."""
     return [
         [
             side.name,
@@ -219,7 +219,7 @@ def span_rows(sides: dict[str, Side]) -> list[list[object]]:
 
 
 def checks_of(rounds: Rounds, path: RecordPath) -> list[Check]:
-    """Every figure with a goal."""
+    """Return the checks of all figures with a goal."""
     checks = [
         at_most("the record path alone, added to a request", path.added, MAX_LOOP_US, "us"),
         at_most(
@@ -264,7 +264,6 @@ def _document(rounds: Rounds, sides: dict[str, Side], path: RecordPath) -> dict[
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = arguments(__doc__)
     parser.add_argument(
         "--rate", type=float, metavar="PER_S", help="requests a second (default: 60 %% of the most)"

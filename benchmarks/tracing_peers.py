@@ -49,12 +49,11 @@ _TRACE_METADATA = (
     ("traceresponse", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"),
 )
 Note = Callable[[int, int, int], None]
-"""Reported of a request that has ended: when it came, had its first token, and its last; Unix
-ns."""
+"""Receives the times of an ended request: arrival, first token, last token; Unix ns."""
 
 
 class Steps:
-    """A clock that every client waits on, as streams wait for an engine's step."""
+    """A clock shared by all streams, as streams share an engine's step."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,7 +62,7 @@ class Steps:
         self._tick()
 
     def next(self) -> asyncio.Future[None]:
-        """Done when the next step is."""
+        """Return a future that completes with the next step."""
         return self._next
 
     def _tick(self) -> None:
@@ -74,7 +73,7 @@ class Steps:
 
 
 async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence[Any]) -> None:
-    """One of the servers, until it is asked to end."""
+    """Run one of the servers until it is terminated."""
     steps = Steps()
 
     async def generate(
@@ -115,7 +114,7 @@ async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence
 
 
 def sdk_provider(endpoint: str) -> Any:
-    """A provider of the SDK as its users set it up."""
+    """Return a tracer provider of the SDK as its users set it up."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -127,7 +126,7 @@ def sdk_provider(endpoint: str) -> Any:
 
 
 def sdk_note(endpoint: str) -> Note:
-    """Builds the spans of a request that has ended, there and then."""
+    """Return a function that builds the spans of an ended request synchronously."""
     from opentelemetry.trace import SpanKind, set_span_in_context
 
     tracer = sdk_provider(endpoint).get_tracer("benchmark")
@@ -163,14 +162,14 @@ def sdk_note(endpoint: str) -> Note:
 
 
 def contrib_interceptor(endpoint: str) -> Any:
-    """The one that opentelemetry-instrumentation-grpc has for servers of grpc.aio."""
+    """Return opentelemetry-instrumentation-grpc's interceptor for grpc.aio servers."""
     # Not among our dependencies: a type checker may not find it either.
     contrib: Any = importlib.import_module("opentelemetry.instrumentation.grpc")
     return contrib.aio_server_interceptor(tracer_provider=sdk_provider(endpoint))
 
 
 class Collector:
-    """An OTLP receiver that counts: spans, and those of them without a parent."""
+    """An OTLP receiver that counts spans, and spans without a parent."""
 
     def __init__(self, *, is_hanging: bool) -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
@@ -182,7 +181,7 @@ class Collector:
         self._counts = {"num_spans": 0, "num_roots": 0, "num_calls": 0}
 
     def serve(self) -> None:
-        """Until it is asked to end."""
+        """Serve until terminated."""
         server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         unary = grpc.unary_unary_rpc_method_handler
         export: grpc.RpcMethodHandler[bytes, bytes] = unary(self._export)
@@ -233,7 +232,7 @@ class Collector:
 
 
 def main(role: str, endpoint: str = "") -> None:
-    """Be one of the processes."""
+    """Run one of the processes."""
     if role in ("collector", "hanging"):
         Collector(is_hanging=role == "hanging").serve()
         return

@@ -1,9 +1,9 @@
-"""The cost of a request's record in a front, alone: processor time of its thread.
+"""The processor time of a request's record in a front, measured alone on its thread.
 
-The front's own code, without gRPC and without the engine: the account is opened under the caller's
-trace, reported what the message asks for, closed when the request has ended, made into a record,
-encoded, and sent in batches to a process that reads. Set next to the same calls of a front that
-no client watches; the request itself (`LiveRequest`) is there before the clock starts.
+The front's own code, without gRPC and without the engine: opens the account under the caller's
+trace, describes the message, closes the account when the request has ended, makes and encodes the
+record, and sends it in batches to a process that reads. Compared with the same calls of a front
+without an observer. The request itself (`LiveRequest`) exists before the clock starts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUM_BATCH = 500
 _NUM_TOKENS = 16
 _OK = Outcome(code=0)
 _PAUSE_S = 0.06
-"""Between batches: longer than records wait to be sent."""
+"""Pause between batches, longer than records wait to be sent."""
 _READER = """
 import socket, sys
 listener = socket.socket(socket.AF_UNIX)
@@ -60,11 +60,11 @@ while front.recv(1 << 20):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPath:
-    """Microseconds a request. `watched` and `unwatched`: all of it; `added`: the difference.
+    """Microseconds per request. `watched`, `unwatched`: the total; `added`: the difference.
 
-    The parts of `watched`: `begin` (the account, under the trace that the call names), `describe`
-    (what the message asks for), `close` (the record made, encoded, counted, offered), `flush` (the
-    sending). Not a part: `metadata`, what the caller is reported of its trace, made, not sent.
+    The parts of `watched`: `begin` (open the account under the call's trace), `describe` (record
+    the message's parameters), `close` (make, encode, count and offer the record), `flush` (send
+    it). Not a part: `metadata`, the making of the caller's trace metadata, which is not sent.
     """
 
     watched: float
@@ -78,7 +78,7 @@ class RecordPath:
 
 
 class _Context:
-    """Of a call, what the accounts ask for."""
+    """The attributes of a call that the accounts read."""
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:50123"
@@ -99,7 +99,7 @@ def _message() -> pb.GenerateRequest:
 
 
 def _ended_request(number: int) -> LiveRequest:
-    """One that was queued, ran, and has ended."""
+    """Return a request that was queued, ran, and has ended."""
     arrival_s = 100.0 + number
     generation = Generation(prompt=TokenInput(ids=(1, 2, 3)), prompt_path="token_ids")
     live = LiveRequest(f"request-{number}", generation, arrival_s)
@@ -129,7 +129,7 @@ def _ended_request(number: int) -> LiveRequest:
 
 
 class _Front:
-    """Of a front, what the accounts of its calls ask for."""
+    """The attributes of a front that the accounts of its calls read."""
 
     def __init__(self, recorder: RequestRecorder | None) -> None:
         self.accounts = Accounts(
@@ -147,7 +147,7 @@ class _Front:
 async def _batch_us(
     recorder: RequestRecorder | None, requests: list[LiveRequest], message: pb.GenerateRequest
 ) -> NDArray[np.float64]:
-    """A request's share of what a batch costs this thread: begin, describe, close, flush."""
+    """Return a request's share of this thread's cost of a batch: begin, describe, close, flush."""
     front = _Front(recorder)
     calls = CallAccounts(cast(Any, front), "penstock.v1.GenerationService")
     context = cast(Any, _Context())
@@ -169,7 +169,7 @@ async def _batch_us(
 
 
 def _metadata_us(num: int) -> float:
-    """A request's share of the making of its initial metadata."""
+    """Return a request's share of making the initial metadata."""
     ids = TraceIds()
     traces = [ids.begin(None) for _ in range(num)]
     begun_ns = time.thread_time_ns()
@@ -179,7 +179,7 @@ def _metadata_us(num: int) -> float:
 
 
 async def _measured(path: Path, num_batches: int) -> RecordPath:
-    """Against a caller that reads at `path`."""
+    """Measure against a reader at `path`."""
     exporter = Exporter(
         path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
     )
@@ -222,6 +222,6 @@ def _reader() -> Generator[Path]:
 
 
 def measure_record_path(num_batches: int) -> RecordPath:
-    """Medians over so many batches of 500 requests. Raises RunFailed."""
+    """Return medians over `num_batches` batches of 500 requests. Raises RunFailed."""
     with _reader() as path:
         return uvloop.run(_measured(path, num_batches))

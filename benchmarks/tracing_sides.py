@@ -1,8 +1,8 @@
 """The sides of the tracing benchmark: the processes of each, and the results of one turn.
 
-All sides are up throughout and take turns, so what the machine does meanwhile it does to all. The
-server under load has the last core to itself, as far as the sides go; engines, observers,
-collectors and the load client have the others. Owns no judgement on the figures.
+All sides are up throughout and take turns, so that other load on the machine affects all of them.
+Among the sides only the server under load uses the last core; engines, observers, collectors and
+the load client use the others. Does not evaluate the figures.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ _HERE = Path(__file__).resolve().parent
 
 
 def base_of(side: str) -> str:
-    """The side that one is set against: the same without tracing."""
+    """Return the side that this one is compared with: the same without tracing."""
     return OFF if side in PENSTOCK else BARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one turn of a side showed. `front_us`, `loop_us`: processor time a request, of all
-    threads of the server and of the one with the loop. `lags_ms`: of the loop's ticks."""
+    """The results of one turn of a side. `front_us`, `loop_us`: processor time per request, of all
+    threads of the server and of the thread with the loop. `lags_ms`: lateness of the loop's ticks.
+    """
 
     per_s: float
     front_us: float
@@ -75,9 +76,9 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Side:
-    """One side that is up. `watched`: more its own processes, whose time is not foreign.
+    """A running side. `watched`: its other processes, whose time does not count as foreign.
 
-    `count`: what its collector has counted. `num_requests`: that were sent to it, all turns.
+    `count`: returns its collector's counts. `num_requests`: sent to it in all turns.
     """
 
     name: str
@@ -93,7 +94,7 @@ class Side:
     num_dropped: float = 0.0
 
     def turn(self, seed: int, warm_s: float, window_s: float, **load: float) -> Turn:
-        """`load`: `rate` a second, or `concurrency`. Raises RunFailed."""
+        """Run one turn. `load`: `rate` per second, or `concurrency`. Raises RunFailed."""
         pids = [self.server, *self.watched]
         self.ticks.switch(is_on=True)
         found = run_client(
@@ -129,11 +130,11 @@ class Side:
         )
 
     def begin_count(self) -> None:
-        """The observer's time counts from now on."""
+        """Start counting the observer's time."""
         self.num_requests, self.observer_s = 0, -self._observer_cpu_s()
 
     def end_count(self) -> None:
-        """Once all spans that will come have come, or time is up."""
+        """Wait until all expected spans have arrived or time is up; then stop counting."""
         until_s = time.monotonic() + _SETTLE_S
         while self.count is not None:
             self.spans = self.count()
@@ -153,7 +154,7 @@ class Side:
 
 @contextlib.contextmanager
 def sides_up(names: tuple[str, ...]) -> Generator[dict[str, Side]]:
-    """All of them, ready and on their cores. Raises RunFailed."""
+    """Start all sides; yield them ready and pinned to their cores. Raises RunFailed."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         stack.callback(os.sched_setaffinity, 0, ALL_CORES)
@@ -199,7 +200,8 @@ def _peer_side(stack: contextlib.ExitStack, name: str, folder: Path) -> Side:
 def _collector(
     stack: contextlib.ExitStack, name: str
 ) -> tuple[str, Callable[[], dict[str, int]] | None, list[int]]:
-    """Where a side's spans go, which counts them, and the pids of that."""
+    """Return the endpoint for a side's spans, a function that counts them, and the pids of the
+    collector."""
     if name in (OFF, BARE, METADATA):
         return "", None, []
     if name == DEAD:
@@ -220,7 +222,7 @@ def _collector(
 
 
 def _program(stack: contextlib.ExitStack, *arguments: str) -> tuple[int, int]:
-    """The port and the pid of one of the processes of `tracing_peers`."""
+    """Start one of the processes of `tracing_peers`; return its port and pid."""
     command = (sys.executable, str(_HERE / "tracing_peers.py"), *arguments)
     started = stack.enter_context(process(*command))
     assert started.stdout is not None
@@ -231,7 +233,8 @@ def _program(stack: contextlib.ExitStack, *arguments: str) -> tuple[int, int]:
 
 
 def _prepare_environment(stack: contextlib.ExitStack, folder: Path) -> None:
-    """Of the processes to come: their loops tick, and traces go where we state."""
+    """Set the environment of the processes to come: their loops tick, and traces go to the given
+    endpoint."""
     before = dict(os.environ)
 
     def restore() -> None:

@@ -1,7 +1,7 @@
 """A closed loop of requests, its measurements, and their transfer between processes.
 
-Owns the workload, the same on every side that is measured, and the arithmetic on arrival times.
-Does not know what answers.
+Owns the workload, which is the same on every side, and the arithmetic on arrival times. Does not
+know which side answers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 ANSWER = "answer "
-"""What begins a line that is meant for who drives: libraries print too."""
+"""Prefix of a line meant for the parent process: libraries print too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`prompt` ids, `num_tokens` of output, sent `pause_s` after there is room for it."""
+    """`prompt` ids, `num_tokens` of output, sent `pause_s` after a slot is free."""
 
     prompt: list[int]
     num_tokens: int
@@ -33,11 +33,11 @@ class Request:
 class Load:
     """`num_requests` requests, `concurrency` of them at any time.
 
-    Outputs are of `min_output_tokens` to `max_output_tokens`, evenly: of one length, requests that
-    began in one step would end in one and continue in step for ever. Every request comes after a
-    pause of one to two steps, evenly, the first ones too. Without it all would arrive in the
-    instant in which a step begins, and be in time for it or wait for a whole one by the luck of
-    threads.
+    Output lengths are uniform between `min_output_tokens` and `max_output_tokens`: with equal
+    lengths, requests that began in one step would end in one step, over and over. Each request, the
+    first ones included, is sent after a uniform pause of one to two steps. Without the pause all
+    would arrive at the start of a step, and thread timing would decide whether they join it or wait
+    for a whole step.
     """
 
     concurrency: int
@@ -50,7 +50,8 @@ class Load:
     seed: int
 
     def requests(self) -> list[Request]:
-        """Always the same for a seed; no two begin alike, so nothing is found in a cache."""
+        """Return requests that depend only on the seed; no two share a prefix, so the cache has no
+        hits."""
         random = np.random.default_rng(self.seed)
         shape = (self.num_requests, self.num_prompt_tokens)
         bounds = self.min_output_tokens, self.max_output_tokens + 1
@@ -63,10 +64,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One run. Times in milliseconds, `cpu_us` of who drove it, per token.
+    """The results of one run. Times in milliseconds; `cpu_us`: processor time of the sender, per
+    token.
 
-    `burst`: time to the first token of those that came together, in the beginning. `ttft`: of those
-    that came after another had ended. `itl`: between tokens, all requests.
+    `burst`: TTFT of the requests sent together at the start. `ttft`: TTFT of the requests sent
+    after another had ended. `itl`: between tokens, all requests.
     """
 
     burst_mean: float
@@ -88,7 +90,8 @@ class Seen:
 
 
 class Records:
-    """Arrivals as they come. Tokens that come together: one waits for all, the others for none."""
+    """Records arrivals. Of tokens that arrive together, the first has the whole gap, the
+    others 0."""
 
     def __init__(self, load: Load) -> None:
         self._num_in_burst = load.concurrency
@@ -106,17 +109,17 @@ class Records:
 
     @property
     def is_complete(self) -> bool:
-        """All requests are over."""
+        """Whether all requests have ended."""
         return len(self._request_s) == self._num_requests
 
     def start(self, key: int) -> None:
-        """Request `key` is handed over now."""
+        """Record that request `key` is sent now."""
         if len(self._burst) < self._num_in_burst:
             self._burst.add(key)
         self._started[key] = time.perf_counter()
 
     def tokens(self, key: int, count: int) -> None:
-        """Tokens of `key` are here now."""
+        """Record that `count` tokens of `key` arrive now."""
         if count < 1:
             return
         now_s = time.perf_counter()
@@ -132,12 +135,12 @@ class Records:
         self._num_tokens += count
 
     def end(self, key: int) -> None:
-        """`key` is over."""
+        """Record that `key` has ended."""
         del self._latest[key]
         self._request_s.append(time.perf_counter() - self._started.pop(key))
 
     def seen(self) -> Seen:
-        """The sum, when all is over."""
+        """Return the summary when all requests have ended."""
         elapsed_s, cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._cpu_s
         return Seen(
             **_four_ms("burst", self._burst_s),
@@ -151,7 +154,7 @@ class Records:
 
 
 def _four_ms(name: str, seconds: list[float]) -> dict[str, float]:
-    """Mean, p50, p95, p99 in milliseconds."""
+    """Return mean, p50, p95 and p99 in milliseconds."""
     times = np.array(seconds) * 1e3
     p50, p95, p99 = np.percentile(times, [50, 95, 99]).tolist()
     return {
@@ -165,9 +168,9 @@ def _four_ms(name: str, seconds: list[float]) -> dict[str, float]:
 async def closed_loop(
     load: Load, generate: Callable[[Records, int, Request], Awaitable[None]]
 ) -> Seen:
-    """One task per request in flight; each takes the next prompt when its own has ended.
+    """Run one task per request in flight; each takes the next prompt when its own has ended.
 
-    `generate` notes start, tokens and end of one request under its key.
+    `generate` records start, tokens and end of one request under its key.
     """
     waiting = iter(list(enumerate(load.requests())))
     records = Records(load)
@@ -184,7 +187,7 @@ async def closed_loop(
 
 
 async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
-    """Serve loads that come on stdin, one JSON object a line, until it is closed."""
+    """Run the loads that arrive on stdin, one JSON object per line, until it is closed."""
     # As the engine process does: what lives now lives to the end.
     gc.collect()
     gc.freeze()
@@ -194,5 +197,5 @@ async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
 
 
 def say(data: dict[str, float]) -> None:
-    """One line to who drives."""
+    """Print one line to the parent process."""
     print(ANSWER + json.dumps(data), flush=True)

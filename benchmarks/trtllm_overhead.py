@@ -45,7 +45,7 @@ _METRICS = ("burst_mean", "ttft_mean", "ttft_p50", "itl_mean", "itl_p50", "reque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is done: `num_waves` times the concurrency in each run, MIN_REQUESTS at least."""
+    """The amount of work: `num_waves` times the concurrency in each run, at least MIN_REQUESTS."""
 
     num_rounds: int
     num_waves: int
@@ -58,7 +58,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One load on one side. `cpu_us`: of each of its processes, per token."""
+    """One load on one side. `cpu_us`: processor time of each of its processes, per token."""
 
     side: str
     concurrency: int
@@ -68,7 +68,8 @@ class Run:
 
 
 class Side:
-    """Who sends requests, and the processes that answer by name; the sender may be one itself."""
+    """The process that sends requests, and the processes that serve them by name; the sender may be
+    one of these."""
 
     def __init__(
         self, name: str, sender: asyncio.subprocess.Process, servers: dict[str, list[int]]
@@ -78,7 +79,7 @@ class Side:
         self._servers = servers
 
     async def run(self, load: Load, number: int) -> Run:
-        """Send one load and wait for what was seen."""
+        """Send one load and wait for its results."""
         assert self._sender.stdin is not None
         before = {name: sum(map(cpu_s, pids)) for name, pids in self._servers.items()}
         self._sender.stdin.write(json.dumps(asdict(load)).encode() + b"\n")
@@ -95,7 +96,7 @@ class Side:
 
 
 async def answer_of(process: asyncio.subprocess.Process) -> str:
-    """The next answer of one of our processes."""
+    """Return the next answer of a benchmark process."""
     assert process.stdout is not None
     while line := (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode():
         if line.startswith(ANSWER):
@@ -104,7 +105,7 @@ async def answer_of(process: asyncio.subprocess.Process) -> str:
 
 
 def environment(step_ms: float) -> dict[str, str]:
-    """Of a process that finds the stand-in."""
+    """Return the environment of a process that imports the stand-in."""
     fakes = _HERE.parent / "tests" / "fakes"
     control = {"step_s": step_ms / 1e3, "num_blocks": 16_384}
     path = os.pathsep.join(filter(None, (str(fakes), os.environ.get("PYTHONPATH"))))
@@ -113,7 +114,7 @@ def environment(step_ms: float) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def process(*command: str, step_ms: float) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A Python process that finds the stand-in; ended at the end."""
+    """Start a Python process that imports the stand-in; terminate it at the end."""
     started = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
@@ -131,7 +132,7 @@ async def process(*command: str, step_ms: float) -> AsyncGenerator[asyncio.subpr
 
 @contextlib.asynccontextmanager
 async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
-    """Every side, up and idle."""
+    """Yield every side, up and idle."""
     roles = str(_HERE / "trtllm_sides.py")
     path, model = str(folder / "engine.sock"), str(folder / "model")
     async with contextlib.AsyncExitStack() as stack:
@@ -162,7 +163,8 @@ async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
 
 
 def write_model(folder: Path) -> None:
-    """The demo model's tokenizer and a configuration with room for long prompts; no weights."""
+    """Write the demo model's tokenizer and a configuration with room for long prompts; no
+    weights."""
     demo = resolve_model("demo")
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -173,7 +175,7 @@ def write_model(folder: Path) -> None:
 
 
 async def measure(size: Size) -> list[Run]:
-    """All rounds. The sides take turns at going first."""
+    """Run all rounds. The sides take turns at going first."""
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder = Path(name)
@@ -216,7 +218,7 @@ def of_side(runs: list[Run], side: str, concurrency: int) -> list[Run]:
 
 
 def added(runs: list[Run], side: str, concurrency: int, metric: str) -> tuple[float, float]:
-    """Milliseconds and percent over the floor, medians of what the single rounds state."""
+    """Return the milliseconds and percent over the floor, medians over the rounds."""
     pairs = [
         (getattr(run.seen, metric), getattr(floor.seen, metric))
         for run, floor in zip(
@@ -230,7 +232,7 @@ def added(runs: list[Run], side: str, concurrency: int, metric: str) -> tuple[fl
 
 
 def report(runs: list[Run], size: Size) -> list[Check]:
-    """Print the tables; the checks."""
+    """Print the tables; return the checks."""
     sides = (FLOOR, ENGINE, SERVICE)
     names = (
         *("burst_p50", "burst_p99", "ttft_p50", "ttft_p95", "ttft_p99"),
@@ -278,7 +280,7 @@ def report(runs: list[Run], size: Size) -> list[Check]:
 
 
 def size_of(options: argparse.Namespace) -> Size:
-    """What the arguments ask for, over the long or the quick run."""
+    """Return the long or the quick run's size, with the values that the arguments override."""
     least, most = options.output_tokens or ((64, 128) if options.full else (32, 64))
     return Size(
         num_rounds=options.rounds or (7 if options.full else 3),
@@ -292,7 +294,6 @@ def size_of(options: argparse.Namespace) -> Size:
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds (default: 3, full 7)")
     parser.add_argument("--waves", type=int, metavar="N", help="requests / in flight (2, full 4)")

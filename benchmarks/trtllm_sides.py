@@ -37,7 +37,7 @@ _FRONT_ID = 1
 
 
 async def floor(folder: Path) -> None:
-    """The engine as a program of one's own would use it: no scheduler, no link."""
+    """Use the engine as a user's program would: no scheduler, no link."""
     package = load_package(is_engine=False)
     llm = await asyncio.to_thread(
         package.build,
@@ -70,7 +70,7 @@ async def floor(folder: Path) -> None:
 
 
 def engine(folder: Path, path: Path) -> None:
-    """As the engine process composes it; serves until stdin is closed."""
+    """Run the engine as the engine process does, until stdin is closed."""
     executor = create_executor(ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=folder))
     scheduler = SchedulerConfig(
         max_num_batched_tokens=MAX_NUM_TOKENS,
@@ -86,7 +86,8 @@ def engine(folder: Path, path: Path) -> None:
 
 
 class LinkLoad:
-    """Keeps a load going over the link and listens: what a front does, without gRPC and text."""
+    """Keeps a load running over the link and receives events, as a front does, without gRPC and
+    text."""
 
     def __init__(self, path: Path) -> None:
         self.port = UnixEnginePort(path, _FRONT_ID)
@@ -96,7 +97,8 @@ class LinkLoad:
         self._seen: asyncio.Future[Seen] | None = None
 
     async def run(self, load: Load) -> Seen:
-        """One load; ValueError when a request fails, ConnectionError when the engine goes."""
+        """Run one load. Raises ValueError if a request fails, ConnectionError if the engine
+        disconnects."""
         self._waiting = iter(load.requests())
         self._seen = asyncio.get_running_loop().create_future()
         self._records = Records(load)
@@ -154,7 +156,7 @@ class LinkLoad:
 
 
 async def link(path: Path) -> None:
-    """Loads over the link."""
+    """Run loads over the link."""
     load = LinkLoad(path)
     await load.port.start(load)
     await load.port.wait_up()
@@ -163,7 +165,7 @@ async def link(path: Path) -> None:
 
 
 async def service(address: str) -> None:
-    """Loads over gRPC, all on one connection."""
+    """Run loads over gRPC, all on one connection."""
     async with Client(address, retry=NO_RETRY) as client:
 
         async def run(load: Load) -> Seen:
@@ -186,7 +188,7 @@ async def service(address: str) -> None:
 
 
 def main(role: str, *places: str) -> None:
-    """Be one of the processes."""
+    """Run one of the processes."""
     match role, places:
         case "floor", (folder,):
             asyncio.run(floor(Path(folder)))

@@ -1,7 +1,7 @@
 """Usage errors of benchmarks: wrong arguments and missing packages.
 
-For the sides of a benchmark, which are started by it and read their arguments by position, and for
-benchmarks that need more than Penstock itself does.
+For programs that a benchmark starts and that read their arguments by position, and for benchmarks
+that need more packages than Penstock.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ from collections.abc import Generator
 
 
 def tell_usage(doc: str | None, *, num_arguments: int) -> None:
-    """End the program with `doc`, its usage, if that is asked for or too few arguments are there.
+    """Print the usage `doc` and exit if `-h` is given or arguments are missing.
 
-    Asked for, it goes to stdout and the exit code is 0.
+    For `-h` it goes to stdout and the exit code is 0.
     """
     given = sys.argv[1:]
     if given[:1] in (["-h"], ["--help"]):
@@ -24,7 +24,7 @@ def tell_usage(doc: str | None, *, num_arguments: int) -> None:
 
 @contextlib.contextmanager
 def needing(extra: str) -> Generator[None]:
-    """End the program with what to install when an import in this block finds no such package."""
+    """Exit with the extra to install if an import in this block does not find its package."""
     try:
         yield
     except ModuleNotFoundError as error:

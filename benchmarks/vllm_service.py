@@ -32,7 +32,7 @@ _TEMPERATURE = 1.0  # as in served_model.py, which needs Penstock
 
 
 class VllmService:
-    """Its server, stopped but for its runs: idle it uses the cores too."""
+    """vLLM's server, stopped except during its runs: it uses the cores even when idle."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process = process
@@ -40,7 +40,7 @@ class VllmService:
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
-        """It computes inside."""
+        """Let the server run within the block."""
         os.killpg(self._process.pid, signal.SIGCONT)
         try:
             yield
@@ -52,7 +52,7 @@ class VllmService:
 async def vllm_service(
     python: str, model: Path, *, num_cores: int, max_num_seqs: int, max_length: int, budget: int
 ) -> AsyncGenerator[VllmService]:
-    """It serves `model` on the first cores; `budget`: tokens of a step."""
+    """Start a server for `model` on the first cores; `budget`: tokens per step."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"127.0.0.1:{port}"
@@ -93,7 +93,7 @@ async def vllm_service(
 
 
 async def _read(arguments: list[str]) -> dict[str, list[float]]:
-    """Streams that start together; seconds."""
+    """Read streams that start together; return their times in seconds."""
     address, *numbers, start_at = arguments
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers)
     protocol: Any = import_module("smg_grpc_proto")

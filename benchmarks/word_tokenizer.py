@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Into a model's folder; token 2 ends a sequence."""
+    """Write a tokenizer into a model's folder; token 2 ends a sequence."""
     words = {f"w{token}": token for token in range(vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,8 +1,8 @@
 """Adds a ticker to the event loop of a front process, so that a benchmark can read its lateness.
 
-Python imports a module of this name by itself at its start: a benchmark puts this folder and its
-own on PYTHONPATH, and states in `loop_ticks.FOLDER_VARIABLE` where ticks go. Every other process is
-left as it is.
+Python imports a module of this name at start-up. A benchmark puts this folder and its own on
+PYTHONPATH, and sets `loop_ticks.FOLDER_VARIABLE` to the folder for ticks. Other processes are
+unchanged.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""Prompts that occur in no play: digits, code, addresses, capitals, any Unicode; and small sums.
+"""Prompts that occur in no play: digits, code, addresses, capitals, arbitrary Unicode, and small
+sums.
 
-Owns the form of such prompts. Does not know the plays, tokens, or the training sequences.
+Owns the form of such prompts. Knows neither the plays, tokens, nor the training sequences.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TEMPLATES = (
 
 
 def other_prompt(generator: np.random.Generator) -> str:
-    """A filled template, noise of printable ASCII, or, one time in ten, noise of any script."""
+    """Return a filled template, printable ASCII noise or, one time in ten, noise of any script."""
     kind = generator.random()
     if kind < 0.1:
         return _noise(generator, 1, 0x3000)
@@ -57,7 +58,7 @@ def other_prompt(generator: np.random.Generator) -> str:
 
 
 def sums(generator: np.random.Generator) -> list[tuple[str, str]]:
-    """(question, answer) lines: one-digit sums in one notation, or counting."""
+    """Return (question, answer) lines: one-digit sums in one notation, or counting."""
     space = " " if generator.random() < 0.3 else ""
     if generator.random() < 0.2:
         first = int(generator.integers(1, 90))

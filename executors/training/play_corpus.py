@@ -1,8 +1,8 @@
 """Turns the text of plays into token sequences for training the demo model.
 
-Owns splitting the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
-documents (long excerpts, short excerpts, chats) that one training sequence is packed from. Does not
-know torch, the model, or how long training runs.
+Owns the split of the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
+documents (long excerpts, short excerpts, chats) in a training sequence. Does not know torch, the
+model, or how long training runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Mix:
     """The composition of a training sequence; every field is a probability or a mean count.
 
     A sequence is one long excerpt, or is packed from chats and short excerpts, or from speeches
-    that follow prompts which occur in no play.
+    after prompts that occur in no play.
     """
 
     other_prompts: float = 0.0
@@ -59,7 +59,7 @@ class Mix:
 
 
 def parse_speeches(text: str) -> list[Speech]:
-    """Speeches in order of appearance; a heading with nothing under it is dropped."""
+    """Return speeches in order of appearance; drop a heading with nothing under it."""
     speeches: list[Speech] = []
     for block in text.split("\n\n"):
         speaker, separator, body = block.strip().partition(":\n")
@@ -73,7 +73,9 @@ def parse_speeches(text: str) -> list[Speech]:
 def split_speeches(
     speeches: Sequence[Speech], *, holdout: float
 ) -> tuple[list[Speech], list[Speech]]:
-    """(training, validation): the last `holdout` of the characters is held out, cut at a speech."""
+    """Return (training, validation): the last `holdout` of the characters is held out, split at a
+    speech.
+    """
     lengths = np.cumsum([len(speech.text) + 2 for speech in speeches])
     cut = int(np.searchsorted(lengths, lengths[-1] * (1.0 - holdout)))
     cut = min(max(cut, 1), len(speeches) - 1)
@@ -81,7 +83,9 @@ def split_speeches(
 
 
 def train_tokenizer(speeches: Sequence[Speech], *, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE: any UTF-8 text round-trips, since all 256 bytes are in the vocabulary."""
+    """Train a byte-level BPE tokenizer: any UTF-8 text round-trips, since all 256 bytes are in the
+    vocabulary.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -109,8 +113,9 @@ class SubwordSampler:
     """Encodes text with BPE dropout from a seeded generator.
 
     BPE dropout (Provilkov, Emelianenko, Voita, 2020) skips each merge with probability
-    `drop_probability`, which shows the model many spellings of a word. It is done here because the
-    one in `tokenizers` cannot be seeded. Segmentations are drawn once per word and then reused.
+    `drop_probability`, which shows the model many spellings of a word. It is implemented here
+    because the implementation in `tokenizers` cannot be seeded. Segmentations are drawn once per
+    word and then reused.
     """
 
     def __init__(
@@ -129,20 +134,22 @@ class SubwordSampler:
         self._ranks = _merge_ranks(tokenizer)
 
     def prompt(self, text: str) -> list[int]:
-        """Token ids that are read and not predicted, each as its complement (below zero)."""
+        """Return token ids that are read and not predicted, each as its complement (below zero)."""
         return [~token_id for token_id in self.text(text)]
 
     def text(self, text: str) -> list[int]:
-        """Token ids of text that is drawn once, spelled plainly."""
+        """Return the token ids of text that is used once, without dropout."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def words(self, text: str) -> list[int]:
-        """Indices of the pre-tokens of `text`; `spell` turns them into token ids."""
+        """Return the indices of the pre-tokens of `text`; `spell` converts them to token ids."""
         pieces = self._pre_tokenizer.pre_tokenize_str(text)
         return [self._word_id(piece) for piece, _ in pieces]
 
     def spell(self, words: Sequence[int], *, is_dropped: bool) -> list[int]:
-        """Token ids: each word's one plain spelling, or a random one of its dropped spellings."""
+        """Return token ids: each word's plain spelling, or a random one of its dropout
+        spellings.
+        """
         ids: list[int] = []
         if not is_dropped:
             for word in words:
@@ -215,7 +222,9 @@ class SequenceSampler:
         self.dropped_share = dropped_share
 
     def batch(self, *, num_sequences: int, num_tokens: int) -> npt.NDArray[np.int64]:
-        """Token ids, int64 [num_sequences, num_tokens]; those only read are complements."""
+        """Return token ids int64 [num_sequences, num_tokens]; ids that are read only are
+        complements.
+        """
         rows = [self._sequence(num_tokens) for _ in range(num_sequences)]
         return np.asarray(rows, dtype=np.int64)
 
@@ -236,7 +245,9 @@ class SequenceSampler:
         return ids[:num_tokens]
 
     def _excerpt(self, num_tokens: int, *, max_speeches: int) -> list[int]:
-        """Speeches in a row; ends in the end token unless `num_tokens` cuts it short."""
+        """Return consecutive speeches, followed by the end token unless `num_tokens` truncates
+        them.
+        """
         is_dropped = self._draws_dropped()
         at = int(self._generator.integers(len(self._bodies)))
         ids = [BOS_ID]
@@ -252,14 +263,18 @@ class SequenceSampler:
         return [*ids, EOS_ID]
 
     def _opening(self, index: int) -> list[int]:
-        """The whole speech, or some of its last lines: prompts often come without a heading."""
+        """Return the whole speech, or some of its last lines, since prompts often have no
+        heading.
+        """
         if self._generator.random() >= self._mix.mid_speech_starts:
             return self._headings[index] + self._bodies[index]
         start = int(self._generator.choice(self._line_starts[index]))
         return self._bodies[index][start:]
 
     def _chat(self) -> list[int]:
-        """Neighbouring speeches under the chat template's two headings; replies end in the end."""
+        """Return neighbouring speeches under the chat template's two headings; replies end with the
+        end token.
+        """
         is_dropped = self._draws_dropped()
         num_pairs = int(self._generator.geometric(1.0 / self._mix.mean_chat_pairs))
         at = int(self._generator.integers(1, len(self._bodies)))
@@ -279,9 +294,10 @@ class SequenceSampler:
         return ids
 
     def _prompted(self) -> list[int]:
-        """A prompt that occurs in no play before or inside a speech, or as a question; or sums.
+        """Return a prompt that occurs in no play, before or inside a speech or as a question; or
+        sums.
 
-        Only the speech and the answers are predicted. Cut short, it has no end token.
+        Only the speech and the answers are predicted. A truncated sequence has no end token.
         """
         index = int(self._generator.integers(len(self._bodies)))
         body = self._bodies[index]
@@ -314,7 +330,9 @@ class SequenceSampler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationText:
-    """Documents for measuring loss: token ids (each opens with the begin token) and characters."""
+    """Documents for measuring loss: their token ids (each starts with the begin token) and
+    characters.
+    """
 
     documents: list[list[int]]
     num_chars: int
@@ -323,10 +341,10 @@ class EvaluationText:
 def evaluation_text(
     speeches: Sequence[Speech], tokenizer: Tokenizer, *, max_tokens: int
 ) -> EvaluationText:
-    """Packs whole speeches in order into documents of at most `max_tokens` tokens.
+    """Pack whole speeches in order into documents of at most `max_tokens` tokens.
 
-    A single longer speech is left out. No document ends in the end token: the loss is that of the
-    text alone.
+    A single longer speech is left out. Documents have no end token: the loss is that of the text
+    alone.
     """
     documents: list[list[int]] = []
     num_chars = 0

@@ -53,7 +53,7 @@ SAMPLE_PROMPTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One line of the loss log. Losses in nats; seconds since training began."""
+    """One line of the loss log. Losses are in nats; time in seconds since training began."""
 
     step: int
     train_per_token: float
@@ -122,9 +122,9 @@ def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
-    """Dropout after the embedding and before each residual sum, which Llama itself lacks.
+    """Add dropout after the embedding and before each residual sum, which Llama itself lacks.
 
-    By hooks, so that the names of the weights stay those of `LlamaForCausalLM`.
+    Uses hooks, so that the names of the weights stay those of `LlamaForCausalLM`.
     """
 
     def drop(module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
@@ -157,10 +157,11 @@ class AveragedWeights:
 
 
 def loss_of(model: LlamaForCausalLM, ids: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Cross entropy of each next token of `ids` int64 [B, T], except begin tokens and padding.
+    """Return the cross entropy of each next token of `ids` int64 [B, T], except begin tokens and
+    padding.
 
-    A complement, below zero, is a token that is read and not predicted. Padding is marked by
-    `IGNORED` and stands at the right, where no real token sees it.
+    A complement (below zero) is a token that is read and not predicted. Padding is `IGNORED`, at
+    the right, where no real token attends to it.
     """
     inputs = torch.where(ids < 0, ~ids, ids)[:, :-1]
     targets = ids[:, 1:].masked_fill((ids[:, 1:] == BOS_ID) | (ids[:, 1:] < 0), IGNORED)
@@ -173,7 +174,7 @@ def loss_of(model: LlamaForCausalLM, ids: Tensor, *, reduction: str = "mean") ->
 
 @torch.no_grad()
 def evaluate(model: LlamaForCausalLM, text: EvaluationText) -> tuple[float, float]:
-    """(nats per token, nats per character) of `text`."""
+    """Return (nats per token, nats per character) of `text`."""
     total, num_tokens = 0.0, 0
     for start in range(0, len(text.documents), 8):
         documents = text.documents[start : start + 8]
@@ -185,7 +186,7 @@ def evaluate(model: LlamaForCausalLM, text: EvaluationText) -> tuple[float, floa
 
 
 def learning_rate(args: argparse.Namespace, step: int) -> float:
-    """Linear warm-up, then a cosine down to 2 % of the peak."""
+    """Return the learning rate: linear warm-up, then cosine decay to 2 % of the peak."""
     if step < args.warmup_steps:
         return float(args.learning_rate * (step + 1) / args.warmup_steps)
     done = (step - args.warmup_steps) / max(1, args.steps - args.warmup_steps)
@@ -204,7 +205,7 @@ def build_optimizer(model: LlamaForCausalLM, args: argparse.Namespace) -> torch.
 
 
 class LossLog:
-    """Measures the averaged weights as training goes, and keeps the best, or else the last."""
+    """Measures the averaged weights during training, and keeps the best, or else the last."""
 
     def __init__(
         self, model: LlamaForCausalLM, validation: EvaluationText, *, keeps_last: bool
@@ -238,7 +239,7 @@ class LossLog:
 def train(
     args: argparse.Namespace, sampler: SequenceSampler, validation: EvaluationText
 ) -> tuple[LlamaForCausalLM, list[Progress]]:
-    """The averaged weights of the step with the lowest validation loss, and the loss log."""
+    """Return the averaged weights of the step with the lowest validation loss, and the loss log."""
     model = build_model(args).to(args.device)
     add_dropout(model, args.dropout)
     averaged = AveragedWeights(model, decay=args.average_decay)
@@ -273,10 +274,10 @@ def train(
 
 @torch.no_grad()
 def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: float) -> None:
-    """Move the weights back towards those that training started from.
+    """Move the weights back towards the weights that training started from.
 
-    Between the two lie models that have learnt the new and lost little of the old (Wortsman et
-    al., 2022).
+    Models between the two have learnt the new data and lost little of the old (Wortsman et al.,
+    2022).
     """
     ours: list[Tensor] = list(model.parameters())
     nn.Module.to(start, model.device)
@@ -285,7 +286,7 @@ def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: f
 
 
 def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes the Hugging Face folder; keeps an existing model card."""
+    """Write the Hugging Face folder; keep an existing model card."""
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         bos_token_id=BOS_ID,
@@ -323,7 +324,9 @@ def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> No
 def sample(
     model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, *, max_new_tokens: int = 300
 ) -> str:
-    """A text that continues `prompt` at temperature 0.8; shows the end token if it was sampled."""
+    """Return a text that continues `prompt` at temperature 0.8, including the end token if it was
+    sampled.
+    """
     ids = torch.tensor([tokenizer.encode(prompt).ids], device=model.device)
     num_prompt_tokens = ids.shape[1]
     for _ in range(max_new_tokens):
@@ -338,7 +341,7 @@ def sample(
 def report(
     model: LlamaForCausalLM, tokenizer: Tokenizer, texts: dict[str, EvaluationText]
 ) -> dict[str, Any]:
-    """Losses of the weights as shipped (rounded to bfloat16), and a few samples."""
+    """Return the losses of the weights as shipped (rounded to bfloat16), and a few samples."""
     losses: dict[str, float] = {}
     for name, text in texts.items():
         per_token, per_char = evaluate(model, text)

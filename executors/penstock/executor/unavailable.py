@@ -1,4 +1,4 @@
-"""The error of an executor whose dependencies are not installed. Knows no executor."""
+"""The error for an executor whose dependencies are not installed. Knows no executor."""
 
 
 class ExecutorUnavailable(Exception):

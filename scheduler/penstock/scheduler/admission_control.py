@@ -1,10 +1,10 @@
 """Admission control: which requests may join the queue.
 
-Owns the refusals at submission, in order: a request id in use, a size that can never fit, a time
-that has passed, more outputs than may ever run or wait at once, a tenant over a quota or over its
-part of the queue, a full queue, and a deadline that cannot be met. At a full queue a request may
-displace others (displacement.py). A replayed request is refused only for the first three. Changes
-nothing.
+Owns the refusals at submission, in order: a request id in use, a size that can never fit, a
+deadline that has passed, more outputs than may ever run or wait at once, a tenant over a quota or
+over its part of the queue, a full queue, and a deadline that cannot be met. At a full queue a
+request may displace others (displacement.py). A replayed request is refused only for the first
+three. Changes nothing.
 """
 
 import math
@@ -23,7 +23,7 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class AdmissionControl:
-    """Checks requests before they wait; outputs of one request are admitted or refused as one."""
+    """Decides whether a request joins the queue; its outputs are admitted or refused together."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class AdmissionControl:
         self._requests = requests
 
     def check(self, requests: Sequence[Request], now: float) -> QueueEstimate:
-        """The outcome for the outputs of one request, leader first; with a rejection, their
-        refusal.
+        """Return the estimate for the outputs of one request, leader first, with the rejection if
+        they are refused.
         """
         leader = requests[0]
         reason = self._validate([request.spec for request in requests])
@@ -56,7 +56,7 @@ class AdmissionControl:
             return QueueEstimate(num_ahead=0, rejection=Rejection(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
             return QueueEstimate(num_ahead=0, rejection=self._predictor.dropped(leader, now))
-        # A replay was admitted before: it is not refused because all others return with it.
+        # A replayed request was admitted before: it is not refused because others are replayed too.
         if leader.spec.num_replays:
             return self._predictor.estimate(leader, now)
         rejection = self._check_limits(requests, now)
@@ -70,7 +70,7 @@ class AdmissionControl:
         return replace(estimate, displaced=displaced) if displaced else estimate
 
     def _validate(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
-        """An error of the request itself."""
+        """Return the error of the request itself, None if it is valid."""
         keys = {spec.key for spec in specs}
         is_known = self._requests.has_id(specs[0].request_id)
         if is_known or len(keys) < len(specs) or any(key in self._requests for key in keys):
@@ -82,7 +82,7 @@ class AdmissionControl:
         return None
 
     def _fits(self, spec: RequestSpec) -> FailureReason | None:
-        """Why this output could not run even on an idle engine."""
+        """Return why this output could not run even on an idle engine, None if it could."""
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
@@ -91,11 +91,11 @@ class AdmissionControl:
         return None
 
     def _check_limits(self, requests: Sequence[Request], now: float) -> Rejection | None:
-        """A limit of the queue or of the tenant that is exceeded."""
+        """Return the rejection if a limit of the queue or of the tenant is exceeded."""
         return self._too_many(requests) or self._over_quota(requests, now)
 
     def _too_many(self, requests: Sequence[Request]) -> Rejection | None:
-        """Why so many outputs of one request could not wait or run even on an idle engine."""
+        """Return the rejection if a request has more outputs than may ever wait or run at once."""
         num_outputs, breach = len(requests), None
         most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live
         if most is not None and num_outputs > most:
@@ -107,7 +107,7 @@ class AdmissionControl:
         )
 
     def _over_quota(self, requests: Sequence[Request], now: float) -> Rejection | None:
-        """The quota of the tenant that is exceeded, its part of the queue included."""
+        """Return the rejection if the tenant exceeds a quota or its part of the queue."""
         leader = requests[0]
         tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
         breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
@@ -128,10 +128,10 @@ class AdmissionControl:
         return replace(rejection, breach=breach)
 
     def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
-        """Waiting requests that an arriving one displaces; None when there is no room for it.
+        """Return the waiting requests that `requests` displace, None if there is no room for them.
 
-        Prompts that exceed the bound of tokens on their own are admitted while nothing else waits:
-        there would never be room for them.
+        A request whose prompts alone exceed `max_num_waiting_tokens` is admitted while the queue is
+        empty: it would never fit otherwise.
         """
         config, queue = self._config, self._queue
         num_over = len(queue) + len(requests) - config.max_num_waiting
@@ -144,5 +144,5 @@ class AdmissionControl:
         units = queue.displaced_by(requests, num_over, num_tokens_over)
         if units is None:
             return None
-        # The leader of each last: no follower takes its place in between.
+        # The leader of each request comes last, so that no follower replaces it in between.
         return tuple(request for unit in units for request in reversed(unit))

@@ -1,4 +1,4 @@
-"""The values between scheduler and executor: a `Batch` in, a `StepResult` out.
+"""The values that scheduler and executor exchange: a `Batch` in, a `StepResult` out.
 
 Owns the two values and the meaning of their arrays. Does not know how a batch was chosen or how it
 is computed.
@@ -26,17 +26,18 @@ class Batch:
     at launch; otherwise it is the token the executor itself sampled for that slot in the step
     before (pipeline depth 2: its value has not been collected yet).
 
-    `sampled_slots` [m]: slots, in row order, whose last row position is the end of what is known,
-    so that its logits give the next token: all decode rows, and prefill rows that complete.
+    `sampled_slots` [m]: slots, in row order, whose row ends with the last known token, so that its
+    logits give the next one: all decode rows, and prefill rows that complete.
 
-    The arrays change after `launch` returns: an executor reads or copies what it needs before.
-    `admitted`: requests that got a slot since the last batch (`request.slot`); `released`: slots
-    released since the last batch, also those granted again (handle `released` first, then
-    `admitted`). A batch without rows only has releases; its result is empty. `num_used_blocks`:
-    blocks of running requests, shared ones counted once; `num_old_blocks`: the same before this
-    step took any. `num_paused`: decodes that are left out of this step.
+    The arrays change after `launch` returns: an executor must read or copy what it needs before
+    that. `admitted`: requests that got a slot since the last batch (`request.slot`); `released`:
+    slots released since the last batch, including those assigned again (handle `released` first,
+    then `admitted`). A batch without rows has releases only; its result is empty.
+    `num_used_blocks`: blocks of running requests, shared ones counted once; `num_old_blocks`: the
+    same count before this step allocated any. `num_paused`: decodes that are left out of this step.
 
-    A self-paced executor gets a prompt as one chunk, in every batch until its first token is in.
+    For a self-paced executor a prompt is one chunk, repeated in every batch until its first token
+    has arrived.
     """
 
     step: int
@@ -54,7 +55,7 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Slots that run in this step."""
+        """Number of slots that run in this step."""
         return len(self.slots)
 
 
@@ -73,7 +74,7 @@ class TokenLogprobs:
     top_logprobs: NDArray[np.float32]
 
     def take(self, rows: NDArray[np.intp] | slice) -> "TokenLogprobs":
-        """The same for some of the tokens."""
+        """Return the logprobs of some of the tokens."""
         return TokenLogprobs(
             chosen=self.chosen[rows],
             ranks=self.ranks[rows],
@@ -86,9 +87,9 @@ class TokenLogprobs:
 class SlotFailure:
     """A request that failed alone; the rest of the batch is valid.
 
-    `detail` is for our logs only, and quotes nothing of what a client sent. `is_refusal`: the
-    executor does not support what was asked: the request's own fault; `is_of_constraint` when that
-    is the constraint.
+    `detail` is for the server log only and contains nothing that a client sent. `is_refusal`: the
+    executor does not support what the request asks for, so it is a client error;
+    `is_of_constraint`: the unsupported part is the constraint.
     """
 
     slot: int
@@ -101,8 +102,8 @@ class SlotFailure:
 class SlotEnd:
     """A request that the executor ended itself, after the tokens of this result.
 
-    Only for ends that the scheduler cannot see in the tokens; `stop_id` -1 when no token stopped
-    it.
+    Only for ends that the scheduler cannot detect from the tokens. `stop_id`: -1 if no stop token
+    ended it.
     """
 
     slot: int
@@ -115,15 +116,17 @@ class StepResult:
     """The outcome of one launched batch.
 
     `slots` int32 [m]: usually `batch.sampled_slots` itself. `tokens` int32: one per slot when
-    `counts` is None; otherwise `counts[i]` of them (0 is allowed: that slot is computed again),
-    concatenated. A count above one means that the keys and values of all but the last are written
-    too, within the slot's blocks. Counts need a pipeline depth of 1. `logprobs` is aligned with
-    `tokens`, None when none were requested. `prompt_logprobs`: (slot, first position, logprobs):
-    rows for the prompt tokens at positions first, first + 1, ... that this step's chunk predicted.
-    Slots in `failures` have no tokens. `ends`: see SlotEnd. `num_cached`: (slot, tokens of its
-    prompt that were found in the executor's own cache), where the executor manages its cache.
+    `counts` is None; otherwise `counts[i]` tokens for `slots[i]`, concatenated (0 is allowed: that
+    slot is computed again). A count above one means that the keys and values of all but the last
+    are written too, within the slot's blocks. Counts need a pipeline depth of 1. `logprobs` is
+    aligned with `tokens`, None when none were requested. `prompt_logprobs`: (slot, first position,
+    logprobs): rows for the prompt tokens at positions first, first + 1, ... that this step's chunk
+    predicted. Slots in `failures` have no tokens. `ends`: see SlotEnd. `num_cached`: (slot, tokens
+    of its prompt that were found in the executor's own cache), where the executor manages its
+    cache.
 
-    Of a self-paced executor tokens may extend past the slot's blocks, and `counts` is always given.
+    With a self-paced executor, tokens may extend past the slot's blocks, and `counts` is always
+    set.
     """
 
     slots: NDArray[np.int32]

@@ -1,19 +1,20 @@
 """Admits waiting requests, in order, and backfills past one that does not fit.
 
-Owns what fits, and how long a huge request may be overtaken. Does not know the order.
+Owns the check whether a request fits, and how long a large request may be overtaken. Does not know
+the order.
 
-When the first in order lacks blocks, those behind it are tried: up to `max_lookahead` in a step,
-four of one tenant. **Bound.** From the moment it first was at the head and lacked blocks, at most
-`max_num_overtakes` requests overtake it, and none later than `max_overtake_s` after it. Then all
-blocks that become free are kept for it: no other request is admitted while it is first, so running
-requests end one by one until it fits (alone it fits, or it was refused at submission). The count is
-kept while others are first. A preempted request is not overtaken at all: running requests lacked
-blocks, and another one would lack them next.
+When the first request in order lacks blocks, later ones are tried: up to `max_lookahead` in a step,
+at most four of one tenant. **Bound.** From the moment a request first is at the head and lacks
+blocks, at most `max_num_overtakes` requests overtake it, and none more than `max_overtake_s` later.
+Then all blocks that become free are kept for it: no other request is admitted while it is at the
+head, so running requests end one by one until it fits (a request that does not fit alone is refused
+at submission). The count is kept while other requests are at the head. A preempted request is not
+overtaken at all: running requests lacked blocks, and another one would lack them next.
 
-Requests of tenants under their fair share (fair_share.py) come first, and others are preempted for
-what they lack (victims.py). They too overtake a blocked request within the bound above, which for
-them also covers a preempted one: the blocks they take are not those it waits for, as long as others
-are preempted.
+Requests of tenants under their fair share (fair_share.py) come first, and other requests are
+preempted to free what they lack (victims.py). They too overtake a blocked request within the bound
+above. For them the bound also covers a preempted request: while others are preempted for them, they
+do not take the blocks that it waits for.
 """
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
@@ -78,7 +79,7 @@ class BatchAdmission:
     def admit(self, budget: TokenBudget, now: float) -> WaitReason | None:
         """Give slots and tokens of `budget` to waiting requests.
 
-        Returns what the next request in the queue lacked, None when no admissible one is left.
+        Return what the next request in the queue lacked, None if no admissible request is left.
         """
         order = self._order
         blocked: Request | None = None
@@ -93,7 +94,7 @@ class BatchAdmission:
             if matched is None:
                 blocked = blocked or request
                 num_passed += 1
-                # Behind the head, too, no request overtakes a preempted one.
+                # A preempted request is not overtaken even if it is not at the head.
                 if (
                     request.num_preemptions
                     or num_passed > self._max_lookahead
@@ -134,12 +135,12 @@ class BatchAdmission:
         preempted: list[tuple[int, int]],
         now: float,
     ) -> bool:
-        """As `admit`, for requests of tenants under their share, updating `shares`.
+        """Admit requests of tenants under their share, and update `shares`.
 
-        Running requests of others are preempted for what they lack (victims.py); returns whether
-        that happened. `least`: the lowest class that may be preempted. `preempted`: classes and
-        tenants of requests already preempted in this step: a new request is of no lower class, and
-        of another tenant.
+        Preempt running requests of other tenants for what they lack (victims.py); return whether
+        any was preempted. `least`: the lowest class to admit from. `preempted`: classes and tenants
+        of the requests preempted so far in this step: only requests of no lower class, and of other
+        tenants, are admitted.
         """
         least = max([least, *(level for level, _ in preempted)])
         barred = {tenant for _, tenant in preempted}
@@ -182,12 +183,12 @@ class BatchAdmission:
 
     @property
     def _has_place(self) -> bool:
-        """Whether one more may run: there is a slot, and the batch limit allows it."""
+        """Whether one more request may run: a slot is free, and the batch limit allows it."""
         running = self._running
         return running.has_free_slot and len(running) < self._sizing.max_num_running
 
     def _lack(self, budget: TokenBudget, *, is_too_long: bool) -> WaitReason | None:
-        """What the remaining requests lack, when none lacks blocks."""
+        """Return why the remaining requests are not admitted, when none lacks blocks."""
         if not len(self._order):
             return None
         if not self._has_place:
@@ -198,7 +199,7 @@ class BatchAdmission:
         return WaitReason.FAIRNESS
 
     def _may_pass_blocked(self, request: Request, now: float) -> bool:
-        """Whether a request may overtake the one found blocked in the last round."""
+        """Whether a request may overtake the request found blocked in the last round."""
         blocked = self._blocked
         if blocked is None or blocked is request or blocked.ticket < 0:
             self._blocked = None
@@ -211,7 +212,9 @@ class BatchAdmission:
     def _make_place(
         self, request: Request, num_blocks: int, budget: TokenBudget, shares: FairShare, now: float
     ) -> bool:
-        """Preempt requests for one of a tenant under its share; False when they do not suffice."""
+        """Preempt requests for one of a tenant under its share; return False if that frees too
+        little.
+        """
         if not self._may_preempt or len(self._running) > self._sizing.max_num_running:
             return False
         shortage = Shortage(
@@ -241,7 +244,7 @@ class BatchAdmission:
         cache = self._cache
         start = len(matched) * cache.block_size
         remaining = len(request.tokens) - start
-        # Longer than a whole step: alone, for the engine behind to split into chunks.
+        # A prompt longer than a whole step is sent alone; the wrapped engine splits it.
         if self._takes_whole_prompts and remaining > budget.num_left and len(budget):
             return False
         count = budget.size(remaining)
@@ -253,11 +256,11 @@ class BatchAdmission:
         return True
 
     def _match(self, request: Request, reserve_tokens: int, *, is_first: bool) -> list[int] | None:
-        """Cached blocks of a request that fits, None for one that does not."""
+        """Return the cached blocks of a request that fits, None for one that does not."""
         cache = self._cache
         num_left = self._num_blocks_left()
         # At least the last token's block is never cached. A request tried out of turn is not
-        # matched again while fewer blocks are free than it wanted the last time.
+        # matched again while fewer blocks are free than it needed the last time.
         if num_left < (1 if is_first else max(1, request.num_blocks_short)):
             return None
         matched = self._cached(request)
@@ -274,7 +277,7 @@ class BatchAdmission:
         return [] if wants_all else self._cache.match(request)
 
     def _num_wanted(self, request: Request) -> int:
-        """Blocks that the admission of a request takes."""
+        """Return the number of blocks that the admission of a request takes."""
         num_tokens = self._reserve_tokens(request)
         return self._cache.num_taken(self._cached(request), num_tokens)
 
@@ -291,9 +294,9 @@ class BatchAdmission:
         return is_in_time and blocked.num_overtaken < self._max_num_overtakes and is_changed
 
     def _num_blocks_left(self) -> int:
-        """Blocks that are not used, reserved, or kept free."""
+        """Return the number of blocks that are not used, reserved, or kept free."""
         cache = self._cache
-        # Alone, a request may take everything.
+        # A request that runs alone may take every block.
         spare_blocks = self._watermark_blocks if len(self._running) else 0
         return cache.num_available - cache.num_reserved - spare_blocks
 

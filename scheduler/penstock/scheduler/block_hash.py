@@ -1,8 +1,8 @@
 """Content hashes of full blocks, chained, so that a hash identifies a whole prefix.
 
-Owns the one definition that fronts (prompt) and engine (output) share. A digest of 16 bytes of
-BLAKE2b: a collision would give one tenant another's keys and values, so the hash is cryptographic
-and the chain starts from the tenant's salt.
+Owns the definition that fronts (for prompts) and engine (for outputs) share. A digest of 16 bytes
+of BLAKE2b: a collision would give one tenant another's keys and values, so the hash is
+cryptographic and the chain starts from the tenant's salt.
 """
 
 from hashlib import blake2b
@@ -14,17 +14,17 @@ DIGEST_BYTES = 16
 
 
 def chain_root(salt: bytes) -> bytes:
-    """The digest a chain starts from; differs for every salt (tenant, cache salt)."""
+    """Return the digest that a chain starts from; every salt (tenant, cache salt) has its own."""
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"penstock-kv").digest()
 
 
 def hash_blocks(
     token_ids: NDArray[np.int32], block_size: int, previous: bytes
 ) -> tuple[bytes, ...]:
-    """Digests of the full blocks of `token_ids` int32 [n], chained after `previous`.
+    """Return the digests of the full blocks of `token_ids` int32 [n], chained after `previous`.
 
     Tokens past the last full block are left out. `previous` is `chain_root(salt)` for the start of
-    a prompt or the digest of the block before.
+    a prompt or the digest of the previous block.
     """
     data = np.ascontiguousarray(token_ids, dtype=np.int32).tobytes()
     width = 4 * block_size

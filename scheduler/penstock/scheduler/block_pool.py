@@ -28,9 +28,9 @@ from penstock.scheduler.sessions import SessionKey, Sessions
 class BlockPool:
     """Reference counts, the free stack, and the index from content hash to block.
 
-    Every block is in exactly one of: the free stack, the cached order, used. Without `sessions`
-    there are none; without `order` eviction is least recently used; without `budget` retention has
-    no bound.
+    Every block is in exactly one of: the free stack, the cached order, used. With `sessions` None
+    there are no sessions, with `order` None eviction is LRU, with `budget` None retention has no
+    limit.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError("num_blocks must be at least 1")
         self.num_blocks = num_blocks
-        # Called for every name that is lost; None without an index of cached blocks.
+        # Called for every digest that is removed; None without an index of cached blocks.
         self.cache_index: CacheIndex | None = None
         self.ref_counts: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         # Reversed, so that a new pool hands out 0, 1, 2, ...
         self._stack: NDArray[np.int32] = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
-        # Of each block the place of the stack where `faults_at` last saw it; may be out of date.
+        # The place of the stack where `faults_at` last found each block; may be out of date.
         self._place_of: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         # Blocks that `allocate` can hand out: free ones, then cached ones by eviction. Read many
         # times a step, so it is maintained instead of counted.
@@ -68,25 +68,25 @@ class BlockPool:
         self._is_hashed: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         # Whether any block may be claimed or held: most pools never have one.
         self._has_standing = False
-        # Since it got its name, a request without a low claim has left the block.
+        # Whether a request without a low claim has released the block since its registration.
         self._is_settled: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
     @property
     def num_cached(self) -> int:
-        """Unused blocks whose content may be reused."""
+        """Number of unused blocks whose content may be reused."""
         return self.num_available - self._num_free
 
     @property
     def num_used(self) -> int:
-        """Blocks with a reference."""
+        """Number of blocks with a reference."""
         return self.num_blocks - self.num_available
 
     def allocate(self, count: int) -> NDArray[np.int32]:
-        """Take `count` blocks, each with one reference; int32 [count].
+        """Allocate `count` blocks, each with one reference; int32 [count].
 
-        Raises ValueError when fewer are available: ask `num_available` first.
+        Raises ValueError if fewer are available: check `num_available` first.
         """
         if count > self.num_available:
             raise ValueError(f"{count} blocks asked for, {self.num_available} available")
@@ -105,7 +105,7 @@ class BlockPool:
         return blocks
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of a hash chain; takes no reference."""
+        """Return the blocks of the longest known prefix of a hash chain; take no reference."""
         blocks: list[int] = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -115,13 +115,13 @@ class BlockPool:
         return blocks
 
     def num_unused(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks` are unused: sharing makes them unavailable."""
+        """Return how many of `blocks` are unused: sharing makes them unavailable."""
         if not blocks:
             return 0
         return int((self.ref_counts[np.array(blocks, dtype=np.int32)] == 0).sum())
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Take one more reference to each of `blocks`, all of them used or cached."""
+        """Add one reference to each of `blocks`, all of them used or cached."""
         if not blocks:
             return
         self.num_available -= self.num_unused(blocks)
@@ -138,8 +138,8 @@ class BlockPool:
     ) -> None:
         """Release one reference to each block of one table, int32 [n], no duplicates.
 
-        `retention`: the claim of `tenant`'s request for those whose content is known, from `now`
-        on.
+        `retention`: what the request of `tenant` claims from `now` on, for the blocks whose content
+        is known.
         """
         counts = self.ref_counts[blocks] - 1
         self.ref_counts[blocks] = counts
@@ -177,25 +177,25 @@ class BlockPool:
     def register_chain(
         self, table: NDArray[np.int32], digests: Sequence[bytes], places: range
     ) -> None:
-        """Name the full, used blocks at `places` of a table, the blocks of one hash chain from its
-        start, and learn from the known part of the chain.
+        """Register the full, used blocks at `places` of a table, all of one hash chain, under their
+        digests, and notify the eviction order.
         """
         self._name(table[places.start : places.stop], digests[places.start : places.stop])
         self._order.note_named(table, digests, places, self._block_of)
 
     def forget(self, blocks: NDArray[np.int32]) -> None:
-        """Drop the names of used blocks with untrusted content."""
+        """Remove the digests of used blocks whose content is not trusted."""
         named = blocks[self._is_hashed[blocks]]
         self._unname(named)
         self._order.note_lost(named.tolist())
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """What the retention budget has cut."""
+        """What the retention budget has cut so far."""
         return self._claims.cuts
 
     def level(self, block: int) -> int | None:
-        """The level of a cached block, None of any other."""
+        """Return the level of a cached block, None for any other."""
         return self._cached.level(block) if block in self._cached else None
 
     def _claim(
@@ -205,7 +205,7 @@ class BlockPool:
         now: float,
         tenant: str,
     ) -> None:
-        """The claim of a request for the `blocks` it leaves."""
+        """Apply the retention that a request claims for the `blocks` it releases."""
         claims = self._claims
         level = DEFAULT_LEVEL if retention is None else retention.level
         if level >= DEFAULT_LEVEL:
@@ -218,7 +218,7 @@ class BlockPool:
         if level < DEFAULT_LEVEL:
             named = named[~self._is_settled[named]]
         self._has_standing = True
-        # The head of a prefix last: more requests share it, so its claim is lost last.
+        # The head of a prefix comes last: more requests share it, so its claim is dropped last.
         self._move(claims.make(named[::-1].tolist(), retention, tenant, now))
 
     def _level(self, block: int) -> int:
@@ -258,13 +258,15 @@ class BlockPool:
                 self.sessions.lose(block)
 
     def faults(self) -> Faults:
-        """Inconsistencies of the account, piece by piece; any part may change after its piece."""
+        """Yield the inconsistencies of the account, piece by piece; a part may change after its
+        piece.
+        """
         yield from self.total_faults()
         for start in range(0, self.num_blocks, PIECE):
             yield from self.faults_at(range(start, min(start + PIECE, self.num_blocks)))
 
     def total_faults(self) -> Faults:
-        """Inconsistencies of the totals and of ordered structures."""
+        """Yield the inconsistencies of the totals and of the ordered structures."""
         is_used = self.ref_counts > 0
         num_named = int(np.count_nonzero(self._is_hashed))
         num_used = int(np.count_nonzero(is_used))
@@ -287,9 +289,10 @@ class BlockPool:
             yield from part.faults()
 
     def faults_at(self, places: range) -> Faults:
-        """Inconsistencies of the blocks and of the free stack's entries with these numbers.
+        """Yield the inconsistencies of the blocks, and of the free stack's entries, with these
+        numbers.
 
-        Assumes nothing about the others, which may have changed since they were checked.
+        Assumes nothing about other blocks, which may have changed since they were checked.
         """
         cached, claims, sessions = self._cached, self._claims, self.sessions
         names = list(map(self._hash_of.get, places))
@@ -319,7 +322,7 @@ class BlockPool:
         yield self._stack_fault(places)
 
     def _stack_fault(self, places: range) -> str:
-        """Each place of the stack has a free block, and none has that of another place."""
+        """Check that each place of the stack has a free block that no other place has."""
         numbers = np.arange(places.start, min(places.stop, self._num_free), dtype=np.int32)
         blocks = self._stack[numbers]
         if self.ref_counts[blocks].any() or self._is_hashed[blocks].any():

@@ -1,10 +1,10 @@
-"""The index of named KV cache blocks, for subscribers that want to know where a prefix is cached.
+"""The index of named KV cache blocks, for subscribers that track where a prefix is cached.
 
 Owns the tokens and the chain position of every named block, and the changes since a subscriber's
-watch began. Does not know why a block gets or loses its name, nor who watches. An engine without
-subscribers has no index and no cost.
+watch began. Does not know why a block gets or loses its name, nor which subscribers there are. An
+engine without subscribers has no index and no cost.
 
-A watch covers one salt: blocks hashed from another belong to another tenant, and are never
+A watch covers one salt: blocks hashed from another salt belong to another tenant, and are never
 reported.
 """
 
@@ -28,16 +28,14 @@ class CachedBlock(NamedTuple):
 CacheChange: TypeAlias = CachedBlock | bytes
 """A block that was named, or the digest of one that lost its name."""
 _Content: TypeAlias = tuple[bytes, bytes]
-"""Parent and tokens. There are many of them: plain tuples of bytes cost the garbage collector
-nothing.
-"""
+"""Parent and tokens. There are many: the garbage collector does not track tuples of bytes."""
 
 
 class CacheWatch:
     """A watch of a salt's blocks: a snapshot, then changes.
 
-    `num_blocks`: of the snapshot. It keeps up to `max_num_changes` unread changes: beyond that it
-    `is_overrun`, and must be replaced.
+    `num_blocks`: blocks in the snapshot. The watch keeps up to `max_num_changes` unread changes;
+    beyond that `is_overrun` is set and the watch must be replaced.
     """
 
     def __init__(self, salt: bytes, blocks: Mapping[bytes, _Content], max_num_changes: int) -> None:
@@ -49,18 +47,18 @@ class CacheWatch:
         self._max_num_changes = max_num_changes
 
     def take_blocks(self, max_num: int) -> list[CachedBlock]:
-        """The next blocks of the snapshot, parents before children."""
+        """Return the next blocks of the snapshot, parents before children."""
         return list(islice(self._snapshot, max_num))
 
     def take_changes(self) -> list[CacheChange]:
-        """Changes since the last call, in order; the first call returns those since the
+        """Return the changes since the last call, in order; the first call returns those since the
         snapshot.
         """
         changes, self._changes = self._changes, []
         return changes
 
     def add(self, changes: Iterable[CacheChange]) -> None:
-        """Record a change."""
+        """Record changes."""
         if self.is_overrun:
             return
         self._changes.extend(changes)
@@ -91,7 +89,7 @@ class CacheIndex:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks."""
+        """Number of indexed blocks."""
         return len(self._chain_of)
 
     def __contains__(self, digest: bytes) -> bool:
@@ -123,7 +121,7 @@ class CacheIndex:
         self._drop_if_unused(chain)
 
     def note_lost(self, digests: Iterable[bytes]) -> None:
-        """Remove registered blocks, which have lost their digests."""
+        """Remove registered blocks that have lost their digests."""
         for digest in digests:
             chain = self._chain_of.pop(digest)
             del chain.blocks[digest]
@@ -132,7 +130,7 @@ class CacheIndex:
             self._drop_if_unused(chain)
 
     def watch(self, salt: bytes) -> CacheWatch:
-        """Start to watch the blocks hashed from `salt`; end it by `unwatch`."""
+        """Start to watch the blocks hashed from `salt`, until `unwatch`."""
         chain = self._chains.get(salt)
         if chain is None:
             chain = self._chains[salt] = _Chain(salt)
@@ -147,13 +145,13 @@ class CacheIndex:
         self._drop_if_unused(chain)
 
     def _drop_if_unused(self, chain: _Chain) -> None:
-        """Many salts are used by a single request: drop empty chains."""
+        """Drop an empty chain: many salts are used by a single request."""
         if not chain.blocks and not chain.watches:
             self._chains.pop(chain.salt, None)
 
 
 def _parents_first(blocks: dict[bytes, _Content]) -> Iterator[CachedBlock]:
-    """All of `blocks`, which is consumed. A parent may have been named again after its child."""
+    """Yield all of `blocks`, and empty it. A parent may have been named again after its child."""
     for first in list(blocks):
         line: list[CachedBlock] = []
         digest = first

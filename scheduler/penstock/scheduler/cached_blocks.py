@@ -1,9 +1,8 @@
-"""Cached blocks in the order of their eviction.
+"""Cached blocks in eviction order.
 
 Owns the order among levels, the lowest first; the interface of an order within one level; and least
-recent use. Within the default level an `EvictionOrder` decides, within the others least recent use:
-there a request set the value of its blocks. Does not know a block's content, nor the reason of its
-level.
+recent use. An `EvictionOrder` decides within the default level; other levels, which requests set
+for their blocks, use LRU. Does not know a block's content, nor why it has its level.
 
 A block that changes its level keeps its age: one that returns to the default after a while is
 placed among those that were used at the same time, not behind them.
@@ -24,9 +23,9 @@ from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 class EvictionOrder(Protocol):
     """The cached blocks of one level.
 
-    `num_turns`: how many blocks of the pool were released so far, at all levels. It is the only
-    clock; the turn of a block is its number in that count. An order that learns also gets the
-    events of used blocks.
+    `num_turns`: number of blocks of the pool released so far, at all levels. It is the only clock;
+    the turn of a block is the count at its release. An order that learns also gets the events of
+    used blocks.
     """
 
     num_turns: int
@@ -36,13 +35,11 @@ class EvictionOrder(Protocol):
     def __contains__(self, block: int) -> bool: ...
 
     def blocks(self) -> list[int]:
-        """All cached blocks, unordered."""
+        """Return all cached blocks, unordered."""
         ...
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Add blocks that were used until now, the tail of their chain first; assigns their
-        turns.
-        """
+        """Add blocks that were used until now, the tail of their chain first; set their turns."""
         ...
 
     def insert(self, block: int, turn: int) -> None:
@@ -50,15 +47,15 @@ class EvictionOrder(Protocol):
         ...
 
     def take(self, block: int) -> int:
-        """Remove a block that moves to another level; returns its turn."""
+        """Remove a block that moves to another level; return its turn."""
         ...
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Remove those of `blocks` that are here: they are used again."""
+        """Remove those of `blocks` that are in this order: they are used again."""
         ...
 
     def pop(self, count: int) -> list[int]:
-        """Remove the `count` blocks that are evicted next; there must be as many."""
+        """Remove and return the `count` blocks to evict next; at least as many must exist."""
         ...
 
     def note_named(
@@ -68,29 +65,29 @@ class EvictionOrder(Protocol):
         places: range,
         block_of: Mapping[bytes, int],
     ) -> None:
-        """The blocks at `places` of a chain got their digests; `block_of` finds blocks by
-        digest.
+        """Record that the blocks at `places` of a chain got their digests; `block_of` finds blocks
+        by digest.
         """
         ...
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Known blocks, used or cached, got one more user; called before `discard`."""
+        """Record one more user of known blocks, used or cached; called before `discard`."""
         ...
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """Blocks of other levels lost their content."""
+        """Record that blocks of other levels lost their content."""
         ...
 
     def faults(self) -> Faults:
-        """Inconsistencies of the account, piece by piece."""
+        """Yield the inconsistencies of the account, piece by piece."""
         ...
 
 
 class RecencyOrder:
     """Least recently used first.
 
-    `added`: block -> turn, in order. `moved`: likewise for those that came from another level,
-    which `_heap` orders; its entries that are not in `moved` are skipped.
+    `added`: block -> turn, in order. `moved`: the same for blocks from another level, ordered by
+    `_heap`, whose entries that are not in `moved` are skipped.
     """
 
     __slots__ = ("_heap", "added", "moved", "num_turns")
@@ -151,7 +148,7 @@ class RecencyOrder:
         return popped
 
     def oldest(self) -> tuple[int, int]:
-        """Turn and block of the least recently used one; there must be one."""
+        """Return turn and block of the least recently used one; there must be one."""
         heap, moved = self._heap, self.moved
         while heap and moved.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
@@ -167,13 +164,13 @@ class RecencyOrder:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> None:
-        """See `EvictionOrder`; nothing is learnt here."""
+        """See `EvictionOrder`; a no-op."""
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`; nothing is learnt here."""
+        """See `EvictionOrder`; a no-op."""
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`; nothing is learnt here."""
+        """See `EvictionOrder`; a no-op."""
 
     def faults(self) -> Faults:
         """See `EvictionOrder`."""
@@ -181,7 +178,7 @@ class RecencyOrder:
             yield "a cached block stands twice" if self.added.keys() & piece else ""
         for is_in_order in is_sorted(self.added.values()):
             yield "" if is_in_order else "cached blocks are out of order"
-        # The last is the youngest, as they are in order.
+        # The last one is the youngest: they are in order.
         newest = next(reversed(self.added.values()), 0)
         yield "a cached block is younger than the pool" if newest > self.num_turns else ""
 
@@ -193,14 +190,14 @@ DEFAULT_LEVEL = DEFAULT_RETENTION_LEVEL
 class CachedBlocks:
     """Unused blocks whose content is known, each with a level from 0 to 100.
 
-    `order`: of the default level.
+    `order`: the order within the default level.
     """
 
     def __init__(self, order: EvictionOrder | None = None) -> None:
         # Not `or`: an order without blocks is false.
         self.order: EvictionOrder = RecencyOrder() if order is None else order
         self._others: dict[int, RecencyOrder] = {}
-        # Of every block that is not at the default level.
+        # The level of every block that is not at the default level.
         self._level_of: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -210,16 +207,16 @@ class CachedBlocks:
         return block in self.order or block in self._level_of
 
     def blocks(self) -> list[int]:
-        """All cached blocks, unordered."""
+        """Return all cached blocks, unordered."""
         return [*self.order.blocks(), *self._level_of]
 
     @property
     def num_special(self) -> int:
-        """Blocks at a level other than the default."""
+        """Number of blocks at a level other than the default."""
         return len(self._level_of)
 
     def level(self, block: int) -> int:
-        """The level of a cached block."""
+        """Return the level of a cached block."""
         return self._level_of.get(block, DEFAULT_LEVEL)
 
     def extend(self, blocks: Sequence[int], level: int = DEFAULT_LEVEL) -> None:
@@ -255,7 +252,7 @@ class CachedBlocks:
                     self._take(block, others[block])
 
     def pop(self, count: int) -> list[int]:
-        """Remove the `count` blocks that are evicted next; there must be as many."""
+        """Remove and return the `count` blocks to evict next; at least as many must exist."""
         if not self._level_of:
             return self.order.pop(count)
         popped: list[int] = []
@@ -271,7 +268,7 @@ class CachedBlocks:
         return popped
 
     def faults(self) -> Faults:
-        """Inconsistencies of the account, piece by piece."""
+        """Yield the inconsistencies of the account, piece by piece."""
         yield from self.order.faults()
         num_special = 0
         for level, of_level in self._others.items():
@@ -291,7 +288,7 @@ class CachedBlocks:
         return self._others.setdefault(level, RecencyOrder())
 
     def _take(self, block: int, level: int) -> int:
-        """Remove a block from its level; returns the turn at which it was added."""
+        """Remove a block from its level; return the turn at which it was added."""
         if level == DEFAULT_LEVEL:
             return self.order.take(block)
         turn = self._others[level].take(block)
@@ -299,7 +296,7 @@ class CachedBlocks:
         return turn
 
     def _forget_level(self, level: int, blocks: list[int]) -> None:
-        """`blocks` have left `level`."""
+        """Remove `level` from the records of `blocks`, which have left it."""
         for block in blocks:
             del self._level_of[block]
         if not len(self._others[level]):

@@ -1,7 +1,7 @@
-"""How an integrity check is split into pieces, so that new requests wait for one of them only.
+"""How an integrity check is split into pieces, so that new requests wait for one piece only.
 
 Owns the size of a piece and the form of the result. A check is an iterator that yields after each
-piece: the fault it found, or an empty string. The checked data must not change in between.
+piece: the fault it found, or an empty string. The checked data must not change between pieces.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def pieces(items: Iterable[_T]) -> Iterator[list[_T]]:
-    """`items` in lists of up to PIECE."""
+    """Yield `items` in lists of up to PIECE."""
     rest = iter(items)
     while piece := list(islice(rest, PIECE)):
         yield piece

@@ -1,33 +1,33 @@
-"""The probability that a request has its whole answer before its deadline.
+"""The probability that a request completes before its deadline.
 
-Owns the inputs of the probability besides the lengths of outputs: how fast running requests make
+Owns the inputs of the probability other than output lengths: how fast running requests make
 progress, and where queues persist. Does not know the queue itself, nor how a rejection is reported.
 
-- **Chance.** With the time that is left after queue and prefill, and t the recent time between two
-  tokens of a running request, an output may have n = 1 + left / t tokens; the chance is the
-  probability that it ends within n (output_lengths.py).
+- **Chance.** With `left` the time that remains after queue and prefill, and t the recent time
+  between two tokens of a running request, an output may have n = 1 + left / t tokens; the chance is
+  the probability that it ends within n (output_lengths.py).
 - **Smallest chance.** A request with less than `min_deadline_chance` is refused, dropped or, while
   it runs, ended.
-- **Slowdown.** Times are predicted for the present load. What is admitted later makes them longer,
-  so they are multiplied by what recent requests took over what was predicted for them.
+- **Slowdown.** Times are predicted for the present load. Requests admitted later make them longer,
+  so they are multiplied by the ratio of actual to predicted time of recent requests.
 - **With other load.** The chance next to the running and waiting requests must be 94 % of the
-  chance on an idle machine, on average over the recently admitted prompt tokens. A lower one is
-  admitted where the average allows it. So no more requests run at once than leaves most of them
-  time to end, and a tenant with long outputs is refused while the machine is too slow for them
-  instead of being computed in vain.
-- **Standing queue.** A standing queue helps no request: as much enters as leaves, and every request
-  in it has lost the queue's length of its time, so that all of them end close to their deadlines
+  chance on an idle machine, on average over the recently admitted prompt tokens. A request with a
+  lower one is admitted where the average allows it. So the number of running requests leaves most
+  of them time to complete, and a tenant with long outputs is refused while the machine is too slow
+  for them instead of being computed in vain.
+- **Standing queue.** A standing queue helps no request: arrivals equal departures, and every
+  request has lost the time it spent in the queue, so that all of them end close to their deadlines
   and many after them, with all of their compute wasted (the domino effect of deadline order under
   overload: Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the longer the queue of a
-  tenant's class has persisted, the closer must a request's chance be to the one that it has after a
-  wait of a fortieth of its time (after Nichols and Jacobson, "Controlling Queue Delay", 2012). A
-  burst on a machine that keeps up may wait as far as the average above allows.
+  tenant's class has persisted, the closer a request's chance must be to its chance after a wait of
+  a fortieth of its time (after Nichols and Jacobson, "Controlling Queue Delay", 2012). A burst on a
+  machine that keeps up may wait as far as the average above allows.
 
-A chance that is certain, for a short `max_tokens`, loses nothing by waiting and is not affected.
-An output of certain length, which nothing but its limit ends, is judged by it from the first
+A certain chance, for a short `max_tokens`, does not fall while the request waits and is not
+affected. An output that only its limit ends has a certain length, which is used from the first
 request on.
 
-output_lengths.py has the requests that are admitted to learn, although they may be late.
+output_lengths.py defines which requests are admitted to learn lengths although they may be late.
 """
 
 import math
@@ -50,21 +50,21 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
 
 _MEMORY_S = 10.0
-"""How long a queue must persist to count as standing, and the memory of the time per token."""
+"""How long a queue must persist to count as standing; also the memory of the time per token."""
 _STANDING_WAIT_SHARE = 0.025
 """Share of a request's time that a wait in a standing queue may take."""
 _FULL_CONTENTION = 0.5
-"""With requests waiting for this share of the time the queue counts as one that never empties."""
+"""A queue with requests waiting for this share of the time counts as one that never empties."""
 _ADMISSION_SHARE = 0.8
-"""At admission: a queued request has waited already, and is not dropped for a small shortfall."""
+"""Factor at admission: a request that has waited is not dropped for a small shortfall."""
 _BESIDE_OTHERS = 0.94
-"""Of the chance on an idle machine: the minimum next to other load."""
+"""Minimum chance next to other load, as a share of the chance on an idle machine."""
 _CREDIT_MEMORY_S = 60.0
 _SLOWDOWN_MEMORY_S = 30.0
 _MAX_SLOWDOWN = 2.0
-"""A stall is no reason to expect the next one."""
+"""A limit, because one stall does not predict another."""
 _NO_SLOWDOWN = 3_000.0
-"""Token seconds that count as predicted well: a few requests are no evidence."""
+"""Prior of token seconds that were predicted well, so that a few requests weigh little."""
 _MAX_LINES = 4096
 _CHECK_EVERY_S = 0.25
 """How often running requests are checked."""
@@ -73,10 +73,10 @@ _CHECK_EVERY_S = 0.25
 class TokenTime:
     """The time between two tokens of a running request, over the steps of the last seconds.
 
-    Time over steps, both decaying. A step that leaves decodes out for a light tenant's prompt is
-    time without a token: a request must have time for such pauses. While the machine is idle it
-    counts as many steps as it could have made for one request alone: a step full of prefill in an
-    idle minute delays no request.
+    Time divided by steps, both decaying. A step that leaves decodes out for a light tenant's prompt
+    counts as time without a token, so that predictions include such pauses. Idle time counts as the
+    steps that one request alone could have made in it: a step full of prefill in an idle minute
+    delays no request.
     """
 
     __slots__ = ("_at_s", "_fit", "_num_tokens", "_seconds")
@@ -89,11 +89,11 @@ class TokenTime:
 
     @property
     def alone_s(self) -> float:
-        """Time between tokens of a request that has the machine to itself."""
+        """Time between tokens of a request that runs alone."""
         return self._fit.step_time_s(num_prefill_tokens=0, num_decodes=1, num_context_tokens=0)
 
     def note_step(self, seconds: float, now: float, *, has_paused: bool = False) -> None:
-        """Record the duration of a step; `has_paused`: it left decodes out."""
+        """Record the duration of a step; `has_paused`: the step left decodes out."""
         self._idle_until(now - seconds)
         self._fade(seconds)
         self._seconds += seconds
@@ -101,7 +101,9 @@ class TokenTime:
         self._at_s = max(self._at_s, now)
 
     def beside(self, load: Load, now: float) -> float:
-        """With the current load: the recent time, but at least a step of all decodes."""
+        """Return the time between tokens under the current load: the recent one, at least a step of
+        all decodes.
+        """
         self._idle_until(now)
         least_s = self._fit.decode_error.mean * self._fit.step_time_s(
             num_prefill_tokens=0,
@@ -129,9 +131,9 @@ class TokenTime:
 
 
 class StandingQueues:
-    """For each tenant and class the share of recent time with waiting requests.
+    """The share of recent time with waiting requests, by tenant and class.
 
-    Sampled at arrivals: each finds the queue as it was since the last one.
+    Sampled at arrivals: each sample stands for the time since the last arrival.
     """
 
     __slots__ = ("_lines",)
@@ -140,7 +142,7 @@ class StandingQueues:
         self._lines: dict[tuple[int, str], tuple[float, float]] = {}
 
     def note_arrival(self, line: tuple[int, str], now: float, *, finds_queue: bool) -> None:
-        """A request arrives; `finds_queue`: others of its tenant and class wait already."""
+        """Record an arrival; `finds_queue`: other requests of its tenant and class wait already."""
         share, at_s = self._lines.pop(line, (0.0, -math.inf))
         gain = -math.expm1(-max(now - at_s, 0.0) / _MEMORY_S)
         self._lines[line] = (share + gain * (finds_queue - share), now)
@@ -148,15 +150,15 @@ class StandingQueues:
             del self._lines[next(iter(self._lines))]
 
     def share(self, line: tuple[int, str]) -> float:
-        """0 for a queue that is mostly empty, 1 for one that never empties."""
+        """Return 0 for a queue that is mostly empty, up to 1 for one that never empties."""
         return min(self._lines.get(line, (0.0, 0.0))[0] / _FULL_CONTENTION, 1.0)
 
 
 class PrefillCredit:
     """The chance lost to other load, accounted for the recently admitted prompts.
 
-    While on average at most `1 - _BESIDE_OTHERS` of their tokens are likely to be computed in vain
-    because of other load, a single request may have less.
+    A single request may have a lower chance while on average at most `1 - _BESIDE_OTHERS` of the
+    prompt tokens are likely to be wasted because of other load.
     """
 
     __slots__ = ("_at_s", "_kept", "_tokens")
@@ -167,13 +169,13 @@ class PrefillCredit:
         self._tokens = 0.0
 
     def least_share(self, num_tokens: int, now: float) -> float:
-        """The minimum share of its chance alone for a prompt of this length."""
+        """Return the minimum chance of a prompt of this length, as a share of its chance alone."""
         self._fade(now)
         credit = self._kept - _BESIDE_OTHERS * self._tokens
         return min(max(_BESIDE_OTHERS - credit / num_tokens, 0.0), _BESIDE_OTHERS)
 
     def note(self, num_tokens: int, share: float, now: float) -> None:
-        """Record that a prompt is admitted, with this share of its chance alone."""
+        """Record an admitted prompt; `share`: its chance as a share of its chance alone."""
         self._fade(now)
         self._kept += num_tokens * min(share, 1.0)
         self._tokens += num_tokens
@@ -186,11 +188,11 @@ class PrefillCredit:
 
 
 class Slowdown:
-    """The time that requests took from admission, over the one predicted at admission.
+    """The ratio of the actual to the predicted time of requests, from their admission on.
 
-    Prompts are weighted by their computed tokens, which a late answer loses. All sums decay. The
-    excess over 1 fades as well, from when its requests are on average as old as under steady load:
-    it is gone `_SLOWDOWN_MEMORY_S` later, however much they weigh next to those since.
+    Prompts are weighted by their computed tokens, which are wasted if the answer is late. All sums
+    decay. The excess over 1 also fades, once its requests are on average as old as under steady
+    load: it is 0 after another `_SLOWDOWN_MEMORY_S`, whatever their weight next to later requests.
     """
 
     __slots__ = ("_age", "_at_s", "_predicted", "_taken")
@@ -202,12 +204,14 @@ class Slowdown:
         self._age = 0.0
 
     def factor(self, now: float) -> float:
-        """What predicted times are multiplied by: 1 to `_MAX_SLOWDOWN`."""
+        """Return the factor for predicted times: 1 to `_MAX_SLOWDOWN`."""
         self._fade(now)
         return 1.0 + self._excess * min(max(self._left_s / _SLOWDOWN_MEMORY_S, 0.0), 1.0)
 
     def seconds_until(self, factor: float, now: float) -> float:
-        """Until the factor has faded to this one; 0 below 1, where fading does not lead."""
+        """Return the seconds until the factor has faded to `factor`; 0 below 1, which it never
+        reaches.
+        """
         self._fade(now)
         excess = self._excess
         if not 1.0 <= factor < 1.0 + excess:
@@ -215,20 +219,20 @@ class Slowdown:
         return max(self._left_s - _SLOWDOWN_MEMORY_S * (factor - 1.0) / excess, 0.0)
 
     def note(self, num_tokens: int, *, taken_s: float, predicted_s: float, now: float) -> None:
-        """Record a request that computed so many tokens of its prompt."""
+        """Record a request that computed `num_tokens` of its prompt."""
         self._fade(now)
         self._taken += num_tokens * taken_s
         self._predicted += num_tokens * predicted_s
 
     @property
     def _excess(self) -> float:
-        """Over 1, before it fades."""
+        """The excess of the factor over 1, before it fades."""
         excess = (self._taken - self._predicted) / (self._predicted + _NO_SLOWDOWN)
         return min(max(excess, 0.0), _MAX_SLOWDOWN - 1.0)
 
     @property
     def _left_s(self) -> float:
-        """Until the excess is gone, without further requests."""
+        """Seconds until the excess has faded to 0, without further requests."""
         mean_age_s = self._age / self._predicted if self._predicted else math.inf
         return 2.0 * _SLOWDOWN_MEMORY_S - mean_age_s
 
@@ -243,11 +247,11 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The prediction for a whole answer.
+    """The prediction for a complete output.
 
-    `chance`: that it meets its deadline; `required`: the minimum to be worth its compute;
-    `needed_s`: seconds from now with which it would have that. `slowdown_s`: until the slowdown has
-    faded enough for that, 0 if it is not the reason.
+    `chance`: the probability that it meets its deadline; `required`: the minimum to be worth its
+    compute; `needed_s`: the time from now with which it would have `required`. `slowdown_s`:
+    seconds until the slowdown has faded enough for that, 0 if the slowdown is not the reason.
     """
 
     chance: float
@@ -257,7 +261,7 @@ class Completion:
 
 
 class CompletionPredictor:
-    """Predicts the chances of whole answers. `lengths`: the learned output lengths.
+    """Predicts the chances of complete outputs. `lengths`: the learned output lengths.
 
     `min_chance`: 0 turns predictions by probability off.
     """
@@ -277,14 +281,14 @@ class CompletionPredictor:
         self.exploration = Exploration()
 
     def is_check_due(self, now: float) -> bool:
-        """Whether to check running requests again."""
+        """Return whether to check running requests again, and start the next interval if so."""
         if self.min_chance <= 0.0 or now < self._check_s:
             return False
         self._check_s = now + _CHECK_EVERY_S
         return True
 
     def note_arrival(self, request: Request, now: float, *, finds_queue: bool) -> None:
-        """A request with a deadline arrives; `finds_queue`: see `StandingQueues`."""
+        """Record the arrival of a request with a deadline; `finds_queue`: see `StandingQueues`."""
         self.standing.note_arrival(line_of(request), now, finds_queue=finds_queue)
         spec = request.spec
         if not _is_certain(spec):  # otherwise there is nothing to learn
@@ -292,15 +296,15 @@ class CompletionPredictor:
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
     def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
-        """A running request ended after that many tokens; `is_cut`: truncated.
+        """Record that a running request ended after `num_tokens`; `is_cut`: truncated.
 
-        If no token could have ended it, its limit is no evidence of other lengths.
+        The limit of an output that no token could have ended is no evidence of other lengths.
         """
         spec, predicted = request.spec, request.predicted_time
         if predicted is not None and not request.num_preemptions:
             taken_s = now - predicted.at_s
             predicted_s = predicted.prefill_s + max(num_tokens - 1, 0) * predicted.token_s
-            # One that ended in its prefill is evidence only if that has taken too long already.
+            # A request that ended in its prefill counts only if the prefill already took too long.
             if num_tokens or taken_s > predicted_s:
                 self.slowdown.note(
                     request.num_uncached_tokens, taken_s=taken_s, predicted_s=predicted_s, now=now
@@ -312,8 +316,8 @@ class CompletionPredictor:
         )
 
     def distribution(self, request: Request) -> LengthDistribution | None:
-        """The distribution of the request's output; None without predictions, or with too few
-        samples of a length that is not certain.
+        """Return the distribution of the request's output length; None without predictions, or if
+        the length is uncertain and there are too few samples.
         """
         spec = request.spec
         if self.min_chance <= 0.0:
@@ -325,7 +329,7 @@ class CompletionPredictor:
         return self.lengths.of(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
-        """The running outputs, as samples for this request."""
+        """Return the running outputs, as samples for the distribution of this request."""
         # As in `note_end`: an output that only its limit can end is no evidence of lengths.
         running = [other for other in self._running if _may_end(other.spec)]
         slots = [request.slot for request in running]
@@ -339,7 +343,7 @@ class CompletionPredictor:
         )
 
     def least_tokens(self, request: Request) -> int:
-        """The number of tokens that the request will still generate, with all but the smallest
+        """Return how many more tokens the request will generate, except with less than the minimum
         chance.
         """
         bounds = bounds_of(request)
@@ -349,14 +353,14 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """Running requests whose chance is below the smallest, with their chances, which are those
-        of outputs at least as long as theirs are already.
+        """Return running requests with less than the minimum chance, each with its chance, given
+        the length that its output already has.
         """
         arrays, columns = self._arrays, slice(0, self._running.high_water)
         left_s = arrays.deadline[columns] - now
         num_left = arrays.max_total[columns] - arrays.num_tokens[columns]
         found: list[tuple[Request, float]] = []
-        # A request past its deadline ends because of that.
+        # A request past its deadline ends for that reason.
         for slot in np.flatnonzero((num_left * token_s > left_s) & (left_s > 0.0)).tolist():
             request = self._running.request_at(slot)
             if request is None or request.first_token_s == NO_TIME or request.is_trial:
@@ -377,7 +381,9 @@ class CompletionPredictor:
         return found
 
     def chance_in(self, request: Request, seconds: float) -> float | None:
-        """Probability that it ends within that time from its next token on, decoding alone."""
+        """Return the probability that the request ends within `seconds` of its next token, decoding
+        alone.
+        """
         distribution = self.distribution(request)
         if distribution is None:
             return None
@@ -394,10 +400,10 @@ class CompletionPredictor:
         token_s: float,
         now: float,
     ) -> Completion | None:
-        """The chance of a waiting or new request; None without predictions.
+        """Return the chance of a waiting or new request; None without predictions.
 
-        `queue_s`, `prefill_s`: from now to its admission, and from there to its next token.
-        `token_s`: see `TokenTime.beside`.
+        `queue_s`, `prefill_s`: seconds from now to its admission, and from its admission to its
+        next token. `token_s`: see `TokenTime.beside`.
         """
         distribution = self.distribution(request)
         if distribution is None:
@@ -417,7 +423,7 @@ class CompletionPredictor:
         chance = chance_in(left_s - queue_s)
         required = self.min_chance
         budget_s = spec.deadline_s - spec.arrival_s
-        # After a preemption there is no usual time, and most of the compute is spent.
+        # After a preemption the usual time is unknown, and most of the compute is spent.
         if not bounds.num_known:
             usual_s = max(_STANDING_WAIT_SHARE * budget_s, prefill_s)
             standing = self.standing.share(line_of(request))
@@ -443,7 +449,7 @@ class CompletionPredictor:
 
 
 def bounds_of(request: Request) -> OutputBounds:
-    """The bounds of its output, including tokens generated before."""
+    """Return the bounds of the output, including tokens generated before."""
     spec = request.spec
     return OutputBounds(
         max_tokens=spec.max_tokens,
@@ -453,12 +459,12 @@ def bounds_of(request: Request) -> OutputBounds:
 
 
 def line_of(request: Request) -> tuple[int, str]:
-    """The tenant and class whose requests wait for each other."""
+    """Return the class and tenant whose requests wait for each other."""
     return request.spec.priority, request.spec.tenant
 
 
 def _is_certain(spec: RequestSpec) -> bool:
-    """Whether the output has all of `max_tokens`, unless time or its client ends it."""
+    """Whether the output has all of `max_tokens`, unless a deadline or its client ends it."""
     return spec.min_tokens >= spec.max_tokens
 
 
@@ -468,7 +474,7 @@ def _may_end(spec: RequestSpec) -> bool:
 
 
 def _tokens_in(seconds: float, token_s: float) -> int:
-    """Tokens generated in that time from the first one on, including it."""
+    """Return the number of tokens generated within `seconds` of the first one, including it."""
     if seconds < 0.0:
         return 0
     return 1 + int(min(seconds / token_s, 2.0**31)) if token_s > 0.0 else 2**31

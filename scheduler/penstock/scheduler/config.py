@@ -10,7 +10,7 @@ from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 MAX_WEIGHT = 1e6
-"""Of a tenant, and one over it: service is counted in floats."""
+"""Limit of a tenant's weight, and of its reciprocal: service is counted in floats."""
 
 
 class AdmissionPolicy(enum.Enum):
@@ -29,9 +29,9 @@ class SchedulingOrder(enum.Enum):
     """The order of the queue.
 
     FAIR: priority classes, tenants inside a class by weighted service, earliest deadline inside a
-    tenant; small requests may overtake a huge one for a while (see fair_order.py,
-    batch_admission.py). FCFS: priority classes, then arrival, without overtaking: the order of
-    other engines.
+    tenant; small requests may overtake a large one for a while (see fair_order.py,
+    batch_admission.py). FCFS: priority classes, then arrival, without overtaking, as in other
+    engines.
     """
 
     FAIR = "fair"
@@ -39,7 +39,7 @@ class SchedulingOrder(enum.Enum):
 
 
 class EvictionPolicy(enum.Enum):
-    """Which cached block is evicted, among those without a retention.
+    """Which cached block is evicted first, among blocks without a retention.
 
     HIT_DENSITY: the one with the fewest expected hits for its residency, learned from the traffic
     (see hit_density.py). LRU: the least recently used.
@@ -53,22 +53,22 @@ class EvictionPolicy(enum.Enum):
 class SchedulerConfig:
     """Limits and policy. Raises SettingError naming the invalid field.
 
-    `tenant_quota`: of each tenant without a separate quota. A tenant of weight 2 in
+    `tenant_quota`: the quota of each tenant without a separate one. A tenant of weight 2 in
     `tenant_weights` may be served twice as much as one of weight 1, the default.
     `min_deadline_chance`: see completion.py; `target_itl_s`: see latency_target.py.
 
-    These are for SchedulingOrder.FAIR. `prompt_token_weight` and `output_token_weight`: what a
-    token counts as service. An output token takes a step of the whole batch where a prompt token
-    shares one, and providers price it two to five times as high; 2 is what the fair-serving
-    literature uses (Sheng et al., OSDI 2024). One in `aging_stride` admissions goes by age while a
-    request is older than `aging_s`; 1 for all. `max_lookahead`: how many requests behind the first
-    are tried when it does not fit (0 for none), until `max_num_overtakes` have overtaken it, or for
-    `max_overtake_s`. `tenant_burst_tokens`: weighted tokens by which a known tenant that was served
-    less than others may be behind them when it returns, so that a burst of a quiet tenant goes
-    first (0: no credit). `yield_ratio`: a tenant that would then still hold that many times less of
-    slots and blocks than another is under its share ("light"): its prompts go before the other's,
-    and running requests of the other are preempted for what it lacks; inf to switch that off (see
-    fair_share.py, victims.py).
+    The following apply to SchedulingOrder.FAIR. `prompt_token_weight` and `output_token_weight`:
+    the service that a token counts as. An output token takes a step of the whole batch, a prompt
+    token shares one, and providers price output two to five times as high; 2 is the value in the
+    fair-serving literature (Sheng et al., OSDI 2024). One in `aging_stride` admissions goes by age
+    while a request is older than `aging_s`; 1: all of them. `max_lookahead`: how many requests
+    behind the first are tried when the first does not fit (0 for none), until `max_num_overtakes`
+    have overtaken it, or for `max_overtake_s`. `tenant_burst_tokens`: weighted tokens by which the
+    counter of a returning known tenant may be below those of others, so that a burst of a quiet
+    tenant goes first (0: no credit). `yield_ratio`: a tenant is under its share ("light") if, with
+    the new request, it would still hold this many times less of slots and blocks than another
+    tenant: its prompts go before the other's, and running requests of the other are preempted for
+    what it lacks; inf to switch this off (see fair_share.py, victims.py).
 
     Sessions keep the blocks of a conversation for its next turn (see sessions.py). Requests may ask
     for a cache retention above the default (see retention.py).

@@ -1,12 +1,12 @@
 """The load next to a request: running requests, and waiting requests ahead of it.
 
-Owns both as the sums that forecast.py takes. Does not judge.
+Owns both, as the sums that forecast.py uses. Decides nothing.
 
-A request of a light tenant (fair_share.py) goes before the others of its class. Before it are
-higher classes, its own tenant's requests and the prompts of light tenants under way; where running
-requests yield (victims.py), it lacks neither a slot nor blocks. It counts as light if its tenant
-still is with all that goes before it. Forecast like any other it would be refused for the length of
-a queue in which it does not stand.
+A request of a light tenant (fair_share.py) goes before the others of its class. Ahead of it are
+higher classes, its own tenant's requests and the prompts of light tenants in progress; where
+running requests can be preempted for it (victims.py), it lacks neither a slot nor blocks. It counts
+as light if its tenant is still light including all requests ahead of it. With the forecast for
+other requests it would be refused for the length of a queue that it does not wait in.
 """
 
 import math
@@ -54,8 +54,8 @@ class Contention:
         self._preempts_for_tenants = config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
 
     def load(self, *, has_place: bool = False) -> Load:
-        """The load of all running requests. `has_place`: one more fits, apart from the limit on the
-        batch.
+        """Return the load of all running requests. `has_place`: one more fits, apart from the limit
+        on the batch.
         """
         arrays, cache, running = self._arrays, self._cache, self._running
         num_running = len(running)
@@ -78,7 +78,7 @@ class Contention:
         )
 
     def of_arrival(self, request: Request, demand: Demand) -> tuple[Load, QueuedAhead]:
-        """The load that precedes a request that is about to join the queue."""
+        """Return the load and the queue ahead of a request that is about to join the queue."""
         queue = self._queue
         ahead = queue.ahead_of(request, demand.num_prefill_tokens, is_light=True)
         shares = self._light_beside(request, demand, ahead)
@@ -88,7 +88,7 @@ class Contention:
         return load, ahead
 
     def of_admission(self, request: Request, demand: Demand) -> Load:
-        """The load that runs together with a request about to get a slot."""
+        """Return the load that runs together with a request about to get a slot."""
         shares = self._light_beside(request, demand, QueuedAhead())
         return self._before(self.load(has_place=True), request, demand, QueuedAhead(), shares)
 
@@ -100,10 +100,11 @@ class Contention:
         ahead: QueuedAhead,
         shares: FairShare | None,
     ) -> Load:
-        """The part of `load` before a request; `shares`: if its tenant is light in them.
+        """Return the part of `load` ahead of a request; `shares`: set if its tenant is light in
+        them.
 
-        Prompts under way share the budget with it, each as long as both last. Those whose first
-        token is due no later may need all of it (forecast.py), and count whole.
+        Prompts in progress share the budget with it while both last. Prompts whose first token is
+        due no later may need all of the budget (forecast.py), and count whole.
         """
         under_way = self._running.prefilling()
         if shares is not None:
@@ -121,7 +122,7 @@ class Contention:
     def _light_beside(
         self, request: Request, demand: Demand, ahead: QueuedAhead
     ) -> FairShare | None:
-        """The shares in which the request's tenant is light, None if it is not."""
+        """Return the shares if the request's tenant is light in them, else None."""
         tenants, name = self._tenants, request.spec.tenant
         if not (self._serves_light and tenants.has_others(name)):
             return None
@@ -137,7 +138,9 @@ class Contention:
         return shares if is_light else None
 
     def _with_place(self, load: Load, demand: Demand, ahead: QueuedAhead) -> Load:
-        """The load after the preemptions that would admit all of these, where allowed."""
+        """Return the load after the preemptions that admit the request and those ahead, where
+        allowed.
+        """
         if not self._preempts_for_tenants:
             return load
         return replace(
@@ -147,7 +150,7 @@ class Contention:
         )
 
     def _nums_left(self, prefilling: list[Request]) -> list[int]:
-        """Tokens that each of these must still compute before it decodes."""
+        """Return how many tokens each of the requests must still compute before it decodes."""
         if not prefilling:
             return []
         slots = [request.slot for request in prefilling]

@@ -1,8 +1,8 @@
 """The cost model of a step, a linear function of its content, and the error of its predictions.
 
-Owns the formula, the measured step that the coefficients are learned from, and a lower bound of a
-time, given the recent errors of steps of its kind. Does not know where the coefficients come from
-nor how the time is spent.
+Owns the formula, the measured step that the coefficients are learned from, and the lower bound of a
+predicted time, given the recent errors for steps of its kind. Does not know where the coefficients
+come from nor how the time is used.
 """
 
 import math
@@ -16,7 +16,7 @@ from penstock.scheduler.batch import Batch
 from penstock.scheduler.setting import check, setting
 
 MAX_PRICE_S = 3600.0
-"""Upper bound of a coefficient; more is a mistake in the units."""
+"""Upper bound of a coefficient; a larger one is a mistake in the units."""
 
 
 class StepCost(Protocol):
@@ -48,7 +48,7 @@ class StepCost(Protocol):
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
-        """Seconds of a step: `num_context_tokens` is the sum over all rows."""
+        """Return the seconds of a step; `num_context_tokens` is the sum over all rows."""
         ...
 
 
@@ -72,7 +72,7 @@ class CostModel:
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
-        """Seconds of a step: `num_context_tokens` is the sum over all rows."""
+        """Return the seconds of a step; `num_context_tokens` is the sum over all rows."""
         return (
             self.step_s
             + self.prefill_token_s * num_prefill_tokens
@@ -83,9 +83,10 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasure:
-    """One step: counts as in `CostModel`, and the seconds from its start to the next one's.
+    """One step: counts as in `CostModel`, and the seconds from its start to the start of the next
+    step.
 
-    A step that was launched behind others counts from the end of the one before.
+    A step that was launched while others ran counts from the end of the previous one.
     """
 
     num_prefill_tokens: int
@@ -95,7 +96,7 @@ class StepMeasure:
 
 
 def measure_of(batch: Batch, seconds: float) -> StepMeasure:
-    """The content of a batch, with its duration."""
+    """Return the content of a batch with its duration."""
     num_prefill_tokens = int(batch.num_tokens[batch.num_decodes :].sum())
     return StepMeasure(
         num_prefill_tokens=num_prefill_tokens,
@@ -106,14 +107,14 @@ def measure_of(batch: Batch, seconds: float) -> StepMeasure:
 
 
 _MAX_FORGIVEN_ERROR = 0.9
-"""However bad the fit, the minimum time of a request stays above zero."""
+"""Limit of the subtracted error, so that the minimum time of a request stays above zero."""
 WINDOW = 64
-"""Residuals that the quality is computed from."""
+"""Number of residuals that the quality is computed from."""
 NUM_LATEST = 8
-"""So many of each recent kind of step must agree, too."""
+"""Number of the latest steps, of each recent kind, that must agree as well."""
 NUM_SEEDED = 16
 SEEDED_SHARE = 0.9
-"""The window starts with this many errors of this share of `max_error`: so many steps must
+"""The window starts with this many errors of this share of `max_error`: as many steps must
 contradict the prior before their residuals count as the rule instead of as outliers.
 """
 _REGAINED_SHARE = 0.8
@@ -124,7 +125,7 @@ class StepError:
     """The relative error of predicted step times.
 
     `bias`: by how much steps take longer on average, pauses included. `p90`: the error of a single
-    one, up or down. ValueError names the invalid field.
+    step, up or down. ValueError names the invalid field.
     """
 
     bias: float = 0.0
@@ -142,9 +143,10 @@ class StepError:
         return 1.0 + self.bias
 
     def left_of(self, num_steps: float) -> float:
-        """The share of the time of that many steps that remains after subtracting the error.
+        """Return the share of the time of `num_steps` steps that remains after subtracting the
+        error.
 
-        Errors of many steps cancel out, but the bias is known from `WINDOW` of them only.
+        Errors of many steps cancel out, but the bias is known from `WINDOW` steps only.
         """
         if math.isinf(self.p90):
             return 0.0
@@ -154,7 +156,7 @@ class StepError:
 
 EXACT = StepError()
 UNKNOWN_ERROR = StepError(p90=math.inf)
-"""Steps without predictions: no request is refused for their time."""
+"""Error of steps without predictions: no request is refused because of their time."""
 
 
 class RecentErrors:
@@ -171,7 +173,7 @@ class RecentErrors:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Start again: errors neither gain nor lose trust until enough steps were seen."""
+        """Start again: trust does not change until enough steps were seen."""
         size = SEEDED_SHARE * self._max_error
         self._residuals: deque[float] = deque((size,) * NUM_SEEDED)
         self._sorted = [size] * NUM_SEEDED
@@ -201,10 +203,10 @@ class RecentErrors:
 
     @property
     def bias(self) -> float:
-        """Mean of the measured errors; 0 before `NUM_LATEST` of them.
+        """Mean of the measured errors; 0 before `NUM_LATEST` errors.
 
-        A step that took more than twice its predicted time counts as twice: a long pause is an
-        outlier.
+        A step that took more than twice its predicted time counts as twice that time: a long pause
+        is an outlier.
         """
         num_real = min(self.num_seen, len(self._residuals))
         if num_real < NUM_LATEST:
@@ -212,7 +214,9 @@ class RecentErrors:
         return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
 
     def agrees(self, factor: float) -> bool:
-        """Whether the latest steps also show that the machine is slower or faster."""
+        """Whether the latest steps also show that the machine is slower or faster by about
+        `factor`.
+        """
         latest = sorted(islice(reversed(self._residuals), NUM_LATEST))
         change = latest[len(latest) // 2]
         return change * (factor - 1.0) > 0.0 and abs(change) >= abs(factor - 1.0) / 2.0

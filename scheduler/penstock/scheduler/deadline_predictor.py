@@ -6,17 +6,18 @@ and has no clock.
 
 - **At submission** a request is refused when it would be late after its expected queue time
   (`forecast`, less the error of the cost model) and then its prefill alone on the machine.
-- **In the queue** it is dropped from the moment on at which it would be late with the whole machine
-  to itself (`forecast_alone`).
+- **In the queue** it is dropped once it would be late even with the whole machine to itself
+  (`forecast_alone`).
 - **At admission** it is dropped when it would be late next to the running requests: the last moment
   before compute is spent on it.
-- **Whole answers** are predicted by probability as well (`completion.py`): at submission, at
+- **Complete outputs** are predicted by probability as well (`completion.py`): at submission, at
   admission and, a few times a second, while they run.
 
 A prefix that is in the cache, or that a live request may be computing, counts as found. Nothing is
-predicted for a self-paced executor, or for a `time_limit`, which is no failure to reach. Steps of a
-kind whose cost is not known well (with prefill, without) refuse no request, nor does a cost model
-that no step has confirmed for a second on an idle machine: that request is admitted as a trial.
+predicted for a self-paced executor, or for a `time_limit`, since reaching it is not a failure.
+Steps of a kind whose cost is not known well (with prefill, without) refuse no request, nor does a
+cost model that no step has confirmed for a second on an idle machine: the request is then admitted
+as a trial.
 """
 
 import math
@@ -52,14 +53,14 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
 _SPARE_STEPS = 2
-"""Full steps that others may have before a prompt is in time no longer; less, and it is urgent."""
+"""A prompt is urgent if it would be late after this many full steps for others."""
 _FAR = 20.0
-"""So many times the steps that a request needs, at the duration of the last one."""
+"""A deadline is far if it leaves time for this many times the steps that the request needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Why a request is refused or dropped, and the reported figures: see `events.Failed`."""
+    """Why a request is refused or dropped, and the reported values: see `events.Failed`."""
 
     reason: FailureReason
     estimate_s: float | None = None
@@ -72,7 +73,7 @@ class Rejection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEstimate:
     """The prediction for an arriving request: see `events.Queued`; `rejection`: why to reject it,
-    None to admit it. `displaced`: waiting requests that it then displaces.
+    None to admit it. `displaced`: waiting requests that it displaces if admitted.
     """
 
     num_ahead: int
@@ -82,7 +83,7 @@ class QueueEstimate:
 
 
 class DeadlinePredictor:
-    """Predicts for the requests of one engine."""
+    """Predicts whether the requests of one engine meet their deadlines."""
 
     def __init__(  # noqa: PLR0913 - each is one thing that a prediction depends on
         self,
@@ -120,7 +121,9 @@ class DeadlinePredictor:
         self._max_tokens = config.max_num_batched_tokens
 
     def prepare(self, request: Request) -> None:
-        """Record the demand of a request that is about to wait, and when to check it again."""
+        """Record the demand of a request that is about to wait, and the time at which to check it
+        again.
+        """
         spec, num_tokens = request.spec, len(request.tokens)
         request.num_kept_tokens = num_tokens
         if self._is_guaranteed:
@@ -138,16 +141,16 @@ class DeadlinePredictor:
             request.recheck_s = min(spec.time_limit_s, self._hopeless_s(request, matched))
 
     def forget(self, request: Request) -> None:
-        """A request has ended."""
+        """Remove a request that has ended."""
         self._prefixes.remove(request)
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
-        """Inconsistencies, given the live requests; empty when there are none."""
+        """Return the inconsistencies, given the live requests."""
         return self._prefixes.faults(live)
 
     def estimate(self, request: Request, now: float) -> QueueEstimate:
-        """The prediction for a request that is about to join the queue, and whether to reject
-        it.
+        """Return the prediction for a request that is about to join the queue, and whether to
+        reject it.
         """
         if not self._sizing.has_cost:
             return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
@@ -178,7 +181,7 @@ class DeadlinePredictor:
         )
 
     def hopeless_s(self, request: Request) -> float:
-        """When a waiting request can no longer meet its deadlines, as predicted now.
+        """Return when a waiting request can no longer meet its deadlines, as predicted now.
 
         NO_TIME for never. A prefix that another request may compute counts as found.
         """
@@ -188,7 +191,7 @@ class DeadlinePredictor:
         return self._hopeless_s(request, matched)
 
     def dropped(self, request: Request, now: float) -> Rejection:
-        """The rejection of a request at its `hopeless_s`."""
+        """Return the rejection of a request at its `hopeless_s`."""
         deadlines = deadlines_of(request)
         if not self._sizing.has_cost:
             return Rejection(reason=deadlines.passed_by(now))
@@ -200,13 +203,13 @@ class DeadlinePredictor:
         return replace(rejection, reason=deadlines.passed_by(now)) if is_over else rejection
 
     def crowded(self, request: Request, reason: FailureReason, now: float) -> Rejection:
-        """The rejection of a request that does not fit into the queue."""
+        """Return the rejection of a request that does not fit into the queue."""
         if not self._sizing.has_cost:
             return Rejection(reason=reason)
         demand = self._demand(request, self._cache.match(request))
         load, ahead = self._contention.of_arrival(request, demand)
         likely = forecast(self._machine(), demand, load, ahead)
-        # As much as its own demand must have left the queue by then.
+        # The wait until requests with as much demand as this one have left the queue.
         leaving = QueuedAhead(
             num_requests=1,
             num_prefill_tokens=demand.num_prefill_tokens,
@@ -221,10 +224,10 @@ class DeadlinePredictor:
     def check_at_admission(
         self, request: Request, matched: list[int], now: float
     ) -> Rejection | None:
-        """Why a request that could run now is rejected; None to admit it.
+        """Return the rejection of a request that could run now; None to admit it.
 
-        Next to the running requests and with the present prefill budget it takes the time of
-        `forecast`, less the error of the cost model.
+        It is predicted to take the time of `forecast`, next to the running requests and with the
+        present prefill budget, less the error of the cost model.
         """
         deadlines = deadlines_of(request)
         if not (deadlines.is_any and self._is_able) or request.is_trial:
@@ -243,8 +246,7 @@ class DeadlinePredictor:
         return self._rejection(request, demand, load, likely, optimistic, now)
 
     def given_up(self, now: float) -> list[tuple[Request, Rejection]]:
-        """Running requests that have less than the smallest chance to end before their
-        deadlines.
+        """Return running requests with less than the minimum chance to end before their deadlines.
 
         Checked at intervals; empty in between.
         """
@@ -261,10 +263,11 @@ class DeadlinePredictor:
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Slot and deadline of prompts that miss it unless they get whole steps from now on.
+        """Return slot and deadline of prompts that will be late unless they get whole steps from
+        now on.
 
-        Several long prompts that share every step may all miss it where, one after the other, some
-        would meet it.
+        Several long prompts that share every step may all be late where, one after the other, some
+        would be in time.
         """
         due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
@@ -282,7 +285,7 @@ class DeadlinePredictor:
         return urgent
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
-        """Whether a deadline is so far away that no prediction is needed: only to save cost."""
+        """Whether a deadline is so far away that no prediction is needed, to save its cost."""
         num_tokens, spec = len(request.tokens), request.spec
         is_judged = deadlines.total_s != NO_TIME and self._completion.min_chance > 0.0
         num_output = spec.max_tokens if is_judged else spec.min_tokens
@@ -301,7 +304,7 @@ class DeadlinePredictor:
     def _is_trial(self, request: Request, now: float) -> bool:
         """Whether this request is admitted to measure whether the machine's speed has changed.
 
-        If old measurements refused all requests, none would ever run to correct them.
+        If old measurements refused all requests, no request would run to correct the measurements.
         """
         is_idle = not (len(self._running) or len(self._queue))
         is_due = is_idle and now - self._sizing.last_step_at_s >= _TRIAL_AFTER_S
@@ -335,7 +338,7 @@ class DeadlinePredictor:
         optimistic: Forecast,
         now: float,
     ) -> Rejection | None:
-        """Why not to admit a request with `optimistic` at best; None to admit it."""
+        """Return the rejection of a request whose best case is `optimistic`; None to admit it."""
         if not deadlines_of(request).are_met(optimistic, now):
             return self._late(request, demand, likely, optimistic, now)
         if request.spec.deadline_s == NO_TIME:
@@ -357,7 +360,9 @@ class DeadlinePredictor:
     def _unlikely(
         self, request: Request, demand: Demand, likely: Forecast, chance: float, done_s: float
     ) -> Rejection:
-        """The rejection for a request that will probably be late; `done_s`: its predicted end."""
+        """Return the rejection of a request that will probably be late; `done_s`: its predicted
+        end.
+        """
         spec = request.spec
         alone = forecast_alone(self._machine(), demand)
         is_possible = spec.arrival_s + alone.total_s < spec.deadline_s
@@ -372,9 +377,8 @@ class DeadlinePredictor:
     def _late(
         self, request: Request, demand: Demand, likely: Forecast, optimistic: Forecast, now: float
     ) -> Rejection:
-        """The rejection for a request that is late even with `optimistic`; the reported figures are
-        the
-        likely ones.
+        """Return the rejection of a request that is late even with `optimistic`. The reported
+        values are those of `likely`.
         """
         deadlines, arrival_s = deadlines_of(request), request.spec.arrival_s
         is_ttft = now + optimistic.ttft_s >= deadlines.ttft_s
@@ -390,7 +394,7 @@ class DeadlinePredictor:
                 request, deadlines.total_s - now - optimistic.ttft_s
             )
             if chance is not None:
-                # As many tokens as have the smallest chance are late already by the forecast.
+                # The output length that has the minimum chance is late already by the forecast.
                 chance = min(chance, self._completion.min_chance)
         wait_s = retry_after_s(
             likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
@@ -402,7 +406,7 @@ class DeadlinePredictor:
             estimate_s=now + needed_s - arrival_s,
             deadline_s=(deadlines.ttft_s if is_ttft else deadlines.total_s) - arrival_s,
             chance=chance,
-            # With as much time again an idle machine would not meet it either.
+            # A retry with the same time to its deadlines would be late even on an idle machine.
             retry_after_s=wait_s if deadlines.are_met(alone, arrival_s) else math.inf,
         )
 
@@ -437,7 +441,7 @@ class DeadlinePredictor:
         )
 
     def _expected_tokens(self, request: Request) -> float:
-        """Tokens that it is still expected to generate, at least the certain ones."""
+        """Return how many tokens it is still expected to generate, at least the certain ones."""
         spec, num_tokens = request.spec, len(request.tokens)
         num_certain = spec.num_original_prompt_tokens + spec.min_tokens - num_tokens
         expected = self._completion.lengths.expected(spec.max_total_tokens - num_tokens)

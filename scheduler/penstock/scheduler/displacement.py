@@ -4,17 +4,17 @@ Owns each tenant's part of the queue and the order in which its requests are dis
 them. A tenant's part is its dominant share (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011)
 of the two bounds of the queue, requests and prompt tokens, divided by its weight.
 
-An arriving request displaces requests of the tenant with the largest part, as long as that part is
-then still at least what the arriving tenant's becomes, or as long as it alone exceeds its tenant's
-fair part and the arriving tenant's requests are no more than theirs: one request of many outputs
-does not block others. Fair is the weighted share of all tenants that wait or arrive of the bound
-that is short, one place at least. Where no other tenant is displaced, it displaces requests of the
-same tenant of a lower class. Of one tenant the lowest class is displaced first, and in it the
-request that was submitted last. So a flood costs only its own tenant places, and a tenant is
-rejected only when it has as large a part as any.
+An arriving request displaces requests of the tenant with the largest part, as long as that part
+afterwards is at least as large as the arriving tenant's becomes, or as long as the displaced
+request alone exceeds its tenant's fair part while the arriving tenant stays within its own: one
+request of many outputs does not block others. The fair part is a tenant's weighted share, among all
+tenants that wait or arrive, of the exceeded bound, at least one place. Where no other tenant is
+displaced, it displaces requests of the same tenant of a lower class. Within a tenant, the lowest
+class is displaced first, and within the class the request submitted last. So a flood takes places
+from its own tenant only, and a tenant is rejected only if no other has a larger part.
 
 A request of which an output was admitted keeps its place. At most `MAX_DISPLACED` requests are
-displaced by one: each was admitted to the queue once, so the work for an arrival is bounded.
+displaced by one, so the work for an arrival is bounded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,20 +42,24 @@ class Displacement:
         self._leader_of: dict[int, int] = {}
 
     def join(self, request: Request) -> None:
-        """An output waits, for the first time or again."""
+        """Add an output that waits, for the first time or again."""
         while request.tenant >= self._held.shape[1]:
             self._held = np.concatenate((self._held, np.zeros_like(self._held)), axis=1)
         self._held[:, request.tenant] += (1.0, len(request.tokens))
 
     def note_submitted(self, outputs: Sequence[Request]) -> None:
-        """These outputs of one request, leader first, all wait: together they may be displaced."""
+        """Record the outputs of one request, leader first; while all of them wait, they may be
+        displaced together.
+        """
         leader = outputs[0]
         by_class = self._fresh.setdefault(leader.tenant, {})
         by_class.setdefault(leader.spec.priority, {})[leader.spec.key] = tuple(outputs)
         self._leader_of.update((output.spec.key, leader.spec.key) for output in outputs)
 
     def leave(self, request: Request) -> None:
-        """An output stops waiting: those of the same request keep their places now."""
+        """Remove an output that stops waiting; the others of its request are not displaced any
+        more.
+        """
         self._held[:, request.tenant] -= (1.0, len(request.tokens))
         leader_key = self._leader_of.get(request.spec.key)
         if leader_key is None:
@@ -72,10 +76,10 @@ class Displacement:
     def displaced_by(
         self, outputs: Sequence[Request], num_requests: int, num_tokens: int
     ) -> list[tuple[Request, ...]] | None:
-        """The requests to displace, so that `num_requests` places, and as many tokens, are free for
-        `outputs`.
+        """Return the requests to displace, so that `num_requests` places, and as many tokens, are
+        free for `outputs`.
 
-        None when `outputs`, an arriving request, has to be rejected.
+        None if `outputs`, an arriving request, must be rejected.
         """
         spec = outputs[0].spec
         own = self._tenants.index_of(spec.tenant)
@@ -125,7 +129,7 @@ class Displacement:
         return next(self._in_turn(tenant, chosen), None) is None
 
     def _in_turn(self, tenant: int, chosen: set[int]) -> Iterator[tuple[Request, ...]]:
-        """The requests of a tenant that may be displaced, in that order."""
+        """Yield the requests of a tenant that may be displaced, in that order."""
         by_class = self._fresh.get(tenant, {})
         for priority in sorted(by_class):
             for key, unit in reversed(by_class[priority].items()):
@@ -133,7 +137,7 @@ class Displacement:
                     yield unit
 
     def faults(self, waiting: Sequence[Request]) -> list[str]:
-        """Inconsistencies of the account, given every waiting request."""
+        """Return the inconsistencies of the account, given every waiting request."""
         held = np.zeros_like(self._held)
         for request in waiting:
             held[:, request.tenant] += (1.0, len(request.tokens))
@@ -151,5 +155,7 @@ def _size(unit: Sequence[Request]) -> NDArray[np.float64]:
 
 
 def _exceeds(size: NDArray[np.float64], fair: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of requests and prompt tokens exceed the fair part, at least one request."""
+    """Return whether requests, and prompt tokens, exceed the fair part, which is at least one
+    request.
+    """
     return size > np.maximum(fair, (1.0, 0.0))

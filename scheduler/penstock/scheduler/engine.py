@@ -1,6 +1,6 @@
 """The engine: schedule, launch, collect, update, repeat.
 
-Owns the parts of the core, one step's sequence, and the connection with one executor. One thread
+Owns the parts of the core, the sequence of a step, and the connection with one executor. One thread
 calls it. The clock is injected; it must be the one that fronts use for deadlines. `schedule`,
 `update` and `submit_at` are pure: `now` is an argument, seconds on that clock.
 
@@ -49,7 +49,7 @@ class Engine:
 
     Owners: `queue` has the PENDING requests; `running`, `arrays` and `cache` the slots and blocks
     of the PROCESSING ones; `tenants` and `quotas` the accounts; `sizing` the cost model of a step;
-    `launched` the steps in flight; `events` what leaves. `transitions` moves requests.
+    `launched` the steps in flight; `events` the events to return. `transitions` moves requests.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Engine:
         self._is_self_paced = info.is_self_paced
         self._next_sequence = 0
         self._num_steps = 0
-        # When the launched steps were begun, oldest first, and when the last one was collected.
+        # Start times of the launched steps, oldest first, and when the last one was collected.
         self._begun_s: deque[float] = deque()
         self._collected_s = 0.0
 
@@ -156,9 +156,9 @@ class Engine:
 
     @property
     def ready_fd(self) -> int | None:
-        """For a self-paced executor: readable when it has results; None for others.
+        """A descriptor that is readable when a self-paced executor has results; None for others.
 
-        With None a step is due while there is work. With a descriptor one is due when that is
+        With None a step is due while there is work. With a descriptor a step is due when it is
         readable, when a request was submitted or cancelled, and at `next_wakeup_s`.
         """
         return self.executor.ready_fd
@@ -166,7 +166,7 @@ class Engine:
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Queue the outputs of one request, leader first, all of them or none.
 
-        A refusal becomes one `Failed` end per spec, which the next step reports.
+        A refusal becomes one `Failed` event per spec in the next step.
         """
         self._integrity.restart()
         if self._watch is not None:
@@ -174,7 +174,7 @@ class Engine:
         self.submit_at(specs, self._clock())
 
     def submit_at(self, specs: tuple[RequestSpec, ...], now: float) -> None:
-        """`submit` at a given time."""
+        """Submit at a given time; see `submit`."""
         if self._retention is not None:
             specs = self._retention.limit(specs, now)
         outputs = [
@@ -198,7 +198,7 @@ class Engine:
         self.transitions.enqueue(outputs, estimate, now)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """End a live request now, in any state; False when there is none."""
+        """End a live request now, in any state; return False if there is none."""
         self._integrity.restart()
         request = self.requests.get(key)
         if request is None:
@@ -209,7 +209,7 @@ class Engine:
     def cancel_by_id(self, request_id: str) -> RequestState | None:
         """End every live output of a request.
 
-        Returns its state, PROCESSING if any output was; None when there is none.
+        Return its state, PROCESSING if any output was running, None if there is none.
         """
         keys = self.requests.keys_of(request_id)
         state = max((self.requests[key].state for key in keys), default=None)
@@ -218,10 +218,10 @@ class Engine:
         return state
 
     def step(self) -> StepEvents:
-        """One step; returns everything that happened since the last one.
+        """Run one step; return all events since the last one.
 
-        Returns at once when no request can run. Exceptions of the executor propagate: it is dead,
-        and so is this engine.
+        Returns at once when no request can run. Exceptions of the executor propagate: the executor
+        and this engine have failed.
         """
         self._integrity.restart()
         if self._is_self_paced:
@@ -241,7 +241,7 @@ class Engine:
     def schedule(self, now: float) -> Batch | None:
         """Expire late requests, then plan the next step.
 
-        None when no request can run and no slot was released since the last step.
+        Return None if no request can run and no slot was released since the last step.
         """
         self.transitions.expire(now)
         step = self._planner.plan(now)
@@ -291,7 +291,7 @@ class Engine:
             self._watch.collected(now, self._clock())
 
     def _measure(self, now: float) -> None:
-        """Time the step that was just collected, before it is forgotten."""
+        """Record the duration of the step that was just collected, before it is removed."""
         begun_s = max(self._begun_s.popleft(), self._collected_s)
         self._collected_s = now
         batch = self.launched.oldest.batch
@@ -299,7 +299,9 @@ class Engine:
             self.note_duration(batch, now - begun_s, now)
 
     def next_wakeup_s(self) -> float:
-        """When the next deadline or time limit passes, on the engine clock; NO_TIME without one."""
+        """Return when the next deadline or time limit passes, on the engine clock; NO_TIME without
+        one.
+        """
         return self.transitions.next_expiry_s()
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
@@ -320,7 +322,7 @@ class Engine:
         self.queue.set_weights(weights, default)
 
     def enable_cache_index(self) -> CacheIndex:
-        """From now on index cached blocks. Call it before anything is submitted.
+        """Start to index cached blocks. Call it before anything is submitted.
 
         Raises ValueError for a self-paced executor, which has its own cache.
         """
@@ -329,21 +331,21 @@ class Engine:
         return self.cache.enable_cache_index()
 
     def look(self) -> tuple[LiveView, ...]:
-        """All live requests: running ones, most senior first, then waiting ones, in order.
+        """Return all live requests: running ones, most senior first, then waiting ones, in order.
 
         May take milliseconds: for operators, not for every step.
         """
         return live_views(self.arrays, self.running, self.queue)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError when an invariant does not hold."""
+        """Raise IntegrityError if an invariant does not hold."""
         self._integrity.check_all()
 
     def check_next_piece(self) -> bool:
-        """A part of `check_integrity`, under a millisecond; True when everything has been checked.
+        """Run a part of `check_integrity`, under a millisecond; return True once everything is
+        checked.
 
-        After the engine was busy, the check of an idle engine starts again, except that blocks
-        continue where it stopped.
+        After a busy period the check starts again, except that blocks continue where it stopped.
         """
         return self._integrity.advance()
 
@@ -421,8 +423,8 @@ class Engine:
 def _arrays_of(info: ExecutorInfo) -> SlotArrays:
     return SlotArrays(
         num_slots=info.max_num_seqs,
-        # No row is longer than the whole cache and the token that is never computed, whatever the
-        # model's limit.
+        # No row is longer than the whole cache and the token that is never computed, even if the
+        # model's limit is.
         max_seq_len=min(info.max_seq_len, info.num_blocks * info.block_size + 1),
         block_size=info.block_size,
     )

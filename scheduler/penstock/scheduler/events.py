@@ -1,9 +1,9 @@
 """The events of a step.
 
-Owns the values that leave the engine, and those that have not left yet (`EventBuffer`). Tokens of
-all requests travel as arrays; what happens once to one request (admission, preemption, the end) is
-one small value. Explanations are named tuples: made for every request during a step, in a third of
-a frozen dataclass's time.
+Owns the events that the engine returns, and those not returned yet (`EventBuffer`). Tokens of all
+requests are arrays; an event of one request (admission, preemption, end) is one small value. `Wait`
+and `Stay` are named tuples: they are made for every request during a step, in a third of the time
+of a frozen dataclass.
 """
 
 import enum
@@ -27,11 +27,11 @@ class WaitReason(enum.IntEnum):
     """What a step lacked to admit a waiting request."""
 
     BLOCKS = 1
-    """Of the KV cache; or running requests lacked them, and one was preempted."""
+    """Blocks of the KV cache; or running requests lacked blocks and one was preempted."""
     SLOTS = 2
-    """No free slot of the executor, or the target of the time between tokens allows no more."""
+    """No slot is free, or the inter-token latency target allows no more running requests."""
     TOKEN_BUDGET = 3
-    """Running requests and those admitted before took the step's token budget."""
+    """Running and previously admitted requests took the token budget of the step."""
     FAIRNESS = 4
     """Other tenants are ahead by fair share, or the tenant is at its running limit."""
 
@@ -40,11 +40,11 @@ class Wait(NamedTuple):
     """One wait of a request in the queue, by reason.
 
     `blocks_s` .. `token_budget_s`: how long each `WaitReason` blocked the next request in the queue
-    while it waited; `fairness_s`: the same, and how long later requests of another tenant were
-    preferred (wait_clock.py defines it; that time is not part of the other reasons); `other_s`:
-    nothing was lacking, no step was planned yet, or outputs after the first waited for their
-    prompt. They add up to the stay within nanoseconds. `num_passed_by`: how many later requests
-    were admitted meanwhile.
+    while it waited; `fairness_s`: the same for FAIRNESS, and how long later requests of another
+    tenant were preferred (wait_clock.py defines it; that time is not part of the other reasons);
+    `other_s`: nothing was lacking, no step was planned yet, or outputs after the first waited for
+    their prompt. The parts add up to the queue time within nanoseconds. `num_passed_by`: how many
+    later requests were admitted in that time.
     """
 
     blocks_s: float = 0.0
@@ -59,9 +59,9 @@ class Stay(NamedTuple):
     """One residency of a request in the running batch.
 
     `num_chunks`: steps that computed its prompt (or recomputed it); `num_steps`: steps with tokens
-    of it, of a self-paced executor the engine's turns. `min_batch_size` and `max_batch_size`:
-    requests with tokens in a step, over its steps. All 0 for one that was preempted before it had
-    any.
+    of it (engine iterations for a self-paced executor). `min_batch_size` and `max_batch_size`:
+    requests with tokens in a step, over its steps. All 0 for a request that was preempted before it
+    had tokens.
     """
 
     num_chunks: int = 0
@@ -74,7 +74,7 @@ class Stay(NamedTuple):
 class Queued:
     """The request is in the queue.
 
-    `num_ahead`: requests ahead of it if nothing changed. `estimated_queue_s`: the estimated queue
+    `num_ahead`: requests ahead of it, if nothing changes. `estimated_queue_s`: the estimated queue
     time from `at_s` on, None without an estimate.
     """
 
@@ -106,9 +106,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFound:
-    """The tokens of its prompt that the executor found in its own cache, in place of the
-    prediction.
-    """
+    """The executor found tokens of the prompt in its own cache; replaces the prediction."""
 
     key: int
     at_s: float
@@ -134,13 +132,13 @@ class Finished:
 class Failed:
     """The request is ERROR, or was refused.
 
-    `request_id`, `trace_id` and `detail` are set when the executor failed it: for our own log only.
-    Of one that was refused or dropped from the queue: `estimate_s`, how long after its arrival it
-    would have met its deadline, `deadline_s`, how long after its arrival that deadline is, and
-    `retry_after_s`, after how long from now a retry may succeed, infinite when an idle machine
-    would be too slow; None without a deadline or an estimate. `chance`: the probability that the
-    whole answer would have met its deadline, if it was too small; such a request may also have run.
-    `breach`: of TENANT_OVER_QUOTA and TOO_MANY_OUTPUTS, the exceeded limit. `wait` if it was
+    `request_id`, `trace_id` and `detail` are set if the executor failed it, for the server log
+    only. For a request refused or dropped from the queue: `estimate_s`, seconds from its arrival to
+    its predicted end (or first token), `deadline_s`, seconds from its arrival to that deadline, and
+    `retry_after_s`, seconds from now until a retry may succeed, infinite if an idle machine would
+    be too slow; None without a deadline or an estimate. `chance`: the probability that the whole
+    answer would have met its deadline, if it was too small; such a request may also have run.
+    `breach`: for TENANT_OVER_QUOTA and TOO_MANY_OUTPUTS, the exceeded limit. `wait` if it was
     waiting, `stay` if it was running.
     """
 
@@ -161,7 +159,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepEvents:
-    """Everything of one step, in this order of effect: `changes`, tokens, `ends`.
+    """All events of one step, in order of effect: `changes`, tokens, `ends`.
 
     `keys` int64 [m] and `tokens` int32 [m]: new tokens; a key may occur several times, in order.
     `logprobs` aligned with `tokens`, None when none were requested. `prompt_logprobs`: (key, first
@@ -185,7 +183,7 @@ class StepEvents:
 
 
 class EventBuffer:
-    """The events since they were last taken; of tokens one entry for each group, in order."""
+    """The events since the last `take`; tokens as one entry per group, in order."""
 
     def __init__(self) -> None:
         self.changes: list[Queued | Admitted | Preempted | PrefixFound] = []
@@ -198,14 +196,14 @@ class EventBuffer:
     def add_tokens(
         self, keys: NDArray[np.int64], tokens: NDArray[np.int32], logprobs: TokenLogprobs | None
     ) -> None:
-        """One token of each of `keys` [m]."""
+        """Add one token for each of `keys` [m]."""
         self._keys.append(keys)
         self._tokens.append(tokens)
         if logprobs is not None:
             self._logprobs.append(logprobs)
 
     def take(self, step: int, now: float) -> StepEvents:
-        """All events since the last call."""
+        """Return all events since the last call."""
         events = StepEvents(
             step=step,
             at_s=now,

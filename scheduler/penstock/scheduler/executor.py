@@ -12,8 +12,8 @@ from penstock.scheduler.batch import Batch, StepResult
 
 
 class Feature(enum.Enum):
-    """Features of an executor beyond plain sampling. Missing features are refused, never
-    ignored.
+    """Features of an executor beyond plain sampling. Requests for a missing feature are refused; it
+    is never ignored.
     """
 
     SEED = "seed"
@@ -33,17 +33,17 @@ class Feature(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInfo:
-    """The limits of a built executor, not of its settings.
+    """The limits of an executor as built, not its settings.
 
     `block_size` is in tokens. `max_seq_len` bounds prompt and output together, in tokens;
     `max_prompt_tokens` a prompt alone, None for no separate bound. `adapters`: names of its
     adapters. `pipeline_depth`: steps that may be launched before the oldest is collected (1 or 2).
-    `resources`: for logs, its device, the number format and the memory it uses there.
-    `quantization`: of the weights, "none" for none; `kv_cache_dtype`: the number format of keys and
-    values; either "" where it is not known.
+    `resources`: its device, number format and memory use, for logs. `quantization`: of the weights,
+    "none" for none; `kv_cache_dtype`: the number format of keys and values; either "" where it is
+    not known.
 
     `is_self_paced`: it wraps an engine with its own batching. It gets whole prompts, a step passes
-    it admissions and releases, and the result of a step is everything that has arrived since the
+    admissions and releases to it, and the result of a step is everything that arrived since the
     last one: `collect` never waits, and a slot without tokens in a result is still running.
     """
 
@@ -67,9 +67,9 @@ class ExecutorInfo:
             raise ValueError("a self-paced executor has a pipeline_depth of 1")
 
     def num_kept_tokens(self, num_total_tokens: int) -> int:
-        """Tokens that need room in the cache for a request of that final length.
+        """Return how many tokens a request of that final length needs room for in the cache.
 
-        The last is sampled and never computed; a self-paced engine still reserves room for it
+        The last token is sampled and never computed; a self-paced engine still reserves room for it
         before it runs a request.
         """
         return num_total_tokens if self.is_self_paced else num_total_tokens - 1
@@ -82,9 +82,9 @@ class ExecutorDied(Exception):
 class Executor(Protocol):
     """One model on one device group. One thread calls it.
 
-    Steps take effect in launch order: a later step sees every key and value an earlier one wrote. A
-    request that fails alone is reported in `StepResult.failures`; an exception out of `launch` or
-    `collect` means the executor is dead.
+    Steps take effect in launch order: a later step sees every key and value that an earlier one
+    wrote. A request that fails alone is reported in `StepResult.failures`; an exception from
+    `launch` or `collect` means that the executor has failed.
     """
 
     @property
@@ -94,11 +94,11 @@ class Executor(Protocol):
 
     @property
     def ready_fd(self) -> int | None:
-        """For a self-paced executor: readable when `collect` has results; None for others."""
+        """A descriptor that is readable when a self-paced executor has results; None for others."""
         ...
 
     def launch(self, batch: Batch) -> None:
-        """Start one step; return at once where the device allows."""
+        """Start one step; return at once where the device allows it."""
         ...
 
     def collect(self) -> StepResult:

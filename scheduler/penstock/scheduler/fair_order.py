@@ -9,29 +9,29 @@ Owns the order. Does not know which requests fit (batch_admission.py) nor what w
   have requests waiting in the same class, and none is admitted by age or past a blocked head, their
   counters differ by at most B + (w_p * P + w_q * S * O) / w: P the longest prompt, S the slots, O
   the longest output, w the smaller of their weights, and B `tenant_burst_tokens`, the credit of a
-  tenant that was served less before. (The last time the leading tenant was admitted it did not
-  lead; since then it was charged that one prompt and the rest of its slots' outputs.)
+  tenant that was served less before. (At its last admission the leading tenant did not lead yet;
+  since then it was charged one prompt and the remaining outputs of its slots.)
 - **Deadline.** Inside a tenant's part of a class, preempted requests go first, then the earliest
-  deadline. No deadline counts as later than arrival + `aging_s`, so that requests which arrive
-  later than that never overtake; ties go by arrival.
+  deadline. A deadline counts as at most arrival + `aging_s`, so that requests which arrive after
+  that never overtake; ties go by arrival.
 - **Age.** Priority rises by one for each `aging_s` of waiting, so the request with the least
   arrival - priority * aging_s goes first by age. If age always decided, a tenant that floods the
-  engine would outrank all others as soon as its queue is long; so it decides one in `aging_stride`
+  engine would outrank all others as soon as its queue is long; so age decides one in `aging_stride`
   admissions, while the first by age has waited for `aging_s`. Requests of tenants under their share
-  (fair_share.py) do not wait for that turn: at most `aging_stride` of them go before it once it is
-  due.
+  (fair_share.py) do not wait for such an admission: at most `aging_stride` of them go before it
+  once it is due.
 
-**Bound.** A request r of priority p that arrived at a, while no priority above P arrives: at a + (P
+**Bound.** A request r of priority p that arrived at a, while no priority above P arrives. At a + (P
 - p + 1) * aging_s the first by age has waited long enough as long as r waits, because every request
-that precedes r by age arrived before a + (P - p) * aging_s. From then on at most 2 * aging_stride *
-(N + 1) admissions go before r's own, N counting the requests that precede r by age; half of that
-without tenants under their share. N is fixed at the latest then: later arrivals do not precede.
-(Not counted are requests that return after a preemption before the new ones of their tenant, which
-had been admitted before, and those that overtake a blocked head, which batch_admission.py bounds. A
-tenant at its running limit waits for itself.)
+  that precedes r by age arrived before a + (P - p) * aging_s. From then on at most 2 * aging_stride
+  * (N + 1) admissions go before r's own, where N is the number of requests that precede r by age;
+  half of that without tenants under their share. From then on N does not grow: later arrivals do
+  not precede r. (Two kinds of requests are not counted: preempted ones, which go before new ones of
+  their tenant and had been admitted before, and those that overtake a blocked head, which
+  batch_admission.py bounds. A tenant at its running limit waits for its own requests.)
 
 Every heap drops stale entries when they reach the top and corrects keys that have only grown, so a
-call costs what a heap's does however many requests wait.
+call costs as much as a heap operation, however many requests wait.
 """
 
 import heapq
@@ -46,7 +46,7 @@ from penstock.scheduler.request import Request
 from penstock.scheduler.tenants import Tenants
 
 MAX_PASSED_PER_LINE = 4
-"""How many of one tenant are skipped in a round before the next tenant's are tried."""
+"""Requests of one tenant skipped in a round before those of the next tenant are tried."""
 
 # Fresh, due, sequence, ticket; arrival, sequence, ticket. Tickets are unique: requests themselves
 # are never compared.
@@ -89,7 +89,7 @@ class _Line:
 
 
 class FairOrder:
-    """`Order` of waiting_queue.py over the counters of `tenants`."""
+    """The `QueueOrder` by the counters of `tenants`."""
 
     def __init__(self, tenants: Tenants, config: SchedulerConfig) -> None:
         self._tenants = tenants
@@ -99,7 +99,7 @@ class FairOrder:
         self._lines: dict[tuple[int, int], _Line] = {}
         # Negated priorities of the classes that have lines, most urgent first.
         self._ranks: list[int] = []
-        # By negated priority: (service, ticket, line), and how many lines live.
+        # By negated priority: (service, ticket, line), and the number of live lines.
         self._turns: dict[int, list[tuple[float, int, _Line]]] = {}
         self._num_lines: dict[int, int] = {}
         self._ages: list[tuple[float, int, _Line]] = []
@@ -108,7 +108,7 @@ class FairOrder:
         self._epoch = tenants.epoch
         self._num_requests = 0
         self._num_since_aged = 0
-        # Requests that went in turn alone while a turn by age was due.
+        # Requests admitted in turn while an admission by age was due.
         self._num_before_age = 0
         self._goes_before_age = False
         self._aged: Request | None = None
@@ -121,7 +121,7 @@ class FairOrder:
         return self._num_requests
 
     def push(self, request: Request) -> None:
-        """Order a request that has just got its ticket."""
+        """Add a request that has just got its ticket."""
         spec = request.spec
         key = (spec.priority, request.tenant)
         line = self._lines.get(key)
@@ -137,13 +137,13 @@ class FairOrder:
         line.num_requests += 1
         self._num_requests += 1
         heapq.heappush(line.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request))
-        # A later arrival is found when the line reaches the top; an earlier one must be recorded.
+        # A later arrival is found when the line reaches the top; an earlier one is recorded now.
         is_earlier = self._is_aging and self._age_key(line, request) < line.age_key
         if is_earlier and not line.is_held_back:
             self._queue_age(line, request)
 
     def discard(self, request: Request) -> None:
-        """Forget a request whose ticket was just taken."""
+        """Remove a request whose ticket was just taken."""
         line = self._lines[request.spec.priority, request.tenant]
         line.num_requests -= 1
         self._num_requests -= 1
@@ -169,7 +169,7 @@ class FairOrder:
             heapq.heapify(self._ages)
 
     def note_admission(self, request: Request) -> bool:
-        """Count admissions up to the next one by age; whether this one was by age."""
+        """Count admissions up to the next one by age; return whether this one was by age."""
         is_aged = request is self._aged
         self._num_since_aged = 0 if is_aged else self._num_since_aged + 1
         self._num_before_age = 0 if is_aged else self._num_before_age + self._goes_before_age
@@ -177,17 +177,18 @@ class FairOrder:
         return is_aged
 
     def eldest_beside(self, request: Request) -> Request | None:
-        """The first to arrive of its tenant and class, itself included; None if its class has no
-        other tenant.
+        """Return the first request to arrive of its tenant and class, itself included; None if its
+        class has no other tenant.
         """
         if self._num_lines[-request.spec.priority] < 2:
             return None
         return self._lines[request.spec.priority, request.tenant].oldest()
 
     def first(self, max_num: int) -> list[Request]:
-        """The next requests in turn, each tenant being charged for the prompts of those before.
+        """Return the next requests in turn, with each tenant charged for the prompts of its earlier
+        ones.
 
-        Turns by age, tenants under their share and generated tokens are not predicted.
+        Admissions by age, tenants under their share and generated tokens are not predicted.
         """
         found: list[Request] = []
         service: dict[int, float] = {}
@@ -197,7 +198,9 @@ class FairOrder:
         return found
 
     def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
-        """`service`: of tenants that were already charged for this list; it is updated."""
+        """Return the next requests of a class. `service`: of tenants already charged in this list;
+        updated.
+        """
         found: list[Request] = []
         turns: list[tuple[float, int, list[_ByDeadline]]] = []
         for line in self._lines.values():
@@ -219,7 +222,7 @@ class FairOrder:
         return found
 
     def peek(self, now: float) -> Request | None:
-        """The next request, None when none is admissible."""
+        """Return the next request, None if none is admissible."""
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
@@ -242,7 +245,7 @@ class FairOrder:
         return None
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The next request by class, tenant and deadline; None when an admission by age is
+        """Return the next request by class, tenant and deadline; None if an admission by age is
         overdue.
         """
         if self._epoch != self._tenants.epoch:
@@ -276,7 +279,7 @@ class FairOrder:
             one.clear()
 
     def release(self, tenant: int) -> None:
-        """A request of a tenant at its running limit has ended."""
+        """Return the lines of a tenant that was at its running limit to their places."""
         for line in self._held_back.pop(tenant, ()):
             line.is_held_back = False
             if line.num_requests:
@@ -305,7 +308,7 @@ class FairOrder:
         return request.spec.arrival_s - line.priority * self._aging_s
 
     def _front(self, line: _Line) -> Request | None:
-        """The first request of a line that was not skipped."""
+        """Return the first request of a line that was not skipped."""
         heap = line.by_deadline
         while heap:
             entry = heap[0]
@@ -318,7 +321,7 @@ class FairOrder:
         return None
 
     def _first_in_turn(self, rank: int) -> _Line | None:
-        """The line of a class whose tenant has had least service."""
+        """Return the line of a class whose tenant has had least service."""
         heap = self._turns[rank]
         while heap:
             service, ticket, line = heap[0]
@@ -338,8 +341,8 @@ class FairOrder:
         return None
 
     def _first_by_age(self, now: float) -> _Line | None:
-        """The line with the smallest arrival - priority * aging_s, if its first request waited long
-        enough.
+        """Return the line with the smallest arrival - priority * aging_s, if its first request
+        waited long enough.
         """
         heap = self._ages
         while heap:
@@ -359,7 +362,7 @@ class FairOrder:
         return None
 
     def _hold_back(self, line: _Line) -> bool:
-        """Set a line aside until its tenant is below its limit; whether that was necessary."""
+        """Set a line aside until its tenant is below its limit; return whether it had to be."""
         if not self._tenants.is_at_limit(line.tenant):
             return False
         line.turn_ticket = line.age_ticket = -1

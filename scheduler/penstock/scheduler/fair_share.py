@@ -5,13 +5,13 @@ Owns the measure: dominant shares (Ghodsi et al., "Dominant Resource Fairness", 
 two resources of a running request, a slot and blocks. A snapshot of one moment: past service is in
 tenants.py. Does not decide anything.
 
-A tenant is *light* while what it holds, with what it asks for, times `yield_ratio` is at most what
-another tenant holds, each divided by its weight. So two tenants are never light relative to each
-other, nor is any of several that hold about the same. The ratio is the distance that keeps tenants
-from preempting each other in turn: with the usual 2, being light brings a tenant to half of what
-the largest holds, and the order of the queue (fair_order.py) brings it the rest. Where no tenant
-holds more than all others together it is half of that: in a crowd there are always tenants that
-hold much less than the largest one, and every preemption costs compute that is lost.
+A tenant is *light* while the amount that it holds and requests, times `yield_ratio` is at most what
+another tenant holds, both divided by the tenants' weights. So two tenants are never light relative
+to each other, and of several that hold about the same none is light. The ratio keeps tenants from
+preempting each other alternately: with the usual 2, being light brings a tenant to half of what the
+largest holds, and the order of the queue (fair_order.py) does the rest. Where no tenant holds more
+than all others together, the threshold is half of that: among many tenants there are always tenants
+that hold much less than the largest one, and every preemption costs compute that is lost.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
 
 _CROWD = 2.0
-"""Times `yield_ratio`, where no tenant holds more than all others together."""
+"""Factor of the threshold where no tenant holds more than all others together."""
 
 
 class FairShare:
@@ -61,33 +61,33 @@ class FairShare:
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
 
     def would_be_light(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
-        """Whether a tenant that has no requests yet would be light; `weight`: its weight."""
+        """Whether a tenant of this weight that has no requests yet would be light."""
         slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """`is_light` for each entry of `tenants` [m]."""
+        """Return `is_light` for each entry of `tenants` [m]."""
         light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
         return light
 
     def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
         """Whether one tenant holds so much that another would be light relative to it.
 
-        Not if it has a single running request.
+        False if it has a single running request.
         """
         if tenant == to or self._num_slots[tenant] < 2:
             return False
         return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
 
     def give_back(self, request: Request, num_blocks: int) -> None:
-        """A running request is about to release its slot and that many blocks."""
+        """Record that a running request is about to release its slot and `num_blocks` blocks."""
         tenant = request.tenant
         self._num_slots[tenant] -= 1
         self._num_blocks[tenant] -= num_blocks
         self._measure(tenant)
 
     def take(self, tenant: int, num_blocks: int) -> None:
-        """A request of a tenant got a slot and that many blocks."""
+        """Record that a request of a tenant got a slot and `num_blocks` blocks."""
         self._num_slots[tenant] += 1
         self._num_blocks[tenant] += num_blocks
         self._measure(tenant)

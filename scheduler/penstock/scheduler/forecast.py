@@ -1,8 +1,8 @@
 """Predicts when a request will get its first and its last token, before it runs.
 
 Owns the formulas, and which deadlines of a request are open. Pure functions of the cost model, the
-machine's limits, the running requests and those ahead; does not know the queue, its order, or how a
-rejection is reported.
+machine's limits, the running requests and the requests ahead; does not know the queue, its order,
+or how a rejection is reported.
 
 It is a fluid model: work is conserved, all requests ahead go first, and they need a number of steps
 n and a number of prefill tokens T, so that they take
@@ -50,14 +50,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The running requests, in aggregates; all zero without any.
+    """The running requests, in sums; all zero if there are none.
 
     `num_running`: requests with a slot, `num_decodes` of them past their prefill.
     `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: tokens that the
-    others must still prefill. `num_output_tokens`: tokens that all of them are expected to generate
-    (see `output_lengths.py`). `num_used_blocks`, `num_free_blocks`: the latter as far as admission
-    may take them; `num_free_slots` likewise. `prefill_budget_tokens`: the present prefill budget of
-    a step, 0 for the whole of the machine's budget.
+    requests in prefill must still compute. `num_output_tokens`: tokens that all running requests
+    are expected to generate (see `output_lengths.py`). `num_used_blocks`; `num_free_blocks` and
+    `num_free_slots`: as many as admission may take. `prefill_budget_tokens`: the present prefill
+    budget of a step, 0 for the whole of the machine's budget.
     """
 
     num_running: int = 0
@@ -75,9 +75,9 @@ class Load:
 class QueuedAhead:
     """The waiting requests ahead, in sums that a queue can maintain.
 
-    `num_prefill_tokens`: what they have to compute, less known cached prefixes. `num_blocks`: what
-    their admission takes. `num_output_tokens`: what they are expected to generate, 0 for the mean
-    of the running ones.
+    `num_prefill_tokens`: tokens they have to compute, without known cached prefixes. `num_blocks`:
+    blocks that their admission takes. `num_output_tokens`: tokens they are expected to generate, 0
+    for the mean of the running requests.
     """
 
     num_requests: int = 0
@@ -90,10 +90,11 @@ class QueuedAhead:
 class Demand:
     """The demand of the request itself.
 
-    `num_prefill_tokens`: tokens to compute before its first token, at least 1. For a refusal pass
-    the lower bound: a prefix that may be computed by then counts as found. `num_cached_tokens`:
-    cached context. `num_blocks`: what its admission takes. `min_output_tokens`: it cannot end
-    before; `expected_output_tokens`: see `output_lengths.py`. ValueError names the invalid field.
+    `num_prefill_tokens`: tokens to compute before its first token, at least 1. To decide on a
+    refusal, pass the lower bound: a prefix that may be computed by then counts as found.
+    `num_cached_tokens`: cached context. `num_blocks`: blocks that its admission takes.
+    `min_output_tokens`: it cannot end with fewer; `expected_output_tokens`: see
+    `output_lengths.py`. ValueError names the invalid field.
     """
 
     num_prefill_tokens: int
@@ -139,7 +140,7 @@ class Forecast:
 
 
 def forecast(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -> Forecast:
-    """The expected times of a request that joins now.
+    """Return the expected times of a request that joins now.
 
     With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step next to the
     running decodes:
@@ -160,7 +161,7 @@ def forecast(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -
 
 
 def forecast_alone(machine: Machine, demand: Demand) -> Forecast:
-    """The forecast with the whole machine from now on, and with its minimum output.
+    """Return the forecast of the request alone on the machine from now on, with its minimum output.
 
     The error of the cost model is subtracted.
     """
@@ -181,11 +182,11 @@ class _Queue:
 
 
 def _expected_queue(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -> _Queue:
-    """The expected time until the request is admitted.
+    """Return the expected time until the request is admitted.
 
-    T = prefill tokens running and ahead, D = decodes, W = tokens they are expected to generate
-    still. Departures come every W / D**2 steps, if outputs are memoryless (each of D ends within a
-    step with probability D / W). Needed are k, so that slots and blocks suffice:
+    T = prefill tokens running and ahead, D = decodes, W = tokens that they are still expected to
+    generate. Departures come every W / D**2 steps, if outputs are memoryless (each of D ends within
+    a step with probability D / W). k departures are needed, so that slots and blocks suffice:
 
         k = max(ahead + 1 - free slots, (blocks ahead + own - free blocks) running / used blocks)
 
@@ -193,10 +194,9 @@ def _expected_queue(machine: Machine, demand: Demand, load: Load, ahead: QueuedA
 
         queue = n (step_s + D decode_slot_s + C context_token_s) + T prefill_token_s
 
-    Departures beyond the first D are of those ahead, with their own mean output in place of W / D;
-    where slots are free, those ahead take them first and count among D. Requests in prefill count
-    among D where departures are concerned: they come to decode. Zero when none runs and none is
-    ahead.
+    Departures beyond the first D are those of requests ahead, with their own mean output in place
+    of W / D; where slots are free, requests ahead take them first and count in D. For departures, D
+    includes requests in prefill, which will decode. Zero if no request runs or is ahead.
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
@@ -204,7 +204,7 @@ def _expected_queue(machine: Machine, demand: Demand, load: Load, ahead: QueuedA
     num_steps = max(prefill_steps, place_steps)
     if load.num_running:
         num_steps += 0.5
-    # Where slots or blocks are scarce, those ahead have long filled the free ones.
+    # Where slots or blocks are scarce, requests ahead have filled the free ones by then.
     is_for_places = place_steps > prefill_steps
     beside_s = _beside_s(machine, _filled(load, ahead) if is_for_places else load)
     error = machine.decode_error if is_for_places else machine.prefill_error
@@ -213,7 +213,7 @@ def _expected_queue(machine: Machine, demand: Demand, load: Load, ahead: QueuedA
 
 
 def prefill_alone_s(machine: Machine, demand: Demand) -> float:
-    """Least seconds from admission to the first token: alone on the machine.
+    """Return the minimum seconds from admission to the first token, alone on the machine.
 
     With m = ceil(P / B) steps: m step_s + P prefill_token_s + context_token_s x (sum of the chunks'
     ends), less the error of the cost model.
@@ -234,12 +234,12 @@ def hopeless_at_s(
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
 ) -> float:
-    """The time from which on a waiting request cannot meet its deadlines, engine clock.
+    """Return the time from which a waiting request cannot meet its deadlines, engine clock.
 
     min(ttft_timeout, deadline - decode alone) - prefill alone: even if it were admitted at once and
-    had the machine to itself (`forecast_alone`). Holds while the cost model does, so it must be
-    checked again then; NO_TIME when there is no deadline. Give NO_TIME for a time to first token
-    that was met before a preemption.
+    had the machine to itself (`forecast_alone`). Valid while the cost model is, so check again at
+    that time; NO_TIME if there is no deadline. Pass NO_TIME for a TTFT deadline that was met before
+    a preemption.
     """
     latest_s = min(ttft_deadline_s, deadline_s - _decode_alone_s(machine, demand))
     return latest_s - prefill_alone_s(machine, demand)
@@ -247,14 +247,16 @@ def hopeless_at_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """For the first token, until it is sent, and for the whole answer; engine clock."""
+    """The deadlines for the first token, until it is sent, and for the complete output; engine
+    clock.
+    """
 
     ttft_s: float
     total_s: float
 
     @property
     def earliest_s(self) -> float:
-        """The earliest one."""
+        """The earlier of the two."""
         return min(self.ttft_s, self.total_s)
 
     @property
@@ -263,18 +265,18 @@ class Deadlines:
         return self.earliest_s != NO_TIME
 
     def are_met(self, predicted: Forecast, now: float) -> bool:
-        """Whether a forecast made now meets them."""
+        """Whether a forecast made now meets both."""
         return now + predicted.ttft_s < self.ttft_s and now + predicted.total_s < self.total_s
 
     def passed_by(self, now: float) -> FailureReason:
-        """The deadline that has passed."""
+        """Return the reason for the deadline that has passed."""
         if self.total_s <= now:
             return FailureReason.DEADLINE_EXCEEDED
         return FailureReason.TTFT_DEADLINE_EXCEEDED
 
 
 def deadlines_of(request: Request) -> Deadlines:
-    """The open deadlines; a first token sent before a preemption has met its deadline."""
+    """Return the open deadlines; a first token sent before a preemption has met its deadline."""
     spec = request.spec
     is_first_due = request.first_token_s == NO_TIME
     return Deadlines(
@@ -291,13 +293,13 @@ def retry_after_s(
     min_s: float = 0.1,
     max_s: float = 60.0,
 ) -> float:
-    """How long a refused client should wait, seconds: until the backlog has shrunk enough.
+    """Return how many seconds a refused client should wait: until the backlog has shrunk enough.
 
     `expected`: the `forecast` of the refused request. The same request with the same time to its
     deadlines would be likely to meet them once the queue is shorter by its present shortfall:
     max(now + ttft - ttft_timeout, now + total - deadline), but not by more than the whole queue.
-    Without deadlines (the queue was full) the time until the head of the queue may move, a forecast
-    with none ahead. Within `min_s` .. `max_s`; spread by the caller, which has the randomness.
+    Without deadlines (the queue was full): the time until the head of the queue may move, from a
+    forecast with no request ahead. Within `min_s` .. `max_s`; the caller adds the jitter.
     """
     if ttft_deadline_s == NO_TIME and deadline_s == NO_TIME:
         lacking_s = expected.queue_s
@@ -315,7 +317,7 @@ def _budget_tokens(machine: Machine, load: Load) -> int:
 
 
 def _beside_s(machine: Machine, load: Load) -> float:
-    """A step of the running requests, before any prefill."""
+    """Return the seconds of a step of the running requests, without prefill."""
     return machine.prices.step_time_s(
         num_prefill_tokens=0,
         num_decodes=load.num_decodes,
@@ -324,7 +326,7 @@ def _beside_s(machine: Machine, load: Load) -> float:
 
 
 def _filled(load: Load, ahead: QueuedAhead) -> Load:
-    """The load after those ahead took the free slots, each as long as its prompt."""
+    """Return the load after requests ahead took the free slots, each as long as its prompt."""
     num_joining = _num_joining(load, ahead)
     if not num_joining:
         return load
@@ -337,7 +339,7 @@ def _filled(load: Load, ahead: QueuedAhead) -> Load:
 
 
 def _num_joining(load: Load, ahead: QueuedAhead) -> int:
-    """How many of those ahead are admitted without a departure."""
+    """Return how many requests ahead are admitted without a departure."""
     if not ahead.num_requests:
         return 0
     blocks_each = max(ahead.num_blocks / ahead.num_requests, 1.0)
@@ -345,7 +347,7 @@ def _num_joining(load: Load, ahead: QueuedAhead) -> int:
 
 
 def _steps_until_place(demand: Demand, load: Load, ahead: QueuedAhead) -> float:
-    """Steps until enough requests have ended for all ahead and this one."""
+    """Return the steps until enough requests have ended for all ahead and this one."""
     blocks_each, steps_each = 1.0, 1.0
     if load.num_running:
         blocks_each = max(load.num_used_blocks / load.num_running, 1.0)
@@ -367,10 +369,10 @@ def _steps_until_place(demand: Demand, load: Load, ahead: QueuedAhead) -> float:
 
 
 def _chunks(demand: Demand, budget_tokens: int) -> tuple[int, int]:
-    """Steps m that the prefill takes, and the least sum of the chunks' ends over them.
+    """Return the steps m that the prefill takes, and the minimum sum of the chunks' ends.
 
-    The short chunk first, since a step in progress may have little room left: the ends are then P,
-    P - B, P - 2 B, ..., and the cached part precedes each.
+    The short chunk comes first, since a step in progress may have little room left: the ends are
+    then P, P - B, P - 2 B, ..., and the cached part precedes each.
     """
     num_tokens = demand.num_prefill_tokens
     num_steps = -(-num_tokens // budget_tokens)
@@ -407,7 +409,7 @@ def _decode_alone_s(machine: Machine, demand: Demand) -> float:
 
 
 def _least(error: StepError, num_steps: float) -> float:
-    """The minimum cost of that many steps of the request itself.
+    """Return the minimum of actual over predicted time for `num_steps` steps of the request itself.
 
     It must not overestimate: steps that took longer may have done so because of other requests.
     """

@@ -1,23 +1,23 @@
 """Eviction by expected hits for the occupied memory.
 
 Owns the value of a block by its class and age, learned from earlier blocks (`HitDensity`), and the
-order of eviction (`HitDensityOrder`). use_history.py has the class of a block, which is its number
-of uses.
+order of eviction (`HitDensityOrder`). The class of a block is its number of uses (use_history.py).
 
-**Value.** The best rate of hits per turn of cache that keeping a block a while can have: over all
-ages e to which it may be kept, the hits expected until e divided by the turns that it is expected
-to occupy until then. This is the Gittins index of a job that may be abandoned (Gittins, 1979); hit
-density as the measure of eviction is LHD's (Beckmann, Chen and Cidon, NSDI 2018), which averages to
-the end of a residency where this takes the best stop. A class is worth no less than a lower one of
-the same age: blocks used more often are the head of those used less often, which cannot be found
-without it. Counts are integers, so the same history gives the same table everywhere.
+**Value.** The best rate of hits per turn in the cache that keeping a block can have: the maximum,
+over all ages e up to which it may be kept, of the hits expected until e divided by the turns that
+it is expected to occupy until then. This is the Gittins index of a job that may be abandoned
+(Gittins, 1979); hit density as the eviction measure is from LHD (Beckmann, Chen and Cidon, NSDI
+2018), which averages up to the end of a residency, while this takes the best stop. A class has at
+least the value of a lower one at the same age: blocks used more often are the head of those used
+less often, which are not found without their head. Counts are integers, so the same history gives
+the same table everywhere.
 
-**Order.** The blocks of one class that one request releases are a segment: of the same age, and
-evicted from its tail, for without its head the rest of a prefix is not found. A choice compares the
-oldest and the newest segment of each class: the value falls or rises with age, seldom both ways,
-and it is never more than two values a class. The least value is evicted, of equal ones the oldest,
-so that without knowledge the order is least recently used. A choice is used for up to MAX_RUN
-blocks.
+**Order.** The blocks of one class that one request releases form a segment: they have the same age
+and are evicted from the tail, because the rest of a prefix is not found without its head. A choice
+compares the oldest and the newest segment of each class: the value usually falls or rises
+monotonically with age, and these are at most two values per class. The least value is evicted, the
+oldest of equal ones, so that without statistics the order is LRU. A choice is used for up to
+MAX_RUN blocks.
 """
 
 from collections import OrderedDict
@@ -35,11 +35,11 @@ from penstock.scheduler.use_history import MAX_USES, UseHistory
 
 NUM_BINS = 48
 _FIRST_EDGE = 16
-"""Ages below are one bin; from there on there are two to an octave."""
+"""Ages below this are one bin; from here on an octave has two bins."""
 
 
 def bin_of(age: int) -> int:
-    """The bin of an age in turns."""
+    """Return the bin of an age in turns."""
     if age < _FIRST_EDGE:
         return 0
     octave = age.bit_length()
@@ -47,14 +47,14 @@ def bin_of(age: int) -> int:
 
 
 def _widths() -> NDArray[np.int64]:
-    """Turns that each bin spans; the last bin is open and counts as half an octave too."""
+    """Return the turns that each bin spans; the last, open bin counts as half an octave too."""
     edges = [0] + [(2 + half) * _FIRST_EDGE << octave for octave in range(24) for half in (0, 1)]
     return np.diff(np.array(edges[: NUM_BINS + 1], dtype=np.int64) // 2)
 
 
 class HitDensity:
-    """Counts of `num_classes` classes; they are halved whenever they contain `half_life`
-    residencies, so that old ones decay.
+    """Counts of `num_classes` classes, halved whenever they contain `half_life` residencies, so
+    that old residencies decay.
     """
 
     def __init__(self, num_classes: int, half_life: int) -> None:
@@ -65,18 +65,18 @@ class HitDensity:
         self.table = [[0.0] * NUM_BINS for _ in range(num_classes)]
 
     def begin(self, kind: int, count: int) -> None:
-        """`count` blocks of class `kind` became unused."""
+        """Record that `count` blocks of class `kind` became unused."""
         self._begun[kind] += count
 
     def hit(self, kind: int, age: int, count: int = 1) -> None:
-        """`count` blocks of class `kind` were hit at `age`, or would have been."""
+        """Record that `count` blocks of class `kind` were hit at `age`, or would have been."""
         self._hits[kind][bin_of(age)] += count
 
     def refit(self) -> None:
         """Recompute the table from the counts."""
         hits = np.array(self._hits, dtype=np.int64)
         begun = np.array(self._begun, dtype=np.int64)[:, None]
-        # Of those that began: how many have not been found before a bin, and after it.
+        # Of the blocks that began: how many were not hit before each bin, and after it.
         after = np.maximum(begun - hits.cumsum(axis=1), 0)
         before = np.maximum(np.concatenate((begun, after[:, :-1]), axis=1), 0)
         turns = (before + after) * _WIDTHS
@@ -123,7 +123,7 @@ class HitDensityOrder:
         self._segments: list[OrderedDict[int, _Segment]] = [
             OrderedDict() for _ in range(MAX_USES + 1)
         ]
-        # The segment that each block was last added in; the segment knows whether it is still
+        # The segment that each block was last added to; look in the segment whether it is still
         # there.
         self._segment_of = [_Segment({}, 0, 0)] * num_blocks
         self._num_in_segments = 0
@@ -213,7 +213,7 @@ class HitDensityOrder:
         self._history.lose(blocks)
 
     def _append(self, blocks: Sequence[int], kind: int) -> None:
-        """One segment; `blocks` of one class, the tail first."""
+        """Add one segment; `blocks` are of one class, the tail first."""
         turn = self.num_turns + 1
         segment = _Segment(dict.fromkeys(reversed(blocks)), kind, turn)
         segment_of = self._segment_of
@@ -231,7 +231,7 @@ class HitDensityOrder:
             del self._segments[segment.kind][segment.turn]
 
     def _pop_some(self, most: int) -> list[int]:
-        """The blocks of one choice, at least one."""
+        """Remove and return the blocks of one choice, at least one."""
         segment = self._chosen
         if segment is None or not segment.blocks or not self._num_left_of_choice:
             segment = self._chosen = self._choose()
@@ -255,7 +255,7 @@ class HitDensityOrder:
         return gone
 
     def _choose(self) -> _Segment | None:
-        """The segment to evict next; None for the oldest moved block."""
+        """Return the segment to evict next; None for the oldest moved block."""
         table, now = self._density.table, self.num_turns
         least: tuple[float, int] | None = None
         chosen: _Segment | None = None
@@ -306,7 +306,7 @@ class HitDensityOrder:
 
 
 def eviction_order_of(config: SchedulerConfig, info: ExecutorInfo) -> EvictionOrder:
-    """The order of `config` for the pool of an executor."""
+    """Return the order that `config` sets for the pool of an executor."""
     match config.eviction:
         case EvictionPolicy.HIT_DENSITY:
             return HitDensityOrder(info.num_blocks)

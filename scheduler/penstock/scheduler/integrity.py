@@ -1,8 +1,8 @@
 """The invariants of the core, checked from outside.
 
 Owns the list of invariants that hold between any two calls, and the progress of a check: a large
-pool is checked in pieces, because a new request waits for the current one. Tests check all after
-every step; in production an idle engine is checked. Changes nothing.
+pool is checked in pieces, because a new request waits for the current piece. Tests check everything
+after every step; in production the engine is checked while idle. Changes nothing.
 """
 
 from collections import Counter
@@ -48,8 +48,8 @@ class CheckedParts:
 class IntegrityCheck:
     """Checks an engine repeatedly, all at once or one piece at a time.
 
-    Blocks are checked one by one, so they may change in between: an interrupted check continues
-    with the block where the one before stopped. The rest starts again.
+    Blocks are checked one by one, so they may change between pieces: an interrupted check continues
+    with the block at which the previous one stopped. The rest starts again.
     """
 
     def __init__(self, parts: CheckedParts) -> None:
@@ -59,7 +59,7 @@ class IntegrityCheck:
 
     def check_all(self) -> None:
         """Raise IntegrityError naming every invariant that does not hold."""
-        # From the first block on, whatever was checked before.
+        # Start at the first block, whatever was checked before.
         found = [fault for fault in IntegrityCheck(self._parts).faults() if fault]
         if found:
             raise IntegrityError("; ".join(found))
@@ -69,7 +69,7 @@ class IntegrityCheck:
         self._rest = None
 
     def advance(self) -> bool:
-        """Check the next piece; True when it was the last one.
+        """Check the next piece; return True if it was the last one.
 
         Raises IntegrityError as `check_all` does.
         """
@@ -84,13 +84,13 @@ class IntegrityCheck:
         return fault is None
 
     def faults(self) -> Faults:
-        """All faults, piece by piece."""
+        """Yield all inconsistencies, piece by piece."""
         parts, pool = self._parts, self._parts.cache.pool
         yield from (*_block_faults(parts), "")
         yield from (*_state_faults(parts), "")
         yield from (*_progress_faults(parts), "")
         yield from (*_tenant_faults(parts), "")
-        # Alternately: a short idle period must advance the blocks too.
+        # Alternate the two: a short idle period must advance the blocks too.
         totals = pool.total_faults()
         for _ in range(0, pool.num_blocks, PIECE):
             start = self._next_place
@@ -120,7 +120,7 @@ def _block_faults(parts: CheckedParts) -> list[str]:
         is_over = int(arrays.num_computed[slot]) > int(parts.cache.capacity[slot])
         if is_over and not parts.running.is_behind:
             faults.append(f"slot {slot} computed more than its blocks hold")
-    # Nothing as large as the pool is made: to get the memory takes longer than all of the rest.
+    # Allocate nothing as large as the pool: the allocation takes longer than all of the rest.
     held, counts = np.unique(np.concatenate([_NO_BLOCKS, *tables]), return_counts=True)
     is_counted = np.array_equal(pool.ref_counts[held], counts)
     if not is_counted or np.count_nonzero(pool.ref_counts) != len(held):

@@ -1,7 +1,7 @@
 """Block tables of the running requests: prefix match, admit, extend, free.
 
 Owns the rows of `SlotArrays.block_table` and `num_blocks`, and the account of reservations. Does
-not know why a request gets blocks: policies ask with a number of tokens.
+not know why a request gets blocks: policies pass a number of tokens.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class KVCache:
-    """Tables over one pool.
+    """The block tables of all slots over one pool.
 
     `capacity` int32 [S]: tokens that fit into a slot's blocks. `num_reserved`: blocks reserved at
-    admission and not taken yet, over all slots; `reserved` int32 [S] per slot.
+    admission and not allocated yet, over all slots; `reserved` int32 [S]: the same per slot.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class KVCache:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken: free ones, then cached ones by eviction."""
+        """Number of blocks that can be allocated: free ones, then cached ones by eviction."""
         return self.pool.num_available
 
     @property
     def num_used(self) -> int:
-        """Blocks that running requests use; a shared one counts once."""
+        """Number of blocks that running requests use; a shared block counts once."""
         return self.pool.num_used
 
     @property
     def num_cached(self) -> int:
-        """Unused blocks whose content may be reused."""
+        """Number of unused blocks whose content may be reused."""
         return self.pool.num_cached
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """What the retention budget has cut."""
+        """What the retention budget has cut so far."""
         return self.pool.retention_cuts
 
     def expire(self, now: float) -> None:
@@ -79,16 +79,16 @@ class KVCache:
         self.pool.expire(now)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def match(self, request: Request) -> list[int]:
-        """Cached blocks for the longest known prefix that leaves a token to compute."""
+        """Return the cached blocks of the longest known prefix that leaves a token to compute."""
         most = (len(request.tokens) - 1) // self.block_size
         return self.pool.match(request.block_hashes[:most])
 
     def num_taken(self, matched: Sequence[int], num_tokens: int) -> int:
-        """Blocks that a table for `num_tokens` takes from the pool when it begins with
+        """Return how many blocks a table for `num_tokens` takes from the pool if it begins with
         `matched`.
         """
         return self.blocks_for(num_tokens) - len(matched) + self.pool.num_unused(matched)
@@ -106,11 +106,11 @@ class KVCache:
         self.num_reserved += promised
 
     def num_missing(self, slot: int, num_tokens: int) -> int:
-        """Blocks a slot still needs to hold `num_tokens` tokens."""
+        """Return how many blocks a slot still needs to hold `num_tokens` tokens."""
         return max(0, self.blocks_for(num_tokens) - int(self._arrays.num_blocks[slot]))
 
     def extend(self, slot: int, count: int) -> None:
-        """Append `count` blocks to one table; ask `pool.num_available` first."""
+        """Append `count` blocks to one table; check `pool.num_available` first."""
         arrays = self._arrays
         held = int(arrays.num_blocks[slot])
         arrays.block_table[slot, held : held + count] = self.pool.allocate(count)
@@ -121,7 +121,7 @@ class KVCache:
         self.num_reserved -= kept
 
     def extend_each(self, slots: NDArray[np.intp]) -> None:
-        """Append one block to every table of `slots` [k]; ask `pool.num_available` first."""
+        """Append one block to every table of `slots` [k]; check `pool.num_available` first."""
         arrays = self._arrays
         held = arrays.num_blocks[slots]
         arrays.block_table[slots, held] = self.pool.allocate(len(slots))
@@ -135,12 +135,12 @@ class KVCache:
     def register(self, request: Request, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` computed tokens reusable.
 
-        No-op for a request without a salt; hashes the output where the prompt's digests end.
+        No-op for a request without a salt; after the prompt's digests, the output is hashed.
         """
         if not request.spec.hash_salt:
             return
         arrays, slot = self._arrays, request.slot
-        # Tokens may extend past the table, when several came at once.
+        # Tokens may extend past the table if several arrived at once.
         num_full = min(num_tokens // self.block_size, int(arrays.num_blocks[slot]))
         digests = request.block_hashes
         if len(digests) < num_full:
@@ -163,7 +163,7 @@ class KVCache:
             request.num_registered_blocks = num_full
 
     def forget(self, slot: int) -> None:
-        """Make a slot's own blocks not reusable: their content is not trusted."""
+        """Remove the digests of blocks that only this slot uses: their content is not trusted."""
         table = self._table(slot)
         self.pool.forget(table[self.pool.ref_counts[table] == 1])
 
@@ -191,11 +191,13 @@ class KVCache:
         self.reserved[slot] = 0
 
     def num_shared_tokens(self, slot: int) -> int:
-        """Tokens in blocks of a slot that others use too."""
+        """Return the number of tokens in blocks of a slot that others use too."""
         return self.block_size * int(np.count_nonzero(self.pool.ref_counts[self._table(slot)] > 1))
 
     def num_freed(self, slot: int, matched: Sequence[int]) -> int:
-        """Blocks and reservations that only this slot has, without those of `matched`."""
+        """Return how many blocks and reservations only this slot has, without those in
+        `matched`.
+        """
         table = self._table(slot)
         is_freed = self.pool.ref_counts[table] == 1
         if matched:
@@ -207,7 +209,7 @@ class KVCache:
 
 
 def cache_of(info: ExecutorInfo, config: SchedulerConfig, arrays: SlotArrays) -> KVCache:
-    """The cache that `config` sets over the blocks of an executor."""
+    """Return the cache that `config` sets over the blocks of an executor."""
     return KVCache(
         arrays,
         info.num_blocks,

@@ -4,21 +4,22 @@ Owns two limits that follow the fitted cost model: the prefill budget of each st
 and how many requests may run at once (`BatchLimit`). Pure: measures nothing, sees no clock, and
 only limits admissions; it never takes anything from running requests.
 
-Decodes go first in every step and prefill takes what time is left, in chunks: stall-free batching
+Decodes go first in every step, and prefill takes the remaining time, in chunks: stall-free batching
 (Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI
 2024), with the fixed token budget of that paper replaced by one computed from the step's own
 decodes and context.
 
 Why neither limit can oscillate: both are feed-forward. A limit is a function of the cost model and
-of the step's content, not of the last error, so there is no integrator to overshoot. The loop that
-remains is through the fit: the cost model is learned from the admitted steps, and a machine that is
-not linear (kernels that pad rows to tiles) could teach it one cost below a limit and another above.
-So the budget falls at once and is never above what the cost model allows; it rises only past a dead
-band, by a share at a time; and a rise that is reversed under the same load doubles the wait for the
-next one as high. Under a steady load its moves become rare until it is constant. The batch limit is
-slower, since running requests stay: it keeps within a sixteenth of what the cost model allows,
-above or below, and holds the context near its peak, for requests that started together grow long
-together, and a limit that followed them would admit too many while they are short.
+of the step's content, not of the last error, so there is no integrator to overshoot. The remaining
+loop goes through the fit: the cost model is learned from the admitted steps, and on a machine that
+is not linear (kernels that pad rows to tiles) it could learn one cost below a limit and another
+above. So the budget falls at once and is never above what the cost model allows; it rises only past
+a dead band, by a share of itself at a time; and a rise that is reversed under the same load doubles
+the wait before the next rise to the same level. Under a steady load changes become rare until the
+budget is constant. The batch limit is slower, since running requests stay: it stays within a
+sixteenth of what the cost model allows, above or below, and holds the context near its peak,
+because requests that started together grow together, and a limit that followed their context would
+admit too many while it is short.
 """
 
 import math
@@ -42,11 +43,12 @@ _DEFAULT_PERIOD_STEPS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBudget:
-    """The prefill of one step. `predicted_step_s`: the whole step, if all of it is used.
+    """The prefill budget of one step. `predicted_step_s`: duration of the whole step if the budget
+    is used up.
 
-    `is_over_target`: the decodes alone leave less time than the least prefill takes; the excess,
-    `predicted_step_s` less the target, is at most the cost of `min_prefill_tokens`, above that of
-    the decodes alone.
+    `is_over_target`: the decodes leave less time than the minimum prefill takes. The excess
+    (`predicted_step_s` less the target) is at most the cost of `min_prefill_tokens`, plus any
+    excess of the decodes alone.
     """
 
     num_prefill_tokens: int
@@ -57,23 +59,24 @@ class StepBudget:
 class PrefillLimit:
     """The prefill budget of each step for a target inter-token time.
 
-    The aim leaves room for the error of the cost model, so that not half of the steps miss the
-    target: aim = target / (1 + m), m the smoothed margin (give `StepFit.error_p90`; at most 0.5). A
-    prefill token costs its coefficient and, as the end of its chunk, that of one context token:
+    The aim leaves room for the error of the cost model, so that fewer than half of the steps miss
+    the target: aim = target / (1 + m), with m the smoothed margin (pass `StepFit.error_p90`; at
+    most 0.5). A prefill token costs its coefficient and, as the end of its chunk, that of one
+    context token:
 
         ideal = (aim - cost of decodes and context) / (prefill_token_s + context_token_s)
 
     in whole multiples of `quantum_tokens`, within `min_prefill_tokens` .. `max_prefill_tokens`. The
     budget falls to the ideal at once; it rises towards 16/17 of the ideal, by a quarter of itself
-    (and at least one quantum) a step. A rise that is reversed within 64 steps with no more decodes
-    or context than before is a probe that failed: the next rise as high under such a load waits 64
-    steps, and twice as long each time it fails again. Without decodes no request waits for tokens
-    and the step gets the maximum. It starts at the fixed `max_prefill_tokens`. When the cost model
-    loses its trust the budget is constant for 64 steps, within which a fit follows a machine that
-    changed, and then rises to the fixed limit in the same way.
+    (and at least one quantum) a step. A rise that is reversed within 64 steps, with no more decodes
+    or context than at the rise, is a failed probe: the next rise to that level under such a load
+    waits 64 steps, and twice as long after each further failure. A step without decodes gets the
+    maximum, since no request waits for tokens. The budget starts at the fixed `max_prefill_tokens`.
+    When the cost model is no longer trusted, the budget is held for 64 steps so that the fit can
+    adapt to a changed machine, and then rises to the fixed limit in the same way.
 
-    `target_itl_s`: seconds. `min_prefill_tokens`: what a step may always prefill, so that prompts
-    never stall: a block's worth. ValueError names the invalid parameter.
+    `target_itl_s`: seconds. `min_prefill_tokens`: tokens that a step may always prefill, so that
+    prompts never stall: one block. ValueError names the invalid parameter.
     """
 
     __slots__ = (
@@ -128,9 +131,10 @@ class PrefillLimit:
         num_context_tokens: int,
         margin: float = 0.0,
     ) -> StepBudget:
-        """The prefill budget of a step with these decodes; call it once per step.
+        """Return the prefill budget of a step with these decodes; call it once per step.
 
-        `num_context_tokens`: of the decodes, and the start positions of the current prefills.
+        `num_context_tokens`: context of the decodes, and the start positions of the current
+        prefills.
         """
         self._margin += _MARGIN_SMOOTHING * (min(max(margin, 0.0), _MAX_MARGIN) - self._margin)
         base_s = prices.step_time_s(
@@ -149,10 +153,10 @@ class PrefillLimit:
         )
 
     def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
-        """The limit that the cost model allows; infinite for none."""
+        """Return the budget that the cost model allows; infinite for no limit."""
         if not is_trusted:
             self._num_distrusted += 1
-            # This is neither a rise nor a fall.
+            # Holding the budget is neither a rise nor a fall.
             return self._held if self._num_distrusted <= _PATIENCE_STEPS else math.inf
         self._num_distrusted = 0
         left_s = self._target_s / (1.0 + self._margin) - base_s
@@ -182,10 +186,10 @@ class PrefillLimit:
 
 
 class _Probes:
-    """Increases of a limit, and how long to wait after one that was reversed.
+    """Increases of a limit, and how long to wait after a reversed one.
 
-    A fall is justified by more load; a fall under no more load than at the last rise shows that the
-    rise changed the cost model.
+    More load justifies a fall. A fall without more load than at the last rise shows that the rise
+    changed the cost model.
     """
 
     __slots__ = (
@@ -209,17 +213,19 @@ class _Probes:
         self._wait_until = 0
 
     def begin_step(self, num_decodes: int, num_context_tokens: int) -> None:
-        """Begin a step with this content besides its prefill."""
+        """Begin a step with these decodes and this context."""
         self._num_steps += 1
         self._load = (num_decodes, num_context_tokens)
         if 0 <= self._rose_at < self._num_steps - _PATIENCE_STEPS:
-            # It lasted.
+            # The rise lasted.
             self._rose_at = -1
             if self._level >= self._failed_level:
                 self._wait = 0
 
     def may_rise(self, level: int) -> bool:
-        """Whether a rise is allowed; under a lighter load than the failed one it always is."""
+        """Whether a rise to `level` is allowed; always under a lighter load than that of the failed
+        one.
+        """
         return (
             level < self._failed_level or self._num_steps >= self._wait_until or self._is_lighter()
         )
@@ -234,7 +240,7 @@ class _Probes:
         """Record that the limit falls in this step."""
         if self._rose_at < 0:
             return
-        # It did not last, whatever made it fall.
+        # The rise did not last, whatever reversed it.
         self._rose_at = -1
         if self._is_heavier():
             return
@@ -257,16 +263,16 @@ class _Probes:
 class BatchLimit:
     """How many requests may run at once so that a step of decodes alone meets the target.
 
-    With c the mean context of a running request, held near its peak, and r the least prefill of a
-    step, for which room is kept:
+    With c the mean context of a running request, held near its peak, and r the minimum prefill of a
+    step, for which time is reserved:
 
         ideal = (aim - step_s - r prefill_token_s) / (decode_slot_s + c context_token_s)
 
     Every `period_steps` the limit moves towards the ideal by at most a sixteenth of itself (at
-    least 1), and not at all within a sixteenth of it (rising: within at least 1). It limits
-    admission: running requests stay, so after a fall the batch shrinks as they end. Without trust
-    in the cost model it moves back to `max_num_seqs` in the same way, where it starts. ValueError
-    names the invalid parameter.
+    least 1), and not while within a sixteenth of the ideal (for a rise: at least 1). It limits
+    admission: running requests stay, so after a fall the batch shrinks as they end. It starts at
+    `max_num_seqs`, and moves back there in the same way while the cost model is not trusted.
+    ValueError names the invalid parameter.
     """
 
     __slots__ = (
@@ -309,7 +315,7 @@ class BatchLimit:
 
     @property
     def num_seqs(self) -> int:
-        """Requests that may run at once."""
+        """Number of requests that may run at once."""
         return self._limit
 
     def observe(
@@ -321,7 +327,7 @@ class BatchLimit:
         num_context_tokens: int,
         margin: float = 0.0,
     ) -> int:
-        """Adjust to a step of these decodes, with this sum of contexts; returns the new limit.
+        """Adjust the limit to a step of these decodes and contexts; return the new limit.
 
         `margin`: as in `PrefillLimit`.
         """

@@ -1,6 +1,6 @@
 """A launched step, until its result is collected, and the rows that it samples.
 
-Owns what `update` must know about a batch that the arrays no longer show: which rows sample, at
+Owns the data of a batch that `update` needs and the arrays no longer contain: which rows sample, at
 which positions, and which prefill chunks they finish. `Rows` are copies from `SlotArrays` that are
 constant while a request runs, so those of a decode batch are gathered when membership changes and
 reused every step.
@@ -19,11 +19,12 @@ from penstock.scheduler.slot_arrays import NO_TOKEN, SlotArrays
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """m slots that sample. `slots` int32 [m] and `index` intp [m] are the same numbers.
+    """The m slots that sample. `slots` int32 [m] and `index` intp [m] have the same numbers.
 
-    `offsets` intp [m]: start of a slot's tokens in the flat token array. `stop_ids`: as many int32
-    [m] arrays as the request with most stop ids has. `max_total`, `min_total` int32 [m]; `has_min`:
-    whether any row bars stop ids at first. `keys` int64 [m]; `tenants` int32 [m].
+    `offsets` intp [m]: start of a slot's tokens in the flat token array. `stop_ids`: int32 [m]
+    arrays, as many as the request with the most stop ids has. `max_total`, `min_total` int32 [m];
+    `has_min`: whether stop ids are barred at first in any row. `keys` int64 [m]; `tenants` int32
+    [m].
     """
 
     slots: NDArray[np.int32]
@@ -40,7 +41,7 @@ class Rows:
         return len(self.index)
 
     def take(self, keep: NDArray[np.intp]) -> "Rows":
-        """Some of the rows, in the order of `keep`."""
+        """Return the rows at `keep`, in that order."""
         return Rows(
             self.slots[keep],
             self.index[keep],
@@ -56,7 +57,8 @@ class Rows:
     def ended(
         self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which rows end when `tokens` [m] made them `num_tokens` [m] long, and which by a stop.
+        """Return which rows end when `tokens` [m] make them `num_tokens` [m] long, and which of
+        them by a stop.
 
         Two bool [m]: ended, ended by a stop id.
         """
@@ -69,7 +71,9 @@ class Rows:
 
 
 def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: int) -> Rows:
-    """Rows for the slots of `index`; `num_stop_columns` bounds the stop ids any of them has."""
+    """Return the rows for the slots of `index`; `num_stop_columns`: the most stop ids that any
+    has.
+    """
     columns = arrays.stop_ids[:num_stop_columns, index]
     max_total = arrays.max_total[index]
     min_total = arrays.min_total[index]
@@ -90,7 +94,7 @@ def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: i
 class Chunk:
     """A prefill row: `count` tokens of `request` from position `start` on.
 
-    `completes` when no known token is left: the row samples the next one.
+    `completes`: no known token is left, so the row samples the next one.
     """
 
     request: Request
@@ -104,9 +108,9 @@ class Chunk:
 class LaunchedStep:
     """One batch in flight.
 
-    `rows`: the m slots that sample; `positions` int32 [m]: position of the token each samples.
-    `ones` int32 [high_water] as in DecodeRoster when the rows are exactly a decode roster's, else
-    None. `dropped`: slots released since the launch.
+    `rows`: the m slots that sample; `positions` int32 [m]: position of the token that each samples.
+    `ones` int32 [high_water]: as in DecodeRoster if the rows are exactly those of a decode roster,
+    else None. `dropped`: slots released since the launch.
     """
 
     batch: Batch
@@ -118,7 +122,7 @@ class LaunchedStep:
 
 
 class LaunchedSteps:
-    """Launched steps that were not collected, oldest first."""
+    """Launched steps whose results were not collected yet, oldest first."""
 
     def __init__(self) -> None:
         self._steps: deque[LaunchedStep] = deque()
@@ -137,17 +141,17 @@ class LaunchedSteps:
         return self._steps[-1]
 
     def append(self, step: LaunchedStep) -> None:
-        """A step is launched."""
+        """Add a step that is launched."""
         self._steps.append(step)
 
     def pop_oldest(self) -> LaunchedStep:
-        """The result of the oldest step is in."""
+        """Remove the oldest step, whose result has arrived."""
         return self._steps.popleft()
 
     def drop(self, slot: int, num_computed: int) -> int:
         """Record in every step that a slot is released, so that its late tokens are dropped.
 
-        Returns how many of its `num_computed` tokens were computed by steps that were collected.
+        Return how many of its `num_computed` tokens were computed by steps that were collected.
         """
         for step in self._steps:
             # Once dropped, a row belongs to an earlier request in the same slot.

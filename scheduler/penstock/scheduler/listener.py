@@ -1,6 +1,6 @@
-"""The listener of an engine's steps, and what it is called with.
+"""The listener of an engine's steps, and its arguments.
 
-Owns the interface between an engine and a recorder of it. Does not know what is recorded.
+Owns the interface between an engine and its recorder. Does not know what is recorded.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,15 @@ from penstock.scheduler.request import RequestSpec
 
 
 class StepNote(NamedTuple):
-    """A step with rows whose result is in. Times are seconds on the engine's clock.
+    """A step with rows whose result was applied. Times are seconds on the engine's clock.
 
-    `begun_s`: planning began; `launched_s`: planning ended, and the executor got the step;
-    `collected_s`: its result had arrived; `updated_s`: and was applied. So what an executor
-    computes before `launch` returns is its own time. `num_prefill_tokens` and `num_context_tokens`
-    as in `CostModel`. `predicted_s`: the predicted duration of the step, NaN without a prediction.
-    `waits_for`: what the next in line lacked when it was planned, None when none waited or all were
-    admitted. The counts after it are of the moment when the result was applied.
+    `begun_s`: planning began; `launched_s`: planning ended and the executor got the step;
+    `collected_s`: its result had arrived; `updated_s`: the result was applied. So the time that an
+    executor spends in `launch` counts as its own. `num_prefill_tokens` and `num_context_tokens` as
+    in `CostModel`. `predicted_s`: the predicted duration of the step, NaN without a prediction.
+    `waits_for`: what the next request in the queue lacked when the step was planned, None if none
+    waited or all were admitted. The fields after it are counts at the time when the result was
+    applied.
     """
 
     batch: Batch
@@ -41,18 +42,21 @@ class StepNote(NamedTuple):
 
 
 class EngineListener(Protocol):
-    """Called on the engine's thread in every iteration: it must be quick, and must not raise."""
+    """Called on the engine's thread in every iteration: it must return quickly and must not
+    raise.
+    """
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """The outputs of one request, leader first, are about to be queued."""
+        """Called before the outputs of one request, leader first, are queued."""
         ...
 
     def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
-        """The executor is about to get a step; `chunks`: its rows of prefill, in their order."""
+        """Called before the executor gets a step; `chunks`: its prefill rows, in order."""
         ...
 
     def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """An iteration has ended with these events; `note`: of the step whose result is in them.
+        """Called when an iteration has ended with these events; `note`: the step whose result they
+        contain.
 
         A step without rows has no note; for a self-paced executor each iteration is one step.
         """

@@ -1,7 +1,7 @@
 """Blocks of prompts that live requests are about to compute.
 
-Owns the requests by the first block that was not cached. Does not know which blocks have been
-computed since: those are found in the cache first.
+Owns the map from the first uncached block to the requests. Does not know which blocks have been
+computed since: the cache is searched first.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from itertools import islice
 from penstock.scheduler.request import Request
 
 MAX_LOOKED_AT = 32
-"""Of requests that start at one block; where more do, one of them counts as going further."""
+"""Most requests checked per start block; of further ones, one is assumed to match."""
 
 
 class LivePrefixes:
@@ -32,7 +32,7 @@ class LivePrefixes:
         self._begun_at.setdefault(first, {})[spec.key] = request
 
     def remove(self, request: Request) -> None:
-        """A request ends; a no-op when it never joined."""
+        """Remove a request that ends; a no-op if it was never added."""
         key = request.spec.key
         first = self._first_of.pop(key, None)
         if first is None:
@@ -45,7 +45,7 @@ class LivePrefixes:
     def is_wanted(self, request: Request, index: int) -> bool:
         """Whether another request may compute block `index` of this one's prompt.
 
-        Such a request started at that block or at one before it.
+        Such a request started at that block or at an earlier one.
         """
         hashes = request.spec.block_hashes
         return index < len(hashes) and any(
@@ -55,7 +55,7 @@ class LivePrefixes:
         )
 
     def _goes_on(self, begun: dict[int, Request], request: Request, index: int) -> bool:
-        """Whether one of `begun` continues with the same block `index`."""
+        """Whether one of `begun` has the same block at `index`."""
         key, digest = request.spec.key, request.spec.block_hashes[index]
         for other in islice(reversed(begun.values()), MAX_LOOKED_AT):
             hashes = other.spec.block_hashes
@@ -64,7 +64,7 @@ class LivePrefixes:
         return len(begun) > MAX_LOOKED_AT
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
-        """Inconsistencies; empty when there are none."""
+        """Return the inconsistencies."""
         begun = {key: first for first, each in self._begun_at.items() for key in each}
         found = [] if begun == self._first_of else ["live prefixes are miscounted"]
         if not begun.keys() <= live.keys():

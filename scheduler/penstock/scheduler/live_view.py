@@ -18,10 +18,11 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 class LiveView:
     """The state of one output of a request. Times are absolute seconds on the engine's clock.
 
-    `waits_for` and `queue_position` (requests ahead of it) only while PENDING; the position is None
-    where counting it would cost too much. `slot` -1 while PENDING. `deadline_s`: the earliest open
-    one, infinite for none. `num_prompt_tokens` are those of the client's prompt; replayed output
-    counts as output. `num_computed_tokens`: with keys and values once every launched step is done.
+    `waits_for` and `queue_position` (requests ahead of it) are set only while PENDING; the position
+    is None where counting it would cost too much. `slot`: -1 while PENDING. `deadline_s`: the
+    earliest open deadline, infinite for none. `num_prompt_tokens`: tokens of the client's prompt;
+    replayed output counts as output. `num_computed_tokens`: tokens whose keys and values are
+    written once every launched step is done.
     """
 
     key: int
@@ -50,10 +51,9 @@ MAX_POSITIONS = 1000
 def live_views(
     arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
 ) -> tuple[LiveView, ...]:
-    """Running requests, most senior first; then waiting ones, in order; then other waiting ones.
-
-    The last have no position: those behind the first thousand, outputs that wait for their prompt,
-    and requests of tenants at their running limit.
+    """Return running requests, most senior first, then waiting ones in order, then other waiting
+    ones. The others have no position: those behind the first thousand, outputs that wait for their
+    prompt, and requests of tenants at their running limit.
     """
     first = queue.order.first(MAX_POSITIONS)
     keys = {request.spec.key for request in first}

@@ -1,8 +1,8 @@
 """Output lengths: a distribution learned from ended requests.
 
-Owns the estimates, the mean, by which running requests are expected to leave, and the distribution
-of the lengths of one tenant and one limit, by which a deadline is judged; and which requests run so
-that lengths are learned (`Exploration`). Does not know requests, or how an estimate is used.
+Owns the estimates: the mean, which predicts when running requests end, and the distribution by
+tenant and limit, which predicts whether a deadline is met; and which requests are admitted so that
+lengths are learned (`Exploration`). Does not know requests, or how an estimate is used.
 """
 
 import math
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 _NUM_EXACT = 16
 _PER_OCTAVE = 8
 _NUM_BUCKETS = _NUM_EXACT + 18 * _PER_OCTAVE
-"""Lengths up to 4 million tokens, 6 to 12 % a bucket; the last one takes longer ones."""
+"""Buckets for lengths up to 4 million tokens, 6 to 12 % each; the last has all longer ones."""
 _BACK_OFF_REQUESTS = 8.0
-"""With so many outputs, a group's own count as much as the more general group's."""
+"""With this many outputs, a group weighs as much as the more general group."""
 _MIN_SEEN = 16
-"""No estimate before so many outputs have ended."""
+"""No estimate before this many outputs have ended."""
 _MAX_HAZARD = 1.0 - 1e-9
 _RENEW_AFTER = 8
-"""A distribution is recomputed after so many more outputs."""
+"""A distribution is recomputed after this many more outputs."""
 _MAX_GROUPS = 1024
 _MAX_WEIGHT = 1e12
 
@@ -49,7 +49,7 @@ _WIDTHS = np.diff(_BOUNDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputBounds:
-    """The bounds that a request sets on its own length. `num_known`: tokens it has generated
+    """The bounds that a request sets on its own length. `num_known`: tokens that it has generated
     already.
     """
 
@@ -66,7 +66,7 @@ class OutputBounds:
 class LengthDistribution:
     """The distribution of one output's length, within the bounds that its request sets.
 
-    `log_survival`: of each bucket the logarithm of the probability that an output reaches it.
+    `log_survival`: the logarithm of the probability that an output reaches each bucket.
     """
 
     __slots__ = ("_log_survival",)
@@ -75,7 +75,7 @@ class LengthDistribution:
         self._log_survival = log_survival
 
     def chance_within(self, num_tokens: int, bounds: OutputBounds) -> float:
-        """Probability that the output ends with at most that many tokens in all.
+        """Return the probability that the output has at most `num_tokens` tokens in total.
 
         0 below `bounds.least` and 1 from `bounds.max_tokens` on, whatever was learned.
         """
@@ -87,7 +87,7 @@ class LengthDistribution:
         return -math.expm1(min(self._log_reach(num_tokens + 1) - reached, 0.0))
 
     def tokens_with(self, chance: float, bounds: OutputBounds) -> int:
-        """The smallest length within which the output ends with this probability."""
+        """Return the smallest length within which the output ends with this probability."""
         if chance <= 0.0:
             return bounds.least
         if chance >= 1.0:
@@ -104,7 +104,9 @@ class LengthDistribution:
         return min(max(num_tokens, bounds.least), bounds.max_tokens)
 
     def _log_reach(self, num_tokens: int) -> float:
-        """Logarithm of the probability that an output has at least that many tokens."""
+        """Return the logarithm of the probability that an output has at least `num_tokens`
+        tokens.
+        """
         index = _bucket_of(num_tokens)
         before, after = self._log_survival[index : index + 2]
         part = (num_tokens - _FIRST[index]) / (_FIRST[index + 1] - _FIRST[index])
@@ -119,7 +121,7 @@ UNENDING = LengthDistribution([0.0] * (_NUM_BUCKETS + 1))
 class RunningOutputs:
     """Lengths so far of running outputs, int32 [n].
 
-    `is_of_tenant`, `has_limit` bool [n]: which are of the tenant, and have a limit of the octave,
+    `is_of_tenant`, `has_limit` bool [n]: which outputs have the tenant, and a limit in the octave,
     of the requested distribution.
     """
 
@@ -128,7 +130,7 @@ class RunningOutputs:
     has_limit: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     def of(self, group: "_Group") -> NDArray[np.int32]:
-        """The outputs that belong to a group."""
+        """Return the outputs that belong to a group."""
         chosen = np.ones(len(self.num_tokens), dtype=np.bool_)
         if group[0] is not None:
             chosen &= self.is_of_tenant
@@ -138,9 +140,9 @@ class RunningOutputs:
 
 
 class _Histogram:
-    """Decayed counts of outputs by length, of complete and of truncated ones.
+    """Decayed counts of complete and of truncated outputs, by length.
 
-    Instead of decaying all counts, each new one weighs more.
+    Instead of decaying all counts, each new output gets a higher weight.
     """
 
     __slots__ = ("_cuts", "_ends", "_growth", "_weight", "num_seen")
@@ -153,7 +155,7 @@ class _Histogram:
         self._growth = 1.0 / (1.0 - 1.0 / memory) if memory > 1 else 2.0
 
     def observe(self, num_tokens: int, *, is_cut: bool) -> None:
-        """An output ended, or was truncated, with that many tokens."""
+        """Record an output that ended, or was truncated, at this length."""
         self.num_seen += 1
         counts = self._cuts if is_cut else self._ends
         counts[_bucket_of(num_tokens)] += self._weight
@@ -166,10 +168,11 @@ class _Histogram:
     def at_risk(
         self, running: NDArray[np.int32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """For each bucket, how many outputs reached it and could end there, and how many did.
+        """Return, for each bucket, how many outputs reached it and could end there, and how many
+        ended there.
 
-        Outputs truncated within a bucket count half there (the actuarial estimate). `running`:
-        lengths so far of running outputs, which count as truncated.
+        Outputs truncated within a bucket count as half (the actuarial estimate). `running`: lengths
+        so far of running outputs, which count as truncated.
         """
         ends, cuts = self._ends / self._weight, self._cuts / self._weight
         if len(running):
@@ -180,21 +183,22 @@ class _Histogram:
 
 
 class OutputLengths:
-    """How many tokens requests generate until their own end.
+    """Estimates of how many tokens requests generate until they end by themselves.
 
     An output that reached its limit or ran out of time was truncated: it gives a lower bound of its
-    length. All estimates count it as such, for the long outputs are truncated first, and without
-    them outputs would seem the shorter the more of them are late.
+    length, and all estimates count it as one. Long outputs are truncated first: without them
+    outputs would seem the shorter, the more of them are late.
 
-    - `mean_tokens`, `expected`, `expected_remaining`: outputs taken to be memoryless. The mean is
-      all tokens over all ends (the maximum likelihood for censored lifetimes: Cox and Oakes,
-      *Analysis of Survival Data*, chapter 3).
+    - `mean_tokens`, `expected`, `expected_remaining`: outputs assumed memoryless. The mean is all
+      tokens over all ends (the maximum likelihood for censored lifetimes: Cox and Oakes, *Analysis
+      of Survival Data*, chapter 3).
     - `of`: the distribution, as hazards by length (Kaplan and Meier, "Nonparametric Estimation from
       Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
-      hazard is shrunk to that of a more general group, in the order: tenant and limit, tenant,
-      limit, all. So a length that the group has not seen has the hazard that it has for others.
+      hazard is shrunk towards that of a more general group, in the order: tenant and limit, tenant,
+      limit, all. So for a length without observations in the group, the hazard is that of the more
+      general group.
 
-    Observations `memory` requests ago count for 1/e. ValueError names the invalid parameter.
+    Observations from `memory` requests ago have weight 1/e. ValueError names the invalid parameter.
     """
 
     def __init__(self, prior_tokens: float = 256.0, *, memory: int = 256) -> None:
@@ -214,18 +218,18 @@ class OutputLengths:
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens a request without a limit would generate on average, at least 1."""
+        """Tokens that a request without a limit would generate on average, at least 1."""
         return max(self._num_tokens / self._num_ends, 1.0)
 
     def observe(
         self, num_tokens: int, *, is_cut: bool = False, tenant: str = "", max_tokens: int = 0
     ) -> None:
-        """A request ended after this many tokens; `is_cut`: it was truncated.
+        """Record a request that ended after `num_tokens`; `is_cut`: it was truncated.
 
         `max_tokens`: its limit.
         """
         self._num_tokens = self._keep * self._num_tokens + max(num_tokens, 1)
-        # Never none: where no output ends by itself the mean grows, and every limit is reached.
+        # Never 0: where no output ends by itself the mean grows, and every limit is reached.
         self._num_ends = max(self._keep * self._num_ends + (not is_cut), 1e-6)
         self._num_seen += 1
         for group in _groups_of(tenant, max_tokens):
@@ -237,17 +241,20 @@ class OutputLengths:
             del self._groups[next(iter(self._groups))]
 
     def num_seen_of(self, tenant: str) -> int:
-        """Outputs of a tenant that ended or were truncated, as far as they are remembered."""
+        """Return how many outputs of a tenant ended or were truncated, as far as they are
+        remembered.
+        """
         histogram = self._groups.get((tenant, None))
         return 0 if histogram is None else histogram.num_seen
 
     def of(
         self, tenant: str, max_tokens: int, running: Callable[[], RunningOutputs] = RunningOutputs
     ) -> LengthDistribution | None:
-        """The distribution of a tenant's outputs with this limit; None while too few were seen.
+        """Return the distribution of a tenant's outputs with this limit; None while too few were
+        seen.
 
-        `running`: called when the distribution is recomputed. Without running outputs those of the
-        last seconds would be the short ones alone.
+        `running`: called when the distribution is recomputed. Without running outputs, the outputs
+        of the last seconds would be only the short ones.
         """
         key = (tenant, max_tokens.bit_length())
         num_seen, known = self._known.get(key, (-_RENEW_AFTER, None))
@@ -263,7 +270,7 @@ class OutputLengths:
     ) -> LengthDistribution | None:
         if self._num_seen < _MIN_SEEN:
             return None
-        # Longer than any seen: memoryless, and bounded even where no output ends by itself.
+        # Beyond all observed lengths: memoryless, and bounded even where no output ends by itself.
         mean = min(self.mean_tokens, self._prior_tokens)
         hazards, weight = -np.expm1(-_WIDTHS / mean), 1.0
         for group in _groups_of(tenant, max_tokens):
@@ -276,15 +283,15 @@ class OutputLengths:
         return LengthDistribution([0.0, *np.cumsum(stays).tolist()])
 
     def expected(self, max_tokens: float) -> float:
-        """Tokens a new request is expected to generate, bounded by its limit."""
+        """Return how many tokens a new request is expected to generate, bounded by its limit."""
         mean = self.mean_tokens
         return -math.expm1(-max_tokens / mean) * mean
 
     def expected_remaining(self, num_requests: int, num_tokens_to_limit: int) -> float:
-        """Tokens that all running requests together are still expected to generate.
+        """Return how many tokens all running requests together are still expected to generate.
 
-        Each as many as a new one, independent of what it has generated; `num_tokens_to_limit`: what
-        is left to their limits, in sum.
+        Each counts as a new request, whatever it has generated; `num_tokens_to_limit`: the sum of
+        the tokens up to their limits.
         """
         if not num_requests:
             return 0.0
@@ -292,7 +299,7 @@ class OutputLengths:
 
 
 def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
-    """The groups, most general first; limits of one octave are one group."""
+    """Return the groups, most general first; limits of one octave are one group."""
     octave = max_tokens.bit_length()
     return ((None, None), (None, octave), (tenant, None), (tenant, octave))
 
@@ -300,7 +307,7 @@ def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
 _OWN_SEEN = 16
 """A tenant with fewer observed outputs is new."""
 _MAX_NEW = 16.0
-"""Requests of a new tenant that are judged by what is certain, in a memory of a minute."""
+"""Requests of a new tenant for which only certain bounds are used, decaying over a minute."""
 _MAX_NEW_OF_ALL = 64.0
 _MEMORY_S = 60.0
 _EVERY = 64
@@ -322,7 +329,7 @@ class _Account:
 
 
 class Exploration:
-    """The allowances of all tenants; of very many, the most recently used."""
+    """The allowances of all tenants; of too many tenants, the most recently used ones."""
 
     __slots__ = ("_accounts", "_of_all")
 
@@ -331,8 +338,8 @@ class Exploration:
         self._of_all = _Account()
 
     def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
-        """Whether a request counts as one of a new tenant; `num_seen`: observed outputs of that
-        tenant.
+        """Count a request as one of a new tenant if there is room; return whether it was counted.
+        `num_seen`: observed outputs of that tenant.
         """
         if num_seen >= _OWN_SEEN:
             return False
@@ -344,7 +351,9 @@ class Exploration:
         return True
 
     def takes_unlikely(self, tenant: str) -> bool:
-        """Whether a request is admitted although learned lengths would reject it."""
+        """Count a request that learned lengths would reject; return whether it is admitted
+        anyway.
+        """
         account = self._account_of(tenant)
         account.num_unlikely += 1
         return account.num_unlikely % _EVERY == 0

@@ -4,10 +4,10 @@ Owns the order of decisions: running decodes first, then the prompts of tenants 
 (fair_share.py), then other prefills in progress, and then other admissions, none in a step that
 preempted. Every request has a number of computed tokens and must catch up with its total (as in
 vLLM), so chunked prefill, prefix hits and recomputation after a preemption are the same. A
-self-paced executor takes prompts whole, and one without a response is planned again in every step,
-so it weighs on the budget for as long as the engine behind computes it; the budget is that of two
-steps, because a response comes when the next step has begun, which would otherwise find nothing new
-to compute. Does not look at results.
+self-paced executor takes prompts whole. A prompt without a response is planned again in every step,
+so it uses budget while the wrapped engine computes it; the budget is that of two steps, because a
+response arrives after the next step has begun, which would otherwise have nothing new to compute.
+Does not read results.
 """
 
 import math
@@ -36,7 +36,7 @@ from penstock.scheduler.victims import VictimSelection
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 MAX_PAUSED_STEPS = 3
-"""Steps in a row from which the decodes of tenants over their share are left out."""
+"""Maximum steps in a row from which the decodes of tenants over their share are left out."""
 
 
 class Planner:
@@ -90,10 +90,10 @@ class Planner:
         self._step = 0
 
     def plan(self, now: float) -> LaunchedStep | None:
-        """The next step, its tokens accounted as launched.
+        """Return the next step, with its tokens accounted as launched.
 
-        Without running requests: a step of no rows when slots were released, since an executor must
-        be notified of that even if nothing follows; else None.
+        Without running requests: a step without rows if slots were released, since the executor
+        must be notified of releases even if nothing follows; else None.
         """
         self._has_preempted = False
         self._preempted.clear()
@@ -128,7 +128,7 @@ class Planner:
         return flight
 
     def _prefill_tokens(self, num_decodes: int) -> int:
-        """Tokens of prefill that the step may hold in addition to that many decodes."""
+        """Return how many prefill tokens the step may have in addition to `num_decodes` decodes."""
         sizing = self._sizing
         if not sizing.has_target:
             return sizing.budget(num_decodes)
@@ -141,7 +141,7 @@ class Planner:
         )
 
     def _make_room_for_decodes(self, now: float) -> int:
-        """Ensure that every decode row has a block for its token; returns the number of rows."""
+        """Ensure that every decode row has a block for its token; return the number of rows."""
         running, cache = self._running, self._cache
         while True:
             roster = running.decodes(cache.capacity)
@@ -160,15 +160,15 @@ class Planner:
                 self._preempt(self._victim(set()), now)
 
     def _serve_light(self, budget: TokenBudget, now: float) -> bool:
-        """Serve prompts of light tenants (fair_share.py) first, begun or new, with all they can
-        use.
+        """Serve prompts of light tenants (fair_share.py) first, in progress or new, with all the
+        budget that they can use.
 
-        Returns whether others may use what is left. A step that ends such a prompt gives others'
-        prompts nothing, so that its first token does not wait for theirs; but the next one does.
-        None goes before a prompt of a higher class that is under way.
+        Return whether others may use the rest. A step that ends such a prompt gives no tokens to
+        prompts of others, so that its first token does not wait for them; the next step does. No
+        light prompt goes before a prompt of a higher class that is in progress.
 
-        **Bound.** While prompts of others are under way, they are served as if no tenant were light
-        in one step of `aging_stride`, whatever light tenants ask for.
+        **Bound.** While prompts of others are in progress, one step in `aging_stride` serves them
+        as if no tenant were light, whatever light tenants request.
         """
         running, has_left_out = self._running, self._has_left_out
         self._has_left_out = False
@@ -197,10 +197,9 @@ class Planner:
         """Leave the decodes of tenants over their share out of a step for a light tenant's prompt.
 
         Next to a full batch of decodes such a prompt takes up to twice as long. `light`: the light
-        prompts of this step. Paused are tenants that were served more than the light ones, so that
-        a tenant of many short requests does not hold up others for longer than until it had as
-        much; decodes of a higher class continue, and none is left out of more than
-        `MAX_PAUSED_STEPS` in a row.
+        prompts of this step. Only tenants with more past service than the light ones are paused, so
+        that a tenant of many short requests delays others only until it has as much; decodes of a
+        higher class continue, and none is left out of more than `MAX_PAUSED_STEPS` steps in a row.
         """
         num_paused, self._num_paused_steps = self._num_paused_steps, 0
         arrays, tenants = self._arrays, self._tenants
@@ -242,13 +241,13 @@ class Planner:
                 budget.add(request, start, count, remaining)
 
     def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
-        """Slots of prompts that go first in their class with the whole budget, and when they are
-        due.
+        """Return the slots of prompts that go first in their class with the whole budget, and their
+        deadlines.
 
-        See forecast.py. None while a request of a higher class waits, which needs budget to get
-        in.
+        See forecast.py. A prompt is not urgent while a request of a higher class waits, which needs
+        budget to be admitted.
 
-        **Bound.** In one step of `aging_stride` all are served as if none were urgent.
+        **Bound.** One step in `aging_stride` serves all prompts as if none were urgent.
         """
         if not self._is_fair or self._step % self._stride == 0:
             return {}
@@ -262,8 +261,8 @@ class Planner:
     def _make_room(
         self, request: Request, num_tokens: int, budget: TokenBudget, now: float
     ) -> bool:
-        """Get blocks for a running request, by preemption if necessary; False if it was preempted
-        itself.
+        """Allocate blocks for a running request, by preemption if necessary; return False if it was
+        preempted itself.
 
         Requests that got tokens in this step keep them.
         """
@@ -282,7 +281,7 @@ class Planner:
         if self._is_fair:
             shares = self._shares() if self._tenants.num_live > 1 else None
             return self._victims.choose_victim(spared, shares)
-        # In order of seniority the requests that got tokens are never the most junior.
+        # In order of seniority, requests that got tokens are never the most junior.
         return self._running.most_junior()
 
     def _shares(self) -> FairShare:
@@ -294,7 +293,7 @@ class Planner:
         self._transitions.preempt(victim, now)
 
     def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> LaunchedStep:
-        """Advance all requests as if the step were done, and make the batch."""
+        """Advance all requests as if the step were done, and return the launched step."""
         arrays, running = self._arrays, self._running
         starts, num_decodes = roster.starts, len(roster.rows)
         running.note_step(chunks, num_decodes)

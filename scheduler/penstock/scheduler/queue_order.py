@@ -12,46 +12,46 @@ from penstock.scheduler.request import Request
 
 
 class QueueOrder(Protocol):
-    """Orders requests that have a ticket. No call costs more than a heap's."""
+    """Orders requests that have a ticket. No call costs more than a heap operation."""
 
     def __len__(self) -> int:
-        """Requests in the order."""
+        """Return the number of requests in the order."""
         ...
 
     def push(self, request: Request) -> None:
-        """Order a request that has just got its ticket."""
+        """Add a request that has just got its ticket."""
         ...
 
     def discard(self, request: Request) -> None:
-        """Forget a request whose ticket was just taken."""
+        """Remove a request whose ticket was just taken."""
         ...
 
     def note_admission(self, request: Request) -> bool:
-        """A request is about to be admitted, and still has a ticket; returns whether only its age
-        decided.
+        """Record that a request, which still has a ticket, is about to be admitted; return whether
+        only its age decided.
         """
         ...
 
     def eldest_beside(self, request: Request) -> Request | None:
-        """The eldest of the requests that wait in its class for its tenant, itself included.
+        """Return the eldest of the requests that wait in its class for its tenant, itself included.
 
-        None when no other tenant waits there, or tenants do not alternate.
+        None if no other tenant waits there, or tenants do not alternate.
         """
         ...
 
     def first(self, max_num: int) -> list[Request]:
-        """The next requests if nothing changed, at most so many; slow, for operators.
+        """Return the next requests if nothing changes, at most `max_num`; slow, for operators.
 
-        Without those of tenants at their running limit. Changes nothing.
+        Excludes requests of tenants at their running limit. Changes nothing.
         """
         ...
 
     def peek(self, now: float) -> Request | None:
-        """The next request, None when none is admissible."""
+        """Return the next request, None if none is admissible."""
         ...
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The next request without preference for age; None when an admission by age is overdue."""
+        """Return the next request, regardless of age; None if an admission by age is overdue."""
         ...
 
     def pass_over(self, request: Request) -> None:
@@ -63,7 +63,7 @@ class QueueOrder(Protocol):
         ...
 
     def release(self, tenant: int) -> None:
-        """A request of a tenant at its running limit has ended."""
+        """Record that a request of a tenant at its running limit has ended."""
         ...
 
 
@@ -80,12 +80,12 @@ class ArrivalOrder:
         return self._num_requests
 
     def push(self, request: Request) -> None:
-        """Order a request that has just got its ticket."""
+        """Add a request that has just got its ticket."""
         self._num_requests += 1
         heapq.heappush(self._heap, (request.seniority, request.ticket, request))
 
     def discard(self, request: Request) -> None:  # noqa: ARG002 (the port's name)
-        """Forget a request whose ticket was just taken."""
+        """Remove a request whose ticket was just taken."""
         self._num_requests -= 1
         # Cancelled requests deep in the heap would accumulate while the head waits.
         if len(self._heap) > 2 * self._num_requests + 64:
@@ -97,23 +97,23 @@ class ArrivalOrder:
         return False
 
     def eldest_beside(self, request: Request) -> Request | None:  # noqa: ARG002 (the port's name)
-        """None: tenants do not alternate."""
+        """Return None: tenants do not alternate."""
         return None
 
     def first(self, max_num: int) -> list[Request]:
-        """The most senior, in order."""
+        """Return the most senior requests, in order."""
         live = [entry[2] for entry in self._heap if entry[1] == entry[2].ticket]
         return heapq.nsmallest(max_num, live, key=lambda request: request.seniority)
 
     def peek(self, now: float) -> Request | None:  # noqa: ARG002 (the port's name)
-        """The most senior, None when none waits."""
+        """Return the most senior request, None if none waits."""
         heap = self._heap
         while heap and heap[0][1] != heap[0][2].ticket:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """The most senior request."""
+        """Return the most senior request."""
         return self.peek(now)
 
     def pass_over(self, request: Request) -> None:

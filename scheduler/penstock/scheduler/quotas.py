@@ -1,19 +1,18 @@
-"""Quotas of a tenant: live requests, requests per minute, tokens per minute, and what is used of
-them.
+"""Quotas of a tenant: live requests, requests per minute, tokens per minute, and their use.
 
 Owns the limits as one validated value, the value that names an exceeded limit, the accounts, and
 the check whether one more request fits. Pure: `now` is an argument. Does not know the source of the
-limits, nor fronts: there is one account per tenant, so a limit applies over all of them.
+limits, nor fronts: there is one account per tenant, so a limit applies over all fronts.
 
 The two limits per minute are the Generic Cell Rate Algorithm in its virtual scheduling form (ITU-T
-Recommendation I.371): an account is the one time at which the tenant would have its whole minute's
-allowance again. Use moves that time on by its share of a minute, and a request fits while that
-leaves it at most a minute ahead. So a quiet tenant may use a minute's worth at once and continues
-at the rate: in any interval of w seconds it gets at most (1 + w / 60) times its limit.
+Recommendation I.371): an account is the time at which the tenant has its full minute's allowance
+again. Use advances that time by its share of a minute, and a request fits if the time is then at
+most a minute ahead. So a quiet tenant may use a minute's allowance at once and then continues at
+the rate: in any interval of w seconds it gets at most (1 + w / 60) times its limit.
 
-Output is not known beforehand: it is charged as it is generated and may put the account further
-ahead than a minute. That debt is paid by waiting, before the next request is admitted. A prompt of
-more than a minute's worth fits a full account.
+Output length is not known beforehand: output is charged as it is generated and may put the account
+more than a minute ahead. The tenant must wait until this debt has elapsed before its next request
+is admitted. A prompt larger than a minute's allowance fits if the allowance is unused.
 """
 
 import enum
@@ -28,7 +27,7 @@ from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.setting import check, setting
 
 MAX_QUOTA = 10**12
-"""No limit may be larger: sums of tokens stay exact in floating point."""
+"""Largest limit: up to here sums of tokens are exact in floating point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ NO_QUOTA = TenantQuota()
 
 
 class QuotaKind(enum.IntEnum):
-    """The limits of a tenant."""
+    """The kinds of limits of a tenant."""
 
     NUM_LIVE = 1
     """`TenantQuota.max_num_live`."""
@@ -94,8 +93,8 @@ class QuotaKind(enum.IntEnum):
 class QuotaBreach:
     """Why a tenant's request is not admitted: the exceeded limit.
 
-    `retry_after_s`: after it the request would be admitted if the tenant did nothing else, None
-    where that depends on the end of its other requests.
+    `retry_after_s`: delay after which the request would be admitted if the tenant sends nothing
+    else, None if that depends on the end of its other requests.
     """
 
     kind: QuotaKind
@@ -105,18 +104,19 @@ class QuotaBreach:
 
 _MINUTE_S = 60.0
 _ROUNDING_S = 1e-6
-"""A client that retries after exactly the returned delay must not fail by a sum's last digit."""
+"""Tolerance, so that a retry after exactly the returned delay does not fail by rounding."""
 _FIRST_CAPACITY = 16
 _MAX_SWEPT = 2
-"""Accounts checked for each new one: more are dropped than are made."""
+"""Idle accounts checked for each new one, so that accounts are dropped faster than added."""
 
 
 def minute_breach(
     quota: TenantQuota, num_requests: int, num_tokens: int, full_s: tuple[float, float], now: float
 ) -> QuotaBreach | None:
-    """Of the limits per minute that so much more exceeds, the one with the longest wait.
+    """Return the exceeded limit per minute, of several the one with the longest wait; None if none
+    is.
 
-    `full_s`: the tenant's accounts of requests and of tokens. None: it fits now.
+    `full_s`: the tenant's accounts of requests and of tokens.
     """
     worst: QuotaBreach | None = None
     for kind, limit, count, account_s in (
@@ -125,7 +125,7 @@ def minute_breach(
     ):
         if limit is None:
             continue
-        # More than a minute's worth waits for a full account.
+        # A request of more than a minute's allowance needs the full allowance.
         wait_s = charged(account_s, min(count, limit), limit, now) - _MINUTE_S - now
         if wait_s > _ROUNDING_S and (worst is None or wait_s > (worst.retry_after_s or 0.0)):
             worst = QuotaBreach(kind=kind, limit=limit, retry_after_s=wait_s)
@@ -133,15 +133,15 @@ def minute_breach(
 
 
 def charged(full_s: float, count: int, limit: int, now: float) -> float:
-    """An account of `limit` per minute after a use of `count`."""
+    """Return an account of `limit` per minute after a use of `count`."""
     return max(full_s, now) + count * (_MINUTE_S / limit)
 
 
 class QuotaAccounts:
     """Accounts by tenant, kept while a tenant has live requests or a debt.
 
-    Limits may be replaced at any time. The used part of a minute stays used, in seconds of waiting:
-    a smaller limit does not become a debt of hours.
+    Limits may be replaced at any time. The used part of a minute is kept in seconds of waiting, so
+    that a smaller limit does not become a debt of hours.
     """
 
     def __init__(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
@@ -164,24 +164,23 @@ class QuotaAccounts:
         return len(self._row_of)
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
-        """Replace all limits. `default`: of every tenant that `quotas` does not name."""
+        """Replace all limits; `default` applies to tenants that `quotas` does not name."""
         self._quotas, self._default = dict(quotas), default
         for name, row in self._row_of.items():
             self._token_s[row] = self._token_price_s(name)
         self._is_counting = bool(np.count_nonzero(self._token_s))
 
     def quota_of(self, tenant: str) -> TenantQuota:
-        """The limits of a tenant."""
+        """Return the limits of a tenant."""
         return self._quotas.get(tenant, self._default)
 
     def breach_of(
         self, tenant: str, num_tokens: int, num_outputs: int, now: float
     ) -> QuotaBreach | None:
-        """Why a request of so many outputs, with a prompt of `num_tokens`, exceeds a quota.
+        """Return the quota that a request of `num_outputs` outputs, with a prompt of `num_tokens`,
+        exceeds.
 
-        None when it fits.
-
-        Of several limits the one with the longest wait is returned.
+        Of several, the one with the longest wait; None if it fits.
         """
         quota = self.quota_of(tenant)
         if quota == NO_QUOTA:
@@ -198,11 +197,11 @@ class QuotaAccounts:
         return minute_breach(quota, num_outputs, num_tokens, full_s, now) or over_live
 
     def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
-        """Charge an admitted request, `spec` being its leader.
+        """Charge an admitted request, with the leader `spec`.
 
-        `index`: that of its tenant in the table of tenants. Its prompt is computed once and charged
-        once; every output counts as live and as a request of the minute. A replay was charged when
-        it was first admitted: only its outputs count, as live.
+        `index`: index of its tenant in the table of tenants. The prompt is computed once and
+        charged once; every output counts as live and as a request of the minute. A replay was
+        charged when it was first admitted: now only its outputs count as live.
         """
         tenant = spec.tenant
         row = self._row_of.get(tenant)
@@ -225,14 +224,14 @@ class QuotaAccounts:
             self._tokens_full_s[row] = full_s + spec.num_prompt_tokens * float(self._token_s[row])
 
     def release(self, tenant: str) -> None:
-        """One output of an admitted request has ended."""
+        """Record that one output of an admitted request has ended."""
         row = self._row_of[tenant]
         self._num_live[row] -= 1
         if not self._num_live[row]:
             self._resting[tenant] = None
 
     def charge_outputs(self, indices: NDArray[np.int32], now: float) -> None:
-        """One token was generated for each entry of `indices` int32 [m]: tenants as in
+        """Charge one generated token for each entry of `indices` int32 [m]: tenants as in
         `take_in`.
         """
         if not self._is_counting:
@@ -244,7 +243,9 @@ class QuotaAccounts:
         full_s += made * self._token_s[:count]
 
     def faults(self, num_live: Mapping[str, int]) -> list[str]:
-        """Inconsistencies of the accounts, given how many outputs of each tenant are live."""
+        """Return the inconsistencies of the accounts, given how many outputs of each tenant are
+        live.
+        """
         found = [
             f"the quota account of tenant {name!r} is miscounted"
             for name, row in self._row_of.items()
@@ -279,7 +280,7 @@ class QuotaAccounts:
         return row
 
     def _forget_some(self, now: float) -> None:
-        """Drop accounts without live requests and debt."""
+        """Drop accounts without live requests or debt."""
         for _ in range(min(_MAX_SWEPT, len(self._resting))):
             name, _ = self._resting.popitem(last=False)
             row = self._row_of[name]

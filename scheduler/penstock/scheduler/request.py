@@ -1,11 +1,11 @@
 """A request: its specification (`RequestSpec`, immutable), its options and its progress
 (`Request`).
 
-Owns the values that cross from the front to the scheduler and on to the executor. Does not know
-text, protobuf, or where the request came from: `key` is an opaque number that its sender chose.
-An executor's features show which options it supports; the front refuses the others, so the
-scheduler passes them on unread, except for retention, which it applies itself where the blocks are
-its own (block_pool.py).
+Owns the values that pass from the front to the scheduler and to the executor. Does not know text,
+protobuf, or the origin of the request: `key` is an opaque number that its sender chose. An
+executor's features list the options that it supports; the front refuses the others, so the
+scheduler passes options on without reading them. It applies only retention itself, where it owns
+the blocks (block_pool.py).
 """
 
 import enum
@@ -33,7 +33,7 @@ class Constraint:
     """The format an output must have.
 
     `texts`: the schema, the pattern or the EBNF grammar (start symbol `root`), one text; for CHOICE
-    the texts of which the output is one.
+    the allowed outputs.
     """
 
     kind: ConstraintKind
@@ -47,7 +47,7 @@ class Constraint:
 
 
 DEFAULT_RETENTION_LEVEL: Final = 35
-"""Of blocks without a retention, as in TensorRT-LLM."""
+"""Level of blocks without a retention, as in TensorRT-LLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class CacheRetention:
 NO_TIME = math.inf
 """A deadline that never comes, seconds on the engine's clock."""
 MAX_STOP_IDS = 32
-"""Stop ids per request, end-of-sequence ids included."""
+"""Maximum stop ids per request, end-of-sequence ids included."""
 
 
 class FinishReason(enum.IntEnum):
@@ -109,7 +109,7 @@ UNTRUSTED_ENDS = frozenset(
         FailureReason.CONSTRAINT_REFUSED,
     }
 )
-"""Ends by the executor: nothing that the request wrote may be reused."""
+"""Failures of the executor: no block that the request wrote may be reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class SamplingParams:
     tokens seen in prompt or output, `presence_penalty` and `frequency_penalty` are subtracted for
     tokens seen in the output. The random number of the token at absolute position p (prompt
     included) is a function of (`seed`, p) alone. `num_logprobs` is -1 for none, 0 for the chosen
-    token only, k for the k most likely besides; `num_prompt_logprobs` likewise for the prompt.
+    token only, k for the k most likely in addition; `num_prompt_logprobs`: the same for the prompt.
     """
 
     temperature: float = 1.0
@@ -146,18 +146,18 @@ class RequestSpec:
 
     `key`: unique among live requests, 0 < key < 2**63. `prompt_ids`: int32 [num_prompt].
     `num_replayed`: how many of `prompt_ids`, counted from the end, were generated before a replay:
-    they count as output for penalties, `max_tokens` and `min_tokens`. `num_replays`: how often it
-    was lost with an engine and resubmitted: it was admitted before, so that no bound, forecast or
-    quota refuses it now. `hash_salt`: what the prefix hashes start from (see block_hash.py); empty
-    for no prefix reuse. `block_hashes`: one digest per full block of the prompt, chained from that
-    salt. `stop_ids`: token ids that end the output (end-of-sequence ids included unless ignored).
-    `min_tokens`: the fewest that the output will have; all of `max_tokens` where nothing else ends
-    it. Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher `priority` is
-    more urgent. `adapter`: name of an adapter, empty for none; the salt must differ between
-    adapters. `tenant`: its tenant; tenants share the engine by their past service. `session_id`:
-    the tenant's name of the session that this is a turn of, so that its blocks are kept for the
-    next (see sessions.py); empty for none. `trace_id`: 16 bytes for traces, or none; no decision
-    depends on it.
+    they count as output for penalties, `max_tokens` and `min_tokens`. `num_replays`: how often the
+    request was lost with an engine and resubmitted: it was admitted before, so no limit, forecast
+    or quota refuses it now. `hash_salt`: the salt that prefix hashes start from (see
+    block_hash.py); empty for no prefix reuse. `block_hashes`: one digest per full block of the
+    prompt, chained from that salt. `stop_ids`: token ids that end the output (end-of-sequence ids
+    included unless ignored). `min_tokens`: minimum output length; `max_tokens` if nothing else ends
+    the output. Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher
+    `priority` is more urgent. `adapter`: name of an adapter, empty for none; the salt must differ
+    between adapters. `tenant`: its tenant; tenants share the engine by their past service.
+    `session_id`: the tenant's name of the session that this is a turn of; its blocks are kept for
+    the next turn (see sessions.py); empty for none. `trace_id`: 16 bytes for traces, or none; no
+    decision depends on it.
     """
 
     key: int
@@ -201,17 +201,17 @@ class RequestSpec:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens the request came with, replayed ones included."""
+        """Tokens that the request was submitted with, replayed ones included."""
         return len(self.prompt_ids)
 
     @property
     def num_original_prompt_tokens(self) -> int:
-        """Tokens of the client's prompt: those that penalties do not count as output."""
+        """Tokens of the client's prompt, which penalties do not count as output."""
         return len(self.prompt_ids) - self.num_replayed
 
     @property
     def num_barred_tokens(self) -> int:
-        """So many output tokens come before any stop id; 0 without stop ids to bar."""
+        """Number of output tokens before any stop id is allowed; 0 without stop ids."""
         return self.min_tokens if self.stop_ids else 0
 
     @property
@@ -221,7 +221,7 @@ class RequestSpec:
 
 
 class PredictedTime(NamedTuple):
-    """The time to the next token and of each further one, as predicted at an admission."""
+    """The predicted times at an admission: to the next token, and per further token."""
 
     at_s: float
     prefill_s: float
@@ -232,20 +232,20 @@ class PredictedTime(NamedTuple):
 class Request:
     """The scheduler's record of one live request. Only the scheduler writes to it.
 
-    `tokens` int32 [n] are all tokens while the request is PENDING (prompt, and output after a
-    preemption); while PROCESSING they are in the slot arrays and this is stale. `block_hashes` are
-    the digests of its full blocks as far as they are known. `tenant`: the tenant's index while this
-    is live. `ticket`: its place in the order of the queue, -1 without one. `num_overtaken` and
-    `blocked_since_s`: how many requests overtook it since it first was at the head and did not fit;
-    `num_blocks_short`: how many blocks it needed when it was last tried and did not fit.
-    `num_tenant_preemptions`: how often it was preempted for another tenant's. `recheck_s`: while it
-    waits, when to check whether it can still meet its deadlines. `num_uncached_tokens`: what it had
-    to compute when it joined the queue; `num_kept_tokens`: what its admission then takes in blocks,
+    `tokens` int32 [n]: all tokens while the request is PENDING (prompt, and output after a
+    preemption); stale while PROCESSING, when they are in the slot arrays. `block_hashes` are the
+    digests of its full blocks as far as they are known. `tenant`: the tenant's index while the
+    request is live. `ticket`: its place in the order of the queue, -1 without one. `num_overtaken`
+    and `blocked_since_s`: how many requests overtook it since it first was at the head without
+    fitting, and since when; `num_blocks_short`: how many blocks it needed when it last did not fit.
+    `num_tenant_preemptions`: how often it was preempted for another tenant. `recheck_s`: while it
+    waits, when to check whether it can still meet its deadlines. `num_uncached_tokens`: tokens that
+    it had to compute when it joined the queue; `num_kept_tokens`: blocks that its admission takes,
     in tokens; `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions,
     as a replay does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are
-    used. `predicted_time`: None unless its whole answer was judged. While it waits, `place`: its
-    place in the columns of wait_clock.py; `queue_mark`: the start of its stay in the queue, and the
-    counters of that moment.
+    used. `predicted_time`: None unless its completion was predicted. While it waits, `place`: its
+    place in the columns of wait_clock.py; `queue_mark`: the time when it joined the queue, and the
+    counters at that time.
     """
 
     spec: RequestSpec
@@ -275,7 +275,7 @@ class Request:
 
     @property
     def state(self) -> RequestState:
-        """Current state; changes through `apply` alone."""
+        """Current state; only `apply` changes it."""
         return self._state
 
     @property
@@ -285,7 +285,7 @@ class Request:
 
     @property
     def expiry_s(self) -> float:
-        """When a request that still waits is no longer worth running, engine clock."""
+        """Time at which a waiting request is no longer worth running, engine clock."""
         spec = self.spec
         ttft = spec.ttft_deadline_s if self.first_token_s == NO_TIME else NO_TIME
         return min(spec.deadline_s, spec.time_limit_s, ttft)

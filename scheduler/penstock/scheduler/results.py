@@ -1,7 +1,7 @@
 """Applies an executor's results to the requests.
 
 Owns the conversion of a `StepResult` to longer requests, first tokens and ends. Works on whole
-columns; Python loops over requests only for events that happen once to each. Does not plan.
+columns; Python loops over requests only for events that occur once per request. Does not plan.
 """
 
 import numpy as np
@@ -56,7 +56,7 @@ class Results:
     def apply(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
         """Advance the requests of `flight` by `result`.
 
-        Raises ValueError when the result does not fit the batch: the executor is broken.
+        Raises ValueError if the result does not fit the batch, which is an executor bug.
         """
         if result.counts is not None and self._depth > 1:
             raise ValueError("counts need a pipeline depth of 1")
@@ -105,7 +105,9 @@ class Results:
             self._arrays.deadline[request.slot] = request.spec.deadline_s
 
     def _computed_chunks(self, flight: LaunchedStep, result: StepResult) -> list[Chunk]:
-        """Prefill rows that are done; of a self-paced executor only a token shows that."""
+        """Return the prefill rows that are done; with a self-paced executor, those that have a
+        token.
+        """
         chunks = [chunk for chunk in flight.chunks if chunk.slot not in flight.dropped]
         if not self._is_self_paced or not chunks:
             return chunks
@@ -140,7 +142,7 @@ class Results:
         ones: NDArray[np.int32] | None,
         now: float,
     ) -> NDArray[np.bool_]:
-        """One more token for every row; bool [m], which rows ended."""
+        """Append one token to every row; return bool [m], which rows ended."""
         arrays = self._arrays
         self._flat_tokens[rows.offsets + positions] = tokens
         if ones is None:
@@ -177,8 +179,8 @@ class Results:
                 self._transitions.finish(request, FinishReason.LENGTH, now)
 
     def _append_some(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """Append in the general case: rows released meanwhile, rows missing, or several tokens per
-        row.
+        """Append in the general case: rows released since the launch, rows missing, or several
+        tokens per row.
         """
         row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
         slots = result.slots.tolist()
@@ -214,7 +216,7 @@ class Results:
             alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
 
     def _ask_again(self, flight: LaunchedStep, answered: set[int]) -> None:
-        """Revert the step of rows that sampled nothing."""
+        """Undo the progress of rows that sampled nothing, so that they are planned again."""
         silent = [
             slot
             for slot in flight.rows.slots.tolist()
@@ -232,7 +234,9 @@ class Results:
             self._running.prefill_again(silent)
 
     def _wait_on(self, flight: LaunchedStep, silent: set[int]) -> None:
-        """Plan prompts without a result again, as a whole; decodes stay as they are."""
+        """Undo the progress of whole prompts without a result, and plan them again; keep
+        decodes.
+        """
         unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
         for chunk in unanswered:
             self._arrays.num_computed[chunk.slot] -= chunk.count - 1

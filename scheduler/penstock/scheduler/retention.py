@@ -1,21 +1,21 @@
-"""Retention: the priority that requests set for the blocks they leave in the prefix cache.
+"""Retention: the priority that requests set for the blocks that they leave in the prefix cache.
 
 Owns the claims, their budget and their expiry, here (`BlockClaims`) and for an executor with its
 own prefix cache (`EngineRetention`). Does not know which blocks are cached.
 
 A block that several requests left has the highest level of their claims, for as long as that claim
-lasts; of equal levels the longer duration counts. A claim below the default holds only while no
+lasts; among equal levels the longest duration counts. A claim below the default holds only while no
 other request has left the block: a request that releases its own prompt early must not lower the
 prefix that it shares with others.
 
-Claims above the default have a budget, of all tenants and of each: such blocks are evicted after
-everything else in the cache, so without one a tenant could take the whole cache. Over its own
-budget a tenant loses its oldest claims; over that of all, the tenant with most claims does. The
-blocks stay cached at the default level.
+Claims above the default have a budget, in total and per tenant: such blocks are evicted after
+everything else in the cache, so without a budget a tenant could take the whole cache. Over its own
+budget, a tenant loses its oldest claims; over the total budget, the tenant with most claims does.
+The blocks stay cached at the default level.
 
 An executor with its own cache gets a retention in place of a session, which it does not support. It
 evicts by itself, so a claim cannot be revoked: a request beyond the budget is sent without
-retention, and its blocks count as long as they were requested.
+retention, and the blocks of the others count for the requested duration.
 """
 
 import heapq
@@ -39,14 +39,14 @@ class RetentionBudget:
     max_duration_s: float
 
     def limit(self, retention: CacheRetention) -> CacheRetention:
-        """The retention, shortened to what the budget allows."""
+        """Return the retention, shortened to what the budget allows."""
         if retention.level <= DEFAULT_LEVEL or retention.duration_s <= self.max_duration_s:
             return retention
         return CacheRetention(level=retention.level, duration_s=self.max_duration_s)
 
 
 def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudget:
-    """The budget that `config` allows over a pool of `num_blocks`."""
+    """Return the budget that `config` allows over a pool of `num_blocks`."""
     return RetentionBudget(
         max_num_blocks=int(config.max_retention_share * num_blocks),
         max_num_of_tenant=int(config.max_tenant_retention_share * num_blocks),
@@ -58,8 +58,8 @@ def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudge
 class RetentionCuts:
     """What the budget has cut so far.
 
-    `num_shortened`: requests whose retention was longer than it allows. `num_dropped_blocks`:
-    blocks that lost their retention to it, or got none.
+    `num_shortened`: requests whose retention was longer than the budget allows.
+    `num_dropped_blocks`: blocks that lost their retention because of it, or got none.
     """
 
     num_shortened: int = 0
@@ -75,7 +75,7 @@ class BlockClaims:
         self._claims: dict[int, tuple[int, float]] = {}
         self._ends: list[tuple[float, int]] = []
         self._num_low = 0
-        # Of the claims above the default: by tenant its blocks, the oldest claim first.
+        # The blocks with claims above the default, by tenant, the oldest claim first.
         self._high_of: dict[str, dict[int, None]] = {}
         self._tenant_of: dict[int, str] = {}
 
@@ -87,11 +87,11 @@ class BlockClaims:
 
     @property
     def num_low(self) -> int:
-        """Claims below the default."""
+        """Number of claims below the default."""
         return self._num_low
 
     def level(self, block: int) -> int:
-        """The level that is claimed for a block, else the default."""
+        """Return the level that is claimed for a block, else the default."""
         claim = self._claims.get(block)
         return DEFAULT_LEVEL if claim is None else claim[0]
 
@@ -100,8 +100,8 @@ class BlockClaims:
     ) -> list[int]:
         """Claim a level other than the default for each block, most valuable last.
 
-        A claim that does not exceed the existing one has no effect. Returns the blocks that lost
-        their claim to the budget.
+        A claim that does not exceed the existing one has no effect. Return the blocks that lost
+        their claim because of the budget.
         """
         limited = self._budget.limit(retention)
         self.cuts.num_shortened += limited is not retention
@@ -139,14 +139,14 @@ class BlockClaims:
             heapq.heappush(self._ends, (expires_s, block))
 
     def _keep_budget(self, tenant: str) -> list[int]:
-        """Drop claims over the budget, those of `tenant` being new."""
+        """Drop claims over the budget after `tenant` made new ones; return their blocks."""
         lost: list[int] = []
         budget, high_of = self._budget, self._high_of
         while len(high_of.get(tenant, ())) > budget.max_num_of_tenant:
             lost.append(self._drop_oldest(tenant))
         while len(self._tenant_of) > budget.max_num_blocks:
-            # Of equal tenants, `tenant` counts as the larger: it must not take an equal share from
-            # others.
+            # On a tie `tenant` counts as the larger: it must not take from others with an equal
+            # share.
             largest = max(high_of, key=lambda name: (len(high_of[name]), name == tenant))
             lost.append(self._drop_oldest(largest))
         self.cuts.num_dropped_blocks += len(lost)
@@ -158,13 +158,15 @@ class BlockClaims:
         return block
 
     def drop_low(self, blocks: Iterable[int]) -> None:
-        """Drop lower claims of blocks that a request with at least the default retention left."""
+        """Drop claims below the default for blocks left by a request with at least the default
+        retention.
+        """
         for block in blocks:
             if self.level(block) < DEFAULT_LEVEL:
                 self.drop(block)
 
     def expire(self, now: float) -> list[int]:
-        """Drop expired claims; returns their blocks."""
+        """Drop expired claims; return their blocks."""
         ends, lapsed = self._ends, list[int]()
         while ends and ends[0][0] <= now:
             expires_s, block = heapq.heappop(ends)
@@ -175,7 +177,7 @@ class BlockClaims:
         return lapsed
 
     def faults(self) -> Faults:
-        """Inconsistencies of the account, piece by piece."""
+        """Yield the inconsistencies of the account, piece by piece."""
         num_low, ends = 0, set[tuple[float, int]]()
         for known in pieces(self._ends):
             ends.update(known)
@@ -218,12 +220,12 @@ class EngineRetention:
         self._block_size = info.block_size
         self._budget = retention_budget(config, info.num_blocks)
         self._retained: dict[bytes, _Retained] = {}
-        # One for each block; a block that was requested again expires later than its entry.
+        # One entry per block; a block that was requested again expires later than its entry.
         self._expiries: list[tuple[float, bytes]] = []
         self._num_of: defaultdict[str, int] = defaultdict(int)
 
     def limit(self, specs: tuple[RequestSpec, ...], now: float) -> tuple[RequestSpec, ...]:
-        """The outputs of one request with the retention that the budget allows."""
+        """Return the outputs of one request with the retention that the budget allows."""
         self._expire(now)
         leader = as_retention(specs[0], self._config)
         wanted = leader.retention
@@ -237,13 +239,15 @@ class EngineRetention:
         return tuple(replace(spec, retention=wanted, session_id="") for spec in specs)
 
     def _blocks_of(self, spec: RequestSpec) -> list[bytes]:
-        """Names of the prompt's blocks; those without a hash belong to this request alone."""
+        """Return names of the prompt's blocks; those without a hash belong to this request
+        alone.
+        """
         num_blocks = -(-spec.num_prompt_tokens // self._block_size)
         names = list(spec.block_hashes[:num_blocks])
         return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
 
     def _take(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
-        """Count the blocks, if they fit the budget."""
+        """Count the blocks if they fit the budget; return whether they do."""
         budget, retained = self._budget, self._retained
         added = [block for block in blocks if block not in retained]
         if (
@@ -281,9 +285,9 @@ class _Retained:
 
 
 def as_retention(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
-    """The same request with a retention in place of its session, of equal duration and priority.
+    """Return the request with a retention in place of its session, of equal duration and priority.
 
-    The request keeps its own retention where that is higher.
+    The request keeps its own retention if that is higher.
     """
     if not spec.session_id:
         return spec

@@ -1,8 +1,8 @@
 """The running requests, their slots, and the statistics of each residency.
 
 Owns the slots: which are free, the request in each, which of them decode and which still prefill,
-and the decode rows of the next step (gathered again only when membership changes). Events of one
-request are recorded; a step costs the same however many run. Does not decide anything.
+and the decode rows of the next step (gathered again only when membership changes). Statistics are
+recorded at events of one request, so a step costs the same however many run. Decides nothing.
 """
 
 import heapq
@@ -22,9 +22,9 @@ _MAX_SIZE = np.iinfo(np.int32).max
 
 
 class _Account:
-    """The account of one slot: prefill rows, those of them that repeat a sample, and decode steps.
+    """The account of one slot: prefill rows, how many of them repeat a sample, and decode steps.
 
-    `is_again`: the next one repeats.
+    `is_again`: the next prefill row repeats a sample.
     """
 
     __slots__ = (
@@ -42,24 +42,26 @@ class _Account:
         self.is_again = False
         self.num_decodes = 0
         self.decoding_since = _NOT_DECODING
-        # Minimum and maximum, once it has had its last step.
+        # Minimum and maximum batch size, set after the last step of the slot.
         self.sizes: tuple[int, int] | None = None
 
 
 class Residencies:
-    """The accounts of all slots. Steps are counted from 0, `num_steps` is the next one's."""
+    """The accounts of all slots. Steps are counted from 0; `num_steps` is the number of the next
+    one.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._accounts = [_Account() for _ in range(num_slots)]
         self._size = 0
-        # Of the steps since each slot was taken; of a free slot any values.
+        # Over the steps since each slot was taken; undefined for a free slot.
         self._least: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._greatest: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._has_new = False
         self.num_steps = 0
 
     def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
-        """A step of that many rows is planned, `chunks` of them prefill."""
+        """Record that a step is planned; `chunks`: its prefill rows."""
         # A step without rows has no residents.
         if size and (size != self._size or self._has_new):
             self._size, self._has_new = size, False
@@ -74,33 +76,35 @@ class Residencies:
                 account.is_again = False
 
     def begin(self, slot: int) -> None:
-        """A request enters a slot, and has tokens in the next step."""
+        """Record that a request enters a slot, and has tokens in the next step."""
         self._accounts[slot] = _Account()
         self._least[slot], self._greatest[slot] = _MAX_SIZE, 0
         self._has_new = True
 
     def start_decoding(self, slot: int) -> None:
-        """The slot has one token in each step from the next one on."""
+        """Record that the slot has one token in each step from the next one on."""
         self._accounts[slot].decoding_since = self.num_steps
 
     def prefill_again(self, slot: int) -> None:
-        """The last step sampled nothing for it; its row is planned again, as prefill."""
+        """Record that the last step sampled nothing for the slot; its row is planned again, as
+        prefill.
+        """
         account = self._accounts[slot]
         account.is_again = True
         self._stop_decoding(account)
 
     def pause_decoding(self, slot: int) -> None:
-        """The slot has no token in the next step, and decodes again later."""
+        """Record that the slot has no token in the next step, and decodes again later."""
         self._stop_decoding(self._accounts[slot])
 
     def stop_decoding(self, slot: int) -> None:
-        """The slot's last step is launched."""
+        """Record that the last step of the slot is launched."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         account.sizes = self._sizes(slot)
 
     def end(self, slot: int) -> Stay:
-        """The slot is released; returns the residency's statistics."""
+        """Record that the slot is released; return the statistics of the residency."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         num_steps = account.num_prefills + account.num_decodes
@@ -122,9 +126,9 @@ class Residencies:
 class DecodeRoster:
     """The slots that take one token each in a step.
 
-    `starts` int32 [m]: position of the token each computes next; `capacity` int32 [m]: tokens that
-    fit into its blocks; `ones` int32 [high_water]: 1 where a slot is in the roster, so that whole
-    columns advance in one addition.
+    `starts` int32 [m]: position of the token that each slot computes next; `capacity` int32 [m]:
+    tokens that fit into its blocks; `ones` int32 [high_water]: 1 where a slot is in the roster, so
+    that whole columns advance in one addition.
     """
 
     rows: Rows
@@ -136,8 +140,8 @@ class DecodeRoster:
 class RunningSet:
     """Slots and their requests; the lowest free slot is taken first to keep columns short.
 
-    `is_behind`: an executor returned several tokens of a slot at once, and the block tables catch
-    up when the next step is planned.
+    `is_behind`: an executor returned several tokens of a slot at once, and the block tables are
+    extended when the next step is planned.
     """
 
     def __init__(self, arrays: SlotArrays) -> None:
@@ -167,11 +171,11 @@ class RunningSet:
         return bool(self._free)
 
     def request_at(self, slot: int) -> Request | None:
-        """The request in a slot."""
+        """Return the request in a slot."""
         return self._request_of[slot]
 
     def enter(self, request: Request) -> int:
-        """Give a request the lowest free slot; it prefills first."""
+        """Give a request the lowest free slot; prefill comes first."""
         slot = heapq.heappop(self._free)
         self._request_of[slot] = request
         self._prefilling[slot] = request
@@ -182,7 +186,7 @@ class RunningSet:
         return slot
 
     def leave(self, slot: int) -> Stay:
-        """Release a slot; returns the statistics of the residency."""
+        """Release a slot; return the statistics of the residency."""
         self._request_of[slot] = None
         self._prefilling.pop(slot, None)
         self._is_decoding[slot] = False
@@ -202,18 +206,18 @@ class RunningSet:
         return bool(self._released)
 
     def take_changes(self) -> tuple[tuple[Request, ...], tuple[int, ...]]:
-        """Requests that entered, and slots that were released, since the last call."""
+        """Return the requests that entered and the slots that were released since the last call."""
         changes = tuple(self._admitted), tuple(self._released)
         self._admitted.clear()
         self._released.clear()
         return changes
 
     def note_step(self, chunks: Sequence[Chunk], num_decodes: int) -> None:
-        """A step of these rows is planned."""
+        """Record a planned step of these rows."""
         self._residencies.note_step(num_decodes + len(chunks), chunks)
 
     def start_decoding(self, slot: int) -> None:
-        """Every known token of this slot is computed or in flight."""
+        """Record that every known token of this slot is computed or in flight."""
         del self._prefilling[slot]
         self._is_decoding[slot] = True
         self._residencies.start_decoding(slot)
@@ -230,7 +234,7 @@ class RunningSet:
         self._roster = None
 
     def stop_decoding(self, slots: NDArray[np.intp]) -> None:
-        """These slots need no more steps: a launched step ends them."""
+        """Record that these slots need no more steps: a launched step ends them."""
         for slot in slots.tolist():
             self._residencies.stop_decoding(slot)
         self._is_decoding[slots] = False
@@ -238,7 +242,7 @@ class RunningSet:
 
     @property
     def num_paused(self) -> int:
-        """Decodes that are left out of the step being planned."""
+        """Number of decodes that are left out of the step being planned."""
         return len(self._paused)
 
     def pause_decoding(self, slots: NDArray[np.intp]) -> None:
@@ -258,13 +262,13 @@ class RunningSet:
         self._paused.clear()
 
     def prefilling(self) -> list[Request]:
-        """Requests whose tokens are not all computed, most senior first."""
+        """Return the requests whose tokens are not all computed, most senior first."""
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
         return sorted(self._prefilling.values(), key=lambda request: request.seniority)
 
     def prefilling_by_level(self) -> list[Request]:
-        """Prefilling requests by their class at admission, then in order of admission."""
+        """Return prefilling requests by their class at admission, then in order of admission."""
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
         levels = self._arrays.level
@@ -276,14 +280,14 @@ class RunningSet:
         return len(self._prefilling)
 
     def most_junior(self) -> Request:
-        """The next victim of a preemption; raises ValueError when none runs.
+        """Return the request to preempt next; raise ValueError if none runs.
 
         Constrained outputs are spared while there are others: they may not be resumable.
         """
         return max(self, key=lambda request: (request.spec.constraint is None, request.seniority))
 
     def decodes(self, capacity: NDArray[np.int32]) -> DecodeRoster:
-        """The decode rows of the next step; `capacity` int32 [S] as in KVCache."""
+        """Return the decode rows of the next step; `capacity` int32 [S] as in KVCache."""
         if self._roster is None:
             arrays = self._arrays
             is_decoding = self._is_decoding[: self.high_water]
@@ -297,9 +301,9 @@ class RunningSet:
         return self._roster
 
     def rows_of(self, slots: NDArray[np.intp]) -> Rows:
-        """Gathered rows for some slots."""
+        """Return the gathered rows of some slots."""
         return gather_rows(self._arrays, slots, self._num_stop_columns)
 
     def rewind(self) -> None:
-        """Gather rows again, because progress was changed outside a step."""
+        """Invalidate the gathered rows, because progress was changed outside a step."""
         self._roster = None

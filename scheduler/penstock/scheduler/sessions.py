@@ -1,24 +1,24 @@
 """Sessions: the blocks of a conversation are kept for its next turn.
 
-Owns which blocks each session holds, for how long, and how many all of them may hold. Does not know
-requests or the order of cached blocks: it reports whether a block is held.
+Owns which blocks each session holds, for how long, and how many all sessions may hold. Does not
+know requests or the order of cached blocks: it reports whether a block is held.
 
 A held block that is not used is cached like any other, at a higher level: it is evicted after all
 blocks of lower levels, and before any running request is preempted. So a session is a preference
 and never a reservation: admission counts its blocks as available.
 
-- A session holds the full blocks of its latest turn, prompt and output, and the head of them when
-  they exceed the bound of one session: the head is what the next turn can reuse.
-- It is renewed by every turn, when the turn is submitted and when it ends. `ttl_s` after the last
-  it expires: its blocks fall back to their level without it.
+- A session holds the full blocks of its latest turn, prompt and output, or only their head when
+  they exceed the bound of one session: the next turn can reuse the head.
+- It is renewed by every turn, when the turn is submitted and when it ends. It expires `ttl_s` after
+  the last renewal: its blocks return to their level without a session.
 - While all sessions together hold more than `max_num_blocks`, the least recently used one expires.
-  A block that two sessions hold counts once and stays while one of them does.
-- While those of one tenant hold more than `max_num_of_tenant`, its oldest expires: a new session
-  with every request would take the whole cache. Each session's blocks count. A tenant without a
-  name is the only one and has no bound.
+  A block that two sessions hold counts once and is held while one of them remains.
+- While the sessions of one tenant hold more than `max_num_of_tenant`, its oldest expires: otherwise
+  a tenant with a new session per request would take the whole cache. Shared blocks count for each
+  session. A tenant without a name is the only tenant and has no bound.
 - A block that is evicted is lost to its sessions; a session without blocks is dropped.
 
-There are never more sessions than held blocks, hence the account is bounded by the pool.
+There are never more sessions than held blocks, so the account is bounded by the pool.
 """
 
 from collections import OrderedDict
@@ -32,7 +32,7 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
 
 SessionKey: TypeAlias = tuple[str, str, bytes]
-"""Tenant, session id, hash salt: none of them reaches another's blocks."""
+"""Tenant, session id, hash salt: keys that differ in one of them share no session."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +48,9 @@ class _Session:
 class Sessions:
     """The sessions over one pool.
 
-    `level`: of held blocks. `max_num_blocks` bounds all sessions together, `max_num_of_tenant`
-    those of a tenant with a name (None: not), `max_num_each` each.
+    `level`: the level of held blocks. `max_num_blocks` bounds the blocks of all sessions together,
+    `max_num_of_tenant` those of each named tenant (None: no bound), `max_num_each` those of one
+    session.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class Sessions:
         self._ttl_s = ttl_s
         self._max_num_blocks = max_num_blocks
         self._max_num_each = min(max_num_each, max_num_blocks)
-        # Least recently used first; the time to live is the same for all, so that is also the order
-        # in which they expire.
+        # Least recently used first; all have the same time to live, so this is also the order of
+        # expiry.
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._holders: dict[int, set[_Session]] = {}
         self._max_num_of_tenant = max_num_of_tenant
-        # Blocks by tenant, and its sessions in the order of all.
+        # Number of blocks by tenant, and its sessions in the same order as `_sessions`.
         self._num_of: dict[str, int] = {}
         self._keys_of: dict[str, OrderedDict[SessionKey, None]] = {}
 
@@ -81,10 +82,10 @@ class Sessions:
         return block in self._holders
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
-        """Hold the blocks of an ended turn in place of those of the turn before.
+        """Hold the blocks of an ended turn in place of those of the previous turn.
 
         Several outputs of one turn (the same `turn`) are held together, up to the bound of one
-        session. Returns the blocks that became held or are not held any more.
+        session. Return the blocks that became held or are not held any more.
         """
         session = self._take(key) or _Session(key, turn, 0.0, {})
         before, holders = session.blocks, self._holders
@@ -109,7 +110,7 @@ class Sessions:
         return changed
 
     def renew(self, key: SessionKey, now: float) -> None:
-        """Extend a session: its next turn was submitted."""
+        """Extend a session whose next turn was submitted."""
         session = self._sessions.get(key)
         if session is not None:
             session.until_s = now + self._ttl_s
@@ -117,14 +118,14 @@ class Sessions:
             self._keys_of[key[0]].move_to_end(key)
 
     def expire(self, now: float) -> list[int]:
-        """Expire sessions; returns the blocks that are not held any more."""
+        """Expire sessions; return the blocks that are not held any more."""
         freed: list[int] = []
         while self._sessions and next(iter(self._sessions.values())).until_s <= now:
             freed += self._lapse()
         return freed
 
     def lose(self, block: int) -> None:
-        """Release a block that lost its content."""
+        """Remove a block that lost its content from its sessions."""
         for session in self._holders.pop(block, ()):
             del session.blocks[block]
             self._num_of[session.key[0]] -= 1
@@ -132,7 +133,7 @@ class Sessions:
                 self._take(session.key)
 
     def faults(self) -> Faults:
-        """Inconsistencies of the account, piece by piece."""
+        """Yield the inconsistencies of the account, piece by piece."""
         for named in pieces(self._sessions.items()):
             if any(session.key != key for key, session in named):
                 yield "a session is filed under another name"
@@ -166,11 +167,13 @@ class Sessions:
         return "" if counted == self._num_of else "blocks of a tenant's sessions are miscounted"
 
     def _lapse(self) -> list[int]:
-        """Expire the least recently used session; returns the blocks that are not held any more."""
+        """Expire the least recently used session; return the blocks that are not held any more."""
         return self._let_go(next(iter(self._sessions)))
 
     def _keep_share(self, tenant: str) -> list[int]:
-        """Expire a tenant's oldest sessions beyond its share; of a single one shorten the tail."""
+        """Expire a tenant's oldest sessions beyond its share; if only one is left, shorten its
+        tail.
+        """
         most = self._max_num_of_tenant
         if most is None or not tenant:
             return []
@@ -209,7 +212,7 @@ class Sessions:
         return session
 
     def _release(self, session: _Session, block: int) -> bool:
-        """Whether no session holds the block any more."""
+        """Remove a holder of the block; return whether no session holds it any more."""
         holders = self._holders[block]
         if len(holders) == 1:
             del self._holders[block]
@@ -219,7 +222,7 @@ class Sessions:
 
 
 def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
-    """The sessions that `config` allows over the pool of an executor."""
+    """Return the sessions that `config` allows over the pool of an executor."""
     return Sessions(
         level=config.session_retention_level,
         ttl_s=config.session_ttl_s,
@@ -230,7 +233,7 @@ def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
 
 
 def session_key(spec: RequestSpec) -> SessionKey | None:
-    """The session that a request belongs to; None for none, also where it leaves no blocks."""
+    """Return the session of a request; None if it has none or leaves no blocks."""
     if not spec.session_id or not spec.hash_salt:
         return None
     return spec.tenant, spec.session_id, spec.hash_salt

@@ -1,6 +1,7 @@
 """Declares a setting next to its field: default, group, help, name and bounds.
 
-Owns the declaration and the check of bounds. Flags, variables and files are read elsewhere.
+Owns the declaration and the check of bounds. Flags, environment variables and files are read
+elsewhere.
 """
 
 import functools
@@ -17,9 +18,9 @@ _MAX_SHOWN_CHARS = 80
 
 
 class SettingError(ValueError):
-    """A value that is refused. `message` has `{}` in place of field names.
+    """A refused value. `message` has `{}` in place of field names.
 
-    So a caller that knows the user's spelling can insert it: `spelled`.
+    A caller that knows the user's spelling of the names inserts it with `spelled`.
     """
 
     def __init__(self, message: str, *names: str) -> None:
@@ -27,7 +28,7 @@ class SettingError(ValueError):
         super().__init__(self.spelled(str))
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """The message with other names."""
+        """Return the message with other names."""
         # Not str.format: the text after the names may quote a value with braces.
         first, *rest = self.message.split("{}", len(self.names))
         return first + "".join(
@@ -39,13 +40,13 @@ class SettingError(ValueError):
 class Setting:
     """Declares a field; made by `setting`, `made_by` and `required`.
 
-    `group`: the heading of its flag and its table in a file; empty: users cannot set it, only its
-    bounds apply. `name`: the users' name, where it differs from the field's. `shown`: a description
-    of the default, where None or the class's value is unclear. `scale`: of users' unit in the
-    field's, such as MiB in bytes. `may_be_off`: `off` means None. `is_everyday`: shown first.
-    `kind`: the type of users' values where it is not the field's. `base`: keys of a table where
-    users leave them out. `needs_all`: a table must have every key. Numbers must be finite unless
-    `may_be_infinite`.
+    `group`: the heading of its flag and its table in a file; if empty, users cannot set it and only
+    its bounds apply. `name`: the user-facing name, if it differs from the field's. `shown`: a
+    description of the default, where None or the class's value is unclear. `scale`: factor from the
+    user's unit to the field's, such as MiB to bytes. `may_be_off`: `off` means None. `is_everyday`:
+    shown first. `kind`: the type of the user's value, if it is not the field's. `base`: defaults
+    for keys that users leave out of a table. `needs_all`: a table must have every key. Numbers must
+    be finite unless `may_be_infinite`.
     """
 
     group: str = ""
@@ -69,7 +70,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """A description of the bounds; empty without any."""
+        """A description of the bounds; empty without bounds."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.at_least is not None and self.at_most is not None:
@@ -81,7 +82,9 @@ class Setting:
         return " and ".join(words) + (" or off" if self.may_be_off and words else "")
 
     def fault(self, value: object, kind: Any = None) -> str:
-        """What is wrong with a value of this kind, to follow its name; empty if it is valid."""
+        """Return what is wrong with a value of this kind, to follow its name; empty if it is
+        valid.
+        """
         if kind is int and (isinstance(value, bool) or not isinstance(value, Integral | None)):
             return f"must be an integer, not {_shortened(value)}"
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -110,7 +113,7 @@ class Setting:
 def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
     """Declare a field: `block_size: int = setting(16, "cache", "tokens per block", at_least=1)`.
 
-    `text`: its help. `more`: the rest of `Setting`.
+    `text`: its help. `more`: further fields of `Setting`.
     """
     return field(default=default, metadata={_KEY: Setting(group, text, **more)})
 
@@ -118,18 +121,20 @@ def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
 def made_by(
     factory: Callable[[], T], group: str, text: str, *, is_hashed: bool = True, **more: Any
 ) -> T:
-    """A field whose default is created by a factory. `is_hashed`: it is part of the hash."""
+    """Declare a field whose default a factory creates. `is_hashed`: the field is part of the
+    hash.
+    """
     metadata = {_KEY: Setting(group, text, **more)}
     return field(default_factory=factory, hash=is_hashed, metadata=metadata)
 
 
 def required(group: str = "", text: str = "", **more: Any) -> Any:
-    """A field without a default."""
+    """Declare a field without a default."""
     return field(metadata={_KEY: Setting(group, text, **more)})
 
 
 def check(config: object) -> None:
-    """Raise SettingError for a field of a dataclass whose value is out of its bounds."""
+    """Raise SettingError if the value of a field of a dataclass is out of bounds."""
     for name, (kind, setting) in declarations(cast(Hashable, type(config))).items():
         fault = setting.fault(getattr(config, name), kind) if setting else ""
         if fault:
@@ -138,7 +143,9 @@ def check(config: object) -> None:
 
 @functools.cache
 def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
-    """The type of each field of a dataclass, without None, and its declaration if it has one."""
+    """Return the type of each field of a dataclass, without None, and its declaration if it has
+    one.
+    """
     hints = get_type_hints(kind)
     return {
         item.name: (without_none(hints[item.name]), item.metadata.get(_KEY))
@@ -147,7 +154,7 @@ def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
 
 
 def without_none(hint: Any) -> Any:
-    """`int` for `int | None`; a union of several types is returned unchanged."""
+    """Return `int` for `int | None`; return a union of several types unchanged."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
     inner = [arg for arg in get_args(hint) if arg is not type(None)]

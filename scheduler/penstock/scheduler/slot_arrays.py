@@ -1,7 +1,7 @@
 """The running batch as a struct of arrays, indexed by slot.
 
-Owns the memory that scheduler and executor share: one row per running request. The scheduler
-writes; the executor reads during `launch`. Does not know what the numbers mean for a policy.
+Owns the memory that scheduler and executor share: one row per running request. The scheduler writes
+it; the executor reads it during `launch`. Does not know what the numbers mean for a policy.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ class SlotArrays:
     `presence_penalty`, `frequency_penalty` float32 [S]; `top_k`, `num_logprobs`,
     `num_prompt_logprobs` int32 [S]; `seed` uint64 [S].
     `key` int64 [S]: the request's key, 0 for a free slot. `tenant` int32 [S]: its tenant's index.
-    `level` int64 [S]: its priority class, risen by its age when it was admitted.
+    `level` int64 [S]: its priority class, raised by its age at admission.
     """
 
     __slots__ = (
@@ -102,7 +102,7 @@ class SlotArrays:
         self.seed: NDArray[np.uint64] = np.zeros(num_slots, dtype=np.uint64)
 
     def fill(self, request: Request) -> None:
-        """Write a request into its slot's row; blocks and `num_computed` are the KV cache's."""
+        """Write a request into its slot's row; the KV cache sets blocks and `num_computed`."""
         slot, spec = request.slot, request.spec
         num_tokens = len(request.tokens)
         self.num_tokens[slot] = num_tokens

@@ -1,11 +1,11 @@
 """The states of a request: four states, five events, one table.
 
-Owns every legal transition. Does not know why a request ended (that is data on the request), nor
-who holds blocks; `penstock.scheduler.integrity` checks that a request is `PROCESSING` if and only
-if it owns a slot and blocks.
+Owns every legal transition. Does not know why a request ended (the request stores that), nor which
+requests hold blocks; `penstock.scheduler.integrity` checks that a request is `PROCESSING` if and
+only if it owns a slot and blocks.
 
-Prefill and decode are not states, they follow from the number of computed tokens against the
-request's total. A cancelled request is COMPLETED, so that ERROR counts our errors only.
+Prefill and decode are not states: they follow from the number of computed tokens and the request's
+total. A cancelled request is COMPLETED, so that ERROR counts server errors only.
 """
 
 import enum
@@ -48,7 +48,7 @@ TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
 
 
 class IllegalTransition(Exception):
-    """The table has no cell for this state and event: a bug, never a client's mistake."""
+    """The table has no transition for this state and event: a bug, never a client error."""
 
     def __init__(self, state: RequestState, event: RequestEvent) -> None:
         super().__init__(f"{state.name} cannot take {event.name}")
@@ -57,7 +57,7 @@ class IllegalTransition(Exception):
 
 
 def transition(state: RequestState, event: RequestEvent) -> RequestState:
-    """Return the state that follows; raise IllegalTransition on an empty cell."""
+    """Return the next state; raise IllegalTransition on an empty cell."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:

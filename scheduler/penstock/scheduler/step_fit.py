@@ -1,22 +1,22 @@
 """Fits the cost model of a step at run time.
 
-Owns the online fit and its quality. Does not measure time, does not know what the coefficients are
-used for. Deterministic: the same observations give the same coefficients.
+Owns the online fit and its quality. Does not measure time or know how the coefficients are used.
+Deterministic: the same observations give the same coefficients.
 
 The method is recursive least squares on relative residuals (Ljung, *System Identification*, 2nd
 ed., chapter 11), with four changes that a serving machine needs:
 
 - Forgetting only in observed directions (directional forgetting in information form: Cao and
-  Schwartz, *Automatica* 36, 2000), so that an unobserved coefficient keeps its last value, the
-  prior at first, instead of drifting, and the information never decays to nothing (wind-up).
+  Schwartz, *Automatica* 36, 2000), so that an unobserved coefficient keeps its last value
+  (initially the prior) instead of drifting, and the information never decays to zero (wind-up).
 - Huber's weights on the residuals against their recent median (Huber and Ronchetti, *Robust
   Statistics*), so that a pause of the garbage collector or a compilation weighs no more than an
   ordinary slow step.
 - Projection onto coefficients that are not negative, in the metric of the information matrix
   (Goodwin and Sin, *Adaptive Filtering, Prediction and Control*).
-- A shorter memory while it is wrong (variable forgetting after Fortescue, Kershenbaum and Ydstie,
-  *Automatica* 17, 1981), and one jump of all coefficients together when most recent steps agree
-  that the machine is slower or faster by a quarter or more.
+- A shorter memory while the fit is wrong (variable forgetting after Fortescue, Kershenbaum and
+  Ydstie, *Automatica* 17, 1981), and one jump of all coefficients together when most recent steps
+  show that the machine is slower or faster by a quarter or more.
 """
 
 import math
@@ -40,53 +40,49 @@ DEFAULT_PRIOR = CostModel()
 
 _NUM_PRICES = 4
 _PRIOR_INFORMATION = 0.0001
-"""The weight of the prior, per coefficient, in steps: a coefficient is soon learned where steps
-show it.
-"""
+"""Weight of the prior per coefficient, in steps: small, so that observed ones are learned soon."""
 _MEMORY_WHILE_WRONG = 50.0
 _JUMP_WINDOW = 16
-"""Residuals whose median shows that the machine's speed changed: nine steps that agree are enough,
-nearly half may be outliers.
+"""Residuals whose median shows that the machine's speed changed: nine steps that agree suffice,
+and nearly half may be outliers.
 """
 _HUBER_SIGMAS = 2.5
 _SIGMA_OF_MEDIAN = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""
 _MIN_SIGMA = 0.02
-"""On a very quiet machine an ordinary change of a few per cent is no outlier."""
+"""Minimum, so that a change of a few per cent is no outlier on a very quiet machine."""
 _MIN_STEP_S = 1e-6
-"""Residuals are relative to at least this much, so that coefficients of zero do not divide
-by zero.
-"""
+"""Residuals are relative to at least this time, to avoid a division by zero."""
 _JUMP_FACTOR = 1.25
 _MAX_EXCESS = 0.9
 _MIN_PIVOT_SHARE = 1e-12
 _JUMP_FADE = 4.0
-"""The coefficients may have changed by different factors: earlier observations count for less."""
+"""Divisor of the information at a jump: coefficients may change by different factors."""
 
 
 class StepFit:
     """The cost model of a step, fitted at run time; a `StepCost`.
 
     Model: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C + noise that grows
-    with the step, so with the prediction f of a step of features x the relative residual
-    e = (y - f) / f and the relative features z = x / f are used. Each step with weight
-    w = min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps of its kind,
-    with prefill or without):
+    with the step, so the fit uses, with the prediction f of a step with features x, the relative
+    residual e = (y - f) / f and the relative features z = x / f. The weight of each step is w =
+    min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps of its kind, with
+    prefill or without):
 
         R <- R - (1 - l) w (R z)(R z)' / (z' R z) + w z z'        information
         d = R^-1 z w e, shortened so that |z' d| <= b             one step moves no further
         prices <- project(prices + d)                             in the metric of R, all >= 0
 
-    l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When
-    g = 1 + median(the last 16 e) is at least 1.25 or at most 0.8, all coefficients are multiplied
-    by g, R is divided by 4 g**2 (a quarter of the certainty, relative to the new ones) and trust
-    starts again; unless one kind of step is predicted as well as before.
+    l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When g = 1 +
+    median(the last 16 e) is at least 1.25 or at most 0.8, all coefficients are multiplied by g, R
+    is divided by 4 g**2 (a quarter of the certainty, relative to the new ones) and trust starts
+    again; unless one kind of step is predicted as well as before.
 
-    `prior`: the initial coefficients. `memory_steps`: after how many steps along a direction what
-    was seen before counts for 1/e; steps that differ share the forgetting, so that the memory of a
-    mixed load is up to four times that. `is_trusted` begins after `min_steps` steps (0 for a prior
-    that was measured) once the median error is under 0.8 `max_error`, and ends when it is over
-    `max_error`. ValueError names the invalid parameter.
+    `prior`: the initial coefficients. `memory_steps`: after how many steps along a direction
+    earlier observations have weight 1/e; different steps share the forgetting, so that the memory
+    of a mixed load is up to four times as long. `is_trusted` begins after `min_steps` steps (0 for
+    a prior that was measured) once the median error is under 0.8 `max_error`, and ends when it is
+    over `max_error`. ValueError names the invalid parameter.
     """
 
     __slots__ = (
@@ -123,16 +119,16 @@ class StepFit:
         self._min_steps = min_steps
         self._max_error = max_error
         self._prices = list(_prices_of(prior))
-        # Coefficients in units of their prior are of one size, which keeps the equations well
-        # scaled; one that is predicted as next to nothing may turn out as large as it is elsewhere.
+        # Coefficients in units of their prior are of similar size, which keeps the equations well
+        # scaled; one with a prior near zero may turn out as large as on other machines.
         pace = max(prior.step_s / DEFAULT_PRIOR.step_s, 1.0)
         self._scales = [
             max(price, default * pace)
             for price, default in zip(self._prices, _prices_of(DEFAULT_PRIOR), strict=True)
         ]
         self._information = _of_prior()
-        # Of steps without prefill and with: the quality of one kind is no evidence of the other,
-        # and where one is rare its errors would count as outliers.
+        # Steps without prefill, and with: the quality of one kind is no evidence of the other, and
+        # the errors of a rare kind would count as outliers.
         self._kinds = (RecentErrors(max_error), RecentErrors(max_error))
         self._begin_recent()
         self._model = prior
@@ -160,7 +156,7 @@ class StepFit:
 
     @property
     def model(self) -> CostModel:
-        """The present coefficients, as an immutable value."""
+        """The current coefficients, as an immutable value."""
         if self._is_stale:
             step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
             self._model = CostModel(
@@ -176,8 +172,8 @@ class StepFit:
     def error_p90(self) -> float:
         """90th percentile of |measured - predicted| / predicted over the last 64 steps of a kind.
 
-        Each step was predicted before it was learned from. Steps with prefill and without are two
-        kinds; the value is the worse one of those that were seen.
+        Each step is predicted before the fit learns from it. Steps with prefill and without are two
+        kinds; the value is the worse of the kinds seen so far.
         """
         return max((kind.p90 for kind in self._seen_kinds()), default=self._kinds[0].p90)
 
@@ -209,14 +205,14 @@ class StepFit:
     @property
     def has_seen_enough(self) -> bool:
         """Whether the coefficients were learned on this machine, good or bad, and are not the
-        prior's.
+        prior.
         """
         return self.num_steps >= self._min_steps
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
-        """Seconds of a step: `num_context_tokens` is the sum over all rows."""
+        """Return the seconds of a step; `num_context_tokens` is the sum over all rows."""
         step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
         return (
             step_s
@@ -233,9 +229,9 @@ class StepFit:
         num_decodes: int,
         num_context_tokens: int,
     ) -> None:
-        """Learn from one step: the seconds it took and what was in it.
+        """Learn from one step: its duration and its content.
 
-        ValueError when `measured_s` is not finite or negative, or a count is negative.
+        Raises ValueError if `measured_s` is not finite or negative, or a count is negative.
         """
         if not (math.isfinite(measured_s) and measured_s >= 0.0):
             raise ValueError(f"measured_s must be finite and not negative, not {measured_s}")
@@ -274,7 +270,7 @@ class StepFit:
         return [kind for kind in self._kinds if kind.num_seen]
 
     def _is_of_all(self, factor: float) -> bool:
-        """Whether all recent kinds of steps are predicted worse; otherwise a single coefficient is
+        """Whether all recent kinds of steps are predicted worse; otherwise one coefficient is
         wrong.
         """
         return all(
@@ -301,7 +297,7 @@ class StepFit:
         self._prices = [min(price * factor, MAX_PRICE_S) for price in self._prices]
         fade = 1.0 / (_JUMP_FADE * factor * factor)
         self._information = [[value * fade for value in row] for row in self._information]
-        # Directions that no step observes would decay to nothing, jump by jump, and leave no
+        # Directions that no step observes would decay to zero, jump by jump, and leave no
         # solution.
         for index, row in enumerate(self._information):
             row[index] += (1.0 - fade) * _PRIOR_INFORMATION
@@ -330,7 +326,7 @@ class StepFit:
             self._information = _of_prior()
             return
         m0, m1, m2, m3 = moves
-        # How far the prediction of this very step may follow it.
+        # How far this step may change its own prediction.
         leverage = z0 * m0 + z1 * m1 + z2 * m2 + z3 * m3
         pull = min(max(weight * residual, -limit / leverage), limit / leverage)
         scaled = [
@@ -350,7 +346,7 @@ def _prices_of(model: CostModel) -> tuple[float, float, float, float]:
 
 
 def _of_prior() -> list[_Row]:
-    """The information before any step."""
+    """Return the information before any step."""
     return [
         [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
         for row in range(_NUM_PRICES)
@@ -358,10 +354,10 @@ def _of_prior() -> list[_Row]:
 
 
 def _solved(matrix: list[_Row], right: _Row) -> _Row | None:
-    """x of matrix x = right; None when the matrix is no longer positive definite.
+    """Return x of matrix x = right; None if the matrix is no longer positive definite.
 
-    It is symmetric and should be positive definite, so it needs no pivoting. Plain floats: with
-    four unknowns they take a third of the time of numpy's calls.
+    The matrix is symmetric and should be positive definite, so pivoting is not needed. Plain
+    floats: with four unknowns they take a third of the time of numpy's calls.
     """
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)
@@ -385,10 +381,11 @@ def _solved(matrix: list[_Row], right: _Row) -> _Row | None:
 
 
 def _projected(information: list[_Row], values: _Row) -> _Row:
-    """The point without negative values that fits the observations about as well.
+    """Return the point without negative values that fits the observations about as well.
 
-    Negative values become zero and the others take over their share, until none is negative: the
-    nearest point in the metric of `information` when one value is negative, close to it otherwise.
+    Negative values become zero and the others take over their share, until none is negative: this
+    is the nearest point in the metric of `information` if one value is negative, and close to it
+    otherwise.
     """
     nearest = list(values)
     while min(nearest) < 0.0:

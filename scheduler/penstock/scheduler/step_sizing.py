@@ -1,8 +1,8 @@
 """The machine's speed, and the step limits that follow from it.
 
-Owns the fit of the cost model, and the two limits that follow it where there is a target for the
-time between tokens: the prefill budget of a step and the number of running requests. Without a
-target both are the fixed ones. Does not know which requests run.
+Owns the fit of the cost model, and the two limits that follow it if there is an inter-token latency
+target: the prefill budget of a step and the number of running requests. Without a target both
+limits are fixed. Does not know which requests run.
 """
 
 from penstock.scheduler.config import SchedulerConfig
@@ -26,8 +26,8 @@ class StepSizing:
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
         prices = config.known_cost
-        # Measured coefficients may be of another machine, or in other units: a few steps confirm
-        # them.
+        # Measured coefficients may be from another machine, or in other units: a few steps must
+        # confirm them.
         self.fit = (
             StepFit(DEFAULT_PRIOR)
             if prices is None
@@ -65,7 +65,7 @@ class StepSizing:
 
     @property
     def max_num_running(self) -> int:
-        """Requests that may run at once, as of the last step."""
+        """Number of requests that may run at once, as of the last step."""
         return self._max_num_seqs if self._batch is None else self._batch.num_seqs
 
     @property
@@ -74,7 +74,7 @@ class StepSizing:
         return self._max_tokens if self._prefill is None else self._prefill.held_tokens
 
     def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
-        """Record a timed step; returns whether to learn from it.
+        """Record a timed step; return whether to learn from it.
 
         Once the machine is known well, not every step adds information.
         """
@@ -97,15 +97,15 @@ class StepSizing:
 
     @property
     def has_target(self) -> bool:
-        """Whether there is a target for the time between tokens."""
+        """Whether there is an inter-token latency target."""
         return self._prefill is not None
 
     def budget(
         self, num_decodes: int, num_context_tokens: int = 0, num_decode_context_tokens: int = 0
     ) -> int:
-        """Prefill tokens of a step with these decodes; call it once for each step.
+        """Return the prefill tokens of a step with these decodes; call it once for each step.
 
-        The contexts matter with a target alone: of all running requests, and of those that decode.
+        The context sums, of all running requests and of decodes, are used only with a target.
         """
         left = self._max_tokens - num_decodes
         if self._prefill is None or self._batch is None:

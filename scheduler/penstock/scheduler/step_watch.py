@@ -1,8 +1,8 @@
-"""Reports every step and every turn to a listener.
+"""Reports every step and every iteration to a listener.
 
-Owns what must be remembered of a step between its launch and its result. Without a listener there
-is no watch and no cost; with one the cost is a few numbers, not rows: decode rows are added up
-again only when they differ from the step before.
+Owns the data of a step that is kept between its launch and its result. Without a listener there is
+no watch and no cost; with one, a step costs a few numbers, not rows: decode rows are summed again
+only when they differ from those of the previous step.
 """
 
 import math
@@ -43,8 +43,8 @@ class StepWatch:
         self._sizing = sizing
         self._launches: deque[_Launch] = deque()
         self._note: StepNote | None = None
-        # The decode rows of the step before, by the column of its members, and their context at its
-        # end.
+        # The decode rows of the previous step, by the column of its members, and their context at
+        # its end.
         self._ones: object = None
         self._num_decode_context = 0
 
@@ -53,7 +53,7 @@ class StepWatch:
         self._listener.note_submit(specs)
 
     def launch(self, step: LaunchedStep, begun_s: float, launched_s: float) -> None:
-        """A step is about to be launched; `collected` reports its result."""
+        """Record a step that is about to be launched; `collected` reports its result."""
         batch, chunks = step.batch, step.chunks
         num_context = self._num_context_of_decodes(step)
         num_prefill = 0
@@ -74,7 +74,7 @@ class StepWatch:
         self._listener.note_launch(batch, chunks, launched_s)
 
     def collected(self, collected_s: float, updated_s: float) -> None:
-        """The result of the oldest launched step is applied."""
+        """Record that the result of the oldest launched step is applied."""
         launch = self._launches.popleft()
         if not len(launch[0].slots):
             return
@@ -93,12 +93,12 @@ class StepWatch:
         )
 
     def turned(self, events: StepEvents) -> None:
-        """An iteration of the engine loop has ended."""
+        """Report that an iteration of the engine loop has ended."""
         note, self._note = self._note, None
         self._listener.note_turn(events, note)
 
     def _num_context_of_decodes(self, step: LaunchedStep) -> int:
-        """Sum of the positions of the decode rows at the end of the step."""
+        """Return the sum of the positions of the decode rows at the end of the step."""
         batch, ones = step.batch, step.ones
         num_decodes = batch.num_decodes
         if ones is None or ones is not self._ones:

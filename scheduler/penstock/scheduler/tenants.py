@@ -1,9 +1,9 @@
 """The service that each tenant has received.
 
-Owns the table of tenants: weighted service, how many of each wait and run, and which are forgotten.
-The service counters are the virtual token counters of Sheng et al., "Fairness in Serving Large
-Language Models" (OSDI 2024), with their weights. Does not know which requests are admitted because
-of them.
+Owns the table of tenants: weighted service, how many requests of each wait and run, and which
+tenants are dropped. The service counters are the virtual token counters of Sheng et al., "Fairness
+in Serving Large Language Models" (OSDI 2024), with their weights. Does not know which requests are
+admitted because of the counters.
 """
 
 import heapq
@@ -29,12 +29,12 @@ class Tenants:
     `service` float64 [capacity]: weighted tokens served, divided by the tenant's weight. A prompt
     is charged when it is first admitted, less its cached prefix: a shared prefix costs nothing.
     Recomputation after a preemption is free too: the tenant did not cause it. Output is charged as
-    it is served. `epoch` grows when counters are rebased: values kept elsewhere are void.
+    it is served. `epoch` grows when counters are rebased, which invalidates copies of their values.
 
-    A tenant that returns after having no waiting requests starts no lower than
-    `tenant_burst_tokens` below the greatest that the least counter among waiting tenants has been:
-    of its unused share it keeps a burst, and no more. An unknown tenant has no unused share and
-    starts at that mark: a new name has no advantage.
+    The mark is the highest value so far of the lowest counter among waiting tenants. A tenant that
+    returns after having no waiting requests starts at most `tenant_burst_tokens` below the mark: it
+    keeps at most a burst of its unused share. An unknown tenant has no unused share and starts at
+    the mark, so that a new name has no advantage.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -49,7 +49,7 @@ class Tenants:
         self._free: list[int] = []
         self._idle: OrderedDict[int, None] = OrderedDict()
         # (counter, ticket, index), lowest first. An entry may lag behind its counter, which only
-        # grows, and is void when the tenant's ticket is another.
+        # grows, and is stale if the tenant has another ticket.
         self._backlog: list[tuple[float, int, int]] = []
         self._tickets = itertools.count(1)
         self._ticket_of: list[int] = []
@@ -58,7 +58,7 @@ class Tenants:
         self._last_service = 0.0
         self.num_waiting: list[int] = []
         self.num_running: list[int] = []
-        # The greatest that the least counter among waiting tenants has been.
+        # The highest value so far of the lowest counter among waiting tenants.
         self._mark = 0.0
         self.service: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
         self.weight: NDArray[np.float64] = np.ones(_FIRST_CAPACITY)
@@ -70,26 +70,26 @@ class Tenants:
 
     @property
     def num_live(self) -> int:
-        """Tenants with waiting or running requests."""
+        """Number of tenants with waiting or running requests."""
         return len(self._index_of) - len(self._idle)
 
     def has_others(self, name: str) -> bool:
-        """Whether tenants besides this one have requests waiting or running."""
+        """Whether other tenants have waiting or running requests."""
         index = self._index_of.get(name)
         is_live = index is not None and index not in self._idle
         return self.num_live > is_live
 
     def num_waiting_of(self, name: str) -> int:
-        """How many requests of a tenant wait."""
+        """Return how many requests of a tenant wait."""
         index = self._index_of.get(name)
         return 0 if index is None else self.num_waiting[index]
 
     def index_of(self, name: str) -> int | None:
-        """The index of a tenant; None for an unknown one."""
+        """Return the index of a tenant; None for an unknown one."""
         return self._index_of.get(name)
 
     def weight_of(self, name: str) -> float:
-        """The weight of a tenant, known or not."""
+        """Return the weight of a tenant, known or not."""
         return self._weights.get(name, self._default_weight)
 
     def is_at_limit(self, index: int) -> bool:
@@ -97,10 +97,10 @@ class Tenants:
         return self._max_running is not None and self.num_running[index] >= self._max_running
 
     def join(self, name: str) -> int:
-        """One more request of a tenant waits; returns the tenant's index."""
+        """Count one more waiting request of a tenant; return the tenant's index."""
         index = self._index_of.get(name)
         if index is None or not self.num_waiting[index]:
-            # Before it counts itself: the least among the others.
+            # Before the tenant counts itself: the lowest counter of the others.
             self._mark = max(self._mark, self._floor())
         if index is None:
             index = self._add(name)
@@ -114,7 +114,7 @@ class Tenants:
         return index
 
     def leave(self, index: int) -> None:
-        """Count one waiting request less."""
+        """Count one waiting request fewer."""
         self.num_waiting[index] -= 1
         if not self.num_waiting[index]:
             self._last_index = index
@@ -122,12 +122,14 @@ class Tenants:
             self._rest(index)
 
     def start(self, index: int) -> None:
-        """Count one running request more."""
+        """Count one more running request."""
         self.num_running[index] += 1
         self._idle.pop(index, None)
 
     def stop(self, index: int) -> bool:
-        """Count one running request less; whether the tenant is now below its limit."""
+        """Count one running request fewer; return whether the tenant fell below its running
+        limit.
+        """
         was_at_limit = self.is_at_limit(index)
         self.num_running[index] -= 1
         self._rest(index)
@@ -140,7 +142,7 @@ class Tenants:
             self._weigh(index)
 
     def prompt_price(self, index: int) -> float:
-        """What one token of a prompt adds to a tenant's service."""
+        """Return how much one prompt token adds to a tenant's service."""
         return self._prompt_weight / float(self.weight[index])
 
     def charge_prompt(self, index: int, num_tokens: int) -> None:
@@ -156,7 +158,7 @@ class Tenants:
         self.service[:count] += served * self._output_price[:count]
 
     def faults(self) -> list[str]:
-        """Inconsistencies of the table itself."""
+        """Return the inconsistencies of the table itself."""
         found: list[str] = []
         count = len(self._name_of)
         if not (np.isfinite(self.service).all() and (self.service >= 0.0).all()):
@@ -205,7 +207,7 @@ class Tenants:
             self._free.append(forgotten)
 
     def _floor(self) -> float:
-        """The smallest counter among waiting tenants; if none waits, that of the last ones that
+        """Return the smallest counter among waiting tenants; if none waits, that of the last that
         did.
         """
         backlog = self._backlog

@@ -3,8 +3,8 @@
 Owns how the budget is split among prompts. Does not know which requests may run.
 
 One long prompt must not take whole steps while short ones wait behind it: a prompt that does not
-end in this step takes at most a share of what is left, and what no prompt behind it needed is
-returned to the first at the end.
+end in this step takes at most a share of the remaining budget. At the end, the budget that later
+prompts did not need goes to the first.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from penstock.scheduler.launched_step import Chunk
 from penstock.scheduler.request import Request
 
 MIN_SHARE = 0.125
-"""Of a step's whole prefill budget: less is not worth a row for a prompt that has more.
+"""Minimum chunk of a longer prompt, as a share of the whole prefill budget of a step.
 
 With the usual half, a prompt behind one, two, three long ones finds a half, a quarter, an eighth of
 the step's budget left; behind more than three it waits until one of them is done.
@@ -34,7 +34,7 @@ class TokenBudget:
     """The remaining budget, and the grants.
 
     `max_share`: the part of the remaining budget that one prompt may take at first. `is_whole`:
-    prompts are taken whole, beyond the budget if need be.
+    prompts are taken whole, beyond the budget if necessary.
     """
 
     def __init__(self, budget_tokens: int, *, max_share: float, is_whole: bool) -> None:
@@ -63,7 +63,7 @@ class TokenBudget:
         return any(grant.count == grant.remaining for grant in self._grants)
 
     def size(self, num_remaining: int, *, is_shared: bool = True) -> int:
-        """Tokens that a prompt with `num_remaining` to compute is granted now."""
+        """Return how many tokens a prompt with `num_remaining` to compute gets now."""
         if self._is_whole or num_remaining <= self.num_left:
             return num_remaining
         if not is_shared:
@@ -79,7 +79,7 @@ class TokenBudget:
         self.num_left -= count
 
     def top_up(self, cache: KVCache) -> None:
-        """Grant what is left, first come first served, as far as blocks are free."""
+        """Grant the remaining budget, first come first served, as far as blocks are free."""
         for grant in self._grants:
             if self.num_left <= 0:
                 return
@@ -93,7 +93,7 @@ class TokenBudget:
             self.num_left -= more
 
     def chunks(self) -> Iterator[Chunk]:
-        """The prefill rows, in order."""
+        """Return the prefill rows, in order."""
         for grant in self._grants:
             is_done = grant.count == grant.remaining
             yield Chunk(grant.request, grant.request.slot, grant.start, grant.count, is_done)

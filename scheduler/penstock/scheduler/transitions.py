@@ -2,7 +2,7 @@
 
 Owns the table of live requests and every transition of the state table, together with the memory it
 takes or releases and the event that follows: enqueue, admit, preempt, finish, fail, expire. Does
-not choose which request is admitted or preempted, nor how many tokens any computes.
+not choose which request is admitted or preempted, nor how many tokens each computes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,21 +60,21 @@ class LiveRequests(Mapping[int, Request]):
         return len(self._requests)
 
     def has_id(self, request_id: str) -> bool:
-        """Whether an output of this request lives."""
+        """Whether an output of this request is live."""
         return request_id in self._keys_of
 
     def keys_of(self, request_id: str) -> tuple[int, ...]:
-        """Keys of the live outputs of a request, in order of output."""
+        """Return the keys of the live outputs of a request, in order of output."""
         return tuple(sorted(self._keys_of.get(request_id, ())))
 
     def add(self, request: Request) -> None:
-        """A request joins the queue."""
+        """Add a request that joins the queue."""
         spec = request.spec
         self._requests[spec.key] = request
         self._keys_of.setdefault(spec.request_id, set()).add(spec.key)
 
     def remove(self, request: Request) -> None:
-        """A request has ended."""
+        """Remove a request that has ended."""
         spec = request.spec
         del self._requests[spec.key]
         keys = self._keys_of[spec.request_id]
@@ -84,7 +84,7 @@ class LiveRequests(Mapping[int, Request]):
 
 
 class Transitions:
-    """Moves requests between the queue, the running set and their end, with all accounts."""
+    """Moves requests between the queue, the running set and their end, and updates all accounts."""
 
     def __init__(  # noqa: PLR0913 - each is one thing that a transition changes
         self,
@@ -139,7 +139,7 @@ class Transitions:
         self._requests.add(request)
         self._cache.renew(request, now)
         self._predictor.prepare(request)
-        # A leader outside this submit may have released its followers already, and would not again.
+        # A leader from another `submit` may have released its followers already.
         if spec.leader_key == leader_key and spec.block_hashes:
             self._queue.hold(request, leader_key, now)
         else:
@@ -156,10 +156,10 @@ class Transitions:
     ) -> None:
         """Give a waiting request a slot, the blocks of its cached prefix and a reservation.
 
-        `is_past_blocked`: it overtakes one that lacks blocks.
+        `is_past_blocked`: it overtakes a request that lacks blocks.
         """
         arrays = self._arrays
-        # Before it leaves the queue: a tenant without requests may be forgotten.
+        # Before it leaves the queue: a tenant without requests may be dropped.
         self._tenants.start(request.tenant)
         wait, is_aged = self._queue.admit(request, now, is_past_blocked=is_past_blocked)
         request.apply(RequestEvent.ADMIT)
@@ -218,7 +218,7 @@ class Transitions:
         self._remove(request)
 
     def fail(self, request: Request, rejection: Rejection, now: float, detail: str = "") -> None:
-        """End a live request in ERROR; `detail` is the executor's."""
+        """End a live request in ERROR; `detail` is the executor's error."""
         wait, stay = None, None
         if request.state is RequestState.PENDING:
             wait = self._queue.leave(request, now)
@@ -233,7 +233,9 @@ class Transitions:
         self._remove(request)
 
     def expire(self, now: float) -> None:
-        """End requests whose time is up, and those that cannot meet their deadlines any more."""
+        """End requests past a deadline or time limit, and those that cannot meet their
+        deadlines.
+        """
         self._cache.expire(now)
         for request in self._queue.due(now):
             self._reconsider(request, now)
@@ -255,14 +257,14 @@ class Transitions:
         )
 
     def next_expiry_s(self) -> float:
-        """The next time at which a request may expire; NO_TIME without one."""
+        """Return the next time at which a request may expire; NO_TIME without one."""
         running_s = self._next_deadline_s if len(self._running) else NO_TIME
         return min(self._queue.next_recheck_s(), running_s)
 
     def _note_length(
         self, request: Request, reason: FinishReason | FailureReason, now: float
     ) -> None:
-        """Record the output length of a request that ended by itself, at its limit or by time."""
+        """Record the output length of a request that ended by a stop, at its limit or by time."""
         slot, arrays = request.slot, self._arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
         is_stop = reason is FinishReason.STOP
@@ -270,9 +272,9 @@ class Transitions:
             self._completion.note_end(request, num_generated, now, is_cut=not is_stop)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
-        """The class of a request, raised by its age only if it was admitted for that.
+        """Return the class of a request, raised by its age only if it was admitted for that.
 
-        Under a flood every request in the long queue is old.
+        Otherwise, in the long queue of a flood, age would raise every request.
         """
         spec = request.spec
         if not is_aged:
@@ -306,7 +308,7 @@ class Transitions:
         slot, arrays, cache = request.slot, self._arrays, self._cache
         num_collected = self._launched.drop(slot, int(arrays.num_computed[slot]))
         if is_trusted:
-            # Not what a step in flight writes: that step may still fail.
+            # Exclude what a step in flight writes: it may still fail.
             num_valid = min(num_collected, int(arrays.num_tokens[slot]))
             cache.register(request, num_valid)
             if is_end:
@@ -337,7 +339,7 @@ def failed(
     wait: Wait | None = None,
     stay: Stay | None = None,
 ) -> Failed:
-    """The end of a request at `now`; its ids are added to an executor's error."""
+    """Return the end of a request at `now`; an executor error also has the request's ids."""
     return Failed(
         key=spec.key,
         at_s=now,

@@ -1,13 +1,13 @@
-"""How often each block was used, also before it was evicted.
+"""How often each block was used, including uses before its eviction.
 
-Owns the number of uses of every block and the history of evicted ones. Does not know the order of
-eviction.
+Owns the number of uses of every block and the history of evicted ones. Does not know the eviction
+order.
 
-A digest identifies a whole prefix, so a few blocks of a chain, its marks, can represent those after
-them: the first, the ninth, the 33rd, and from there every 32nd. Only marks are remembered:
-`max_num_remembered` digests, the ones evicted last, some 200 bytes each. A new block between marks
-has the uses of its mark if that one came back with it, and none if its mark was still there: then
-the chain diverges at the block.
+A digest identifies a whole prefix, so a few blocks of a chain, its marks, can represent the blocks
+after them: the first, the ninth, the 33rd, and then every 32nd. Only marks are remembered:
+`max_num_remembered` digests, those evicted last, about 200 bytes each. A new block between marks
+gets the uses of its mark if the mark was computed again with it, and none if its mark was still
+cached: then the chain diverges at the block.
 """
 
 from collections import OrderedDict
@@ -25,20 +25,20 @@ _STRIDE = 32
 
 
 def mark_of(place: int) -> int:
-    """The mark that represents the block at `place` of its chain."""
+    """Return the mark that represents the block at `place` of its chain."""
     if place >= _STRIDE:
         return place - place % _STRIDE
     return _EARLY if place >= _EARLY else 0
 
 
 def mark_after(place: int) -> int:
-    """The next mark after `place`."""
+    """Return the next mark after `place`."""
     return _EARLY if place < _EARLY else place - place % _STRIDE + _STRIDE
 
 
 class Return(NamedTuple):
-    """An evicted part of a chain was computed again: `num_blocks` blocks, used `num_uses` times
-    and released at `turn` when they were evicted.
+    """An evicted part of a chain that was computed again: `num_blocks` blocks that had been used
+    `num_uses` times and released at `turn` when they were evicted.
     """
 
     num_uses: int
@@ -47,7 +47,9 @@ class Return(NamedTuple):
 
 
 class UseHistory:
-    """`uses` [num_blocks]: how often each was used, 1 to MAX_USES; of a block without content 1."""
+    """`uses` [num_blocks]: how often each block was used, 1 to MAX_USES; 1 for a block without
+    content.
+    """
 
     def __init__(self, num_blocks: int, max_num_remembered: int) -> None:
         self.uses = bytearray(b"\x01" * num_blocks)
@@ -73,7 +75,7 @@ class UseHistory:
         places: range,
         block_of: Mapping[bytes, int],
     ) -> list[Return]:
-        """Register the digests of a chain's blocks; returns what was known before."""
+        """Register the digests of a chain's blocks; return the evicted parts that came back."""
         returns: list[Return] = []
         place = places.start
         while place < places.stop:
@@ -90,7 +92,7 @@ class UseHistory:
     def _mark(
         self, block: int, digest: bytes, block_of: Mapping[bytes, int]
     ) -> tuple[int, int] | None:
-        """Register a mark's digest; returns its uses and turn if it was known before."""
+        """Register a mark's digest; return its uses and turn if it was known before."""
         if block_of[digest] != block:
             # Another chain computed it at the same time and named it first.
             return None
@@ -117,7 +119,7 @@ class UseHistory:
                     self.uses[block] = self.uses[mark]
 
     def evict(self, blocks: Sequence[int], turn: int) -> None:
-        """`blocks`, released at about `turn`, lose their content to others."""
+        """Record that `blocks`, released at about `turn`, lose their content to others."""
         digest_of, remembered = self._digest_of, self._remembered
         uses = self.uses
         for block in blocks:
@@ -130,14 +132,14 @@ class UseHistory:
             remembered.popitem(last=False)
 
     def lose(self, blocks: Sequence[int]) -> None:
-        """Forget `blocks`: their content is lost and invalid."""
+        """Remove `blocks`: their content is lost and invalid."""
         for block in blocks:
             self._digest_of.pop(block, None)
             self.uses[block] = 1
         self._returned.difference_update(blocks)
 
     def faults(self) -> Faults:
-        """Inconsistencies of the account, piece by piece."""
+        """Yield the inconsistencies of the account, piece by piece."""
         for blocks in pieces(self._returned):
             yield (
                 "" if self._digest_of.keys() >= set(blocks) else "a block without a mark came back"

@@ -1,26 +1,26 @@
 """Victim selection: which running requests are preempted.
 
-Owns both choices, in whole columns. Does not preempt, nor decide which tenants are under their
-share (fair_share.py).
+Owns both choices, computed over whole columns. Does not preempt, nor decide which tenants are under
+their share (fair_share.py).
 
-**When blocks run out** (`choose_victim`): lowest class first, a class being the priority as it had
-risen by age at admission, so that a request admitted for its age is not preempted for its priority.
-Requests of tenants under their share are spared while there are others. Then the tenant that has
-had most service; then the request that loses least: the fewest computed tokens in unshared blocks.
-Ties go against the youngest. A request that is ahead in all of this only gets further ahead by
-running, so the last one ends, and preemptions do not cycle.
+**When blocks run out** (`choose_victim`): the lowest class first, where the class is the priority
+raised by age at admission, so that a request admitted for its age is not preempted for its
+priority. Requests of tenants under their share are spared while there are others. Then the tenant
+with the most service; then the request that loses least: the fewest computed tokens in unshared
+blocks. Among equal ones the youngest is preempted. Running only moves the best-placed request
+further ahead, so it ends, and preemptions do not cycle.
 
-**Tenant preemption** (`choose_for_tenant`): running requests make room for one of a tenant under
-its share. One by one from the tenant that holds most, as long as the other would be under its share
-relative to it: of those that free what is lacking the one that loses fewest computed tokens, or, if
-none frees it all, the one that frees most. All or none: no request is preempted unless the waiting
-one then fits.
+**Tenant preemption** (`choose_for_tenant`): running requests make room for a request of a tenant
+under its share. They are taken one by one from the tenant that holds most, as long as the other
+would be under its share relative to it: of the requests that free what is lacking, the one that
+loses the fewest computed tokens, or, if none frees it all, the one that frees most. No request is
+preempted unless the waiting one then fits.
 
-**Bounds.** A tenant keeps one running request. A request is preempted so at most
-`MAX_TENANT_PREEMPTIONS` times. For one request at most `MAX_PREEMPTED` are preempted; each is of
-the same class or a lower one. Preemptions do not cycle: a preempted request belongs to a tenant
-that held at least `yield_ratio` times as much as the other with what it took, so that it is not
-under its share relative to it.
+**Bounds.** A tenant keeps one running request. A request is preempted for other tenants at most
+`MAX_TENANT_PREEMPTIONS` times. At most `MAX_PREEMPTED` are preempted for one request, each of the
+same class or a lower one. Preemptions do not cycle: a preempted request belongs to a tenant that
+held at least `yield_ratio` times as much as the other tenant including the new request, so it is
+not under its share relative to that tenant.
 """
 
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.tenants import Tenants
 
 MAX_TENANT_PREEMPTIONS = 2
-"""How often one request is preempted for other tenants."""
+"""Maximum number of times that one request is preempted for other tenants."""
 MAX_PREEMPTED = 4
-"""How many are preempted for one request."""
+"""Maximum number of requests preempted for one request."""
 _MAX_TRIES = 8
-"""How many of a tenant's are checked for each preemption, ineligible ones included."""
+"""Maximum requests of a tenant checked for each preemption, including ineligible ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Shortage:
     """What a waiting request lacks, and what its admission adds to its tenant.
 
     `is_slot`: it needs an occupied slot. `num_blocks_short`: used blocks that it needs;
-    `num_blocks`: what its admission takes in all. `matched`: cached blocks that it will share, left
-    out of `num_blocks_short` while they are used. `level`: its class.
+    `num_blocks`: total blocks that its admission takes. `matched`: cached blocks that it will
+    share, left out of `num_blocks_short` while they are used. `level`: its class.
     """
 
     tenant: int
@@ -72,8 +72,8 @@ class VictimSelection:
         self._tenants = tenants
 
     def choose_victim(self, spared: set[int], shares: FairShare | None = None) -> Request:
-        """The running request to preempt next, none of the slots of `spared`; ValueError if there
-        is none.
+        """Return the running request to preempt next, not in the slots of `spared`; raise
+        ValueError if there is none.
         """
         arrays, cache, running = self._arrays, self._cache, self._running
         slots = np.flatnonzero(arrays.key[: running.high_water])
@@ -116,8 +116,8 @@ class VictimSelection:
     def choose_for_tenant(
         self, shares: FairShare, shortage: Shortage, spared: set[int]
     ) -> list[tuple[Request, int]]:
-        """Running requests and the blocks that each frees, together enough; none if there are not
-        enough. None of the slots of `spared`. Updates `shares`.
+        """Return running requests to preempt and the blocks that each frees, together enough; empty
+        if that is impossible. None is in the slots of `spared`. Updates `shares`.
         """
         arrays = self._arrays
         columns = slice(0, self._running.high_water)
@@ -159,7 +159,7 @@ class VictimSelection:
         slots = slots[tenants == greatest]
         held = arrays.num_blocks[slots].astype(np.int64)
         is_enough = held >= num_short
-        # Those that may free enough, the cheapest first; then the others, the largest first.
+        # Requests that may free enough, the cheapest first; then the others, the largest first.
         cost = np.where(is_enough, arrays.num_computed[slots], np.iinfo(np.int64).max - held)
         best: tuple[Request, int] | None = None
         for slot in slots[np.argsort(cost, kind="stable")[:_MAX_TRIES]].tolist():

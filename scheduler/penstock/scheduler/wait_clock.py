@@ -1,17 +1,17 @@
 """Queue time by reason.
 
-Owns the account of every stay in the queue. Decides nothing: the planner reports after each step
-what the next in line lacked, and that applies until the next step is planned.
+Owns the account of every wait in the queue. Decides nothing: after each step the planner reports
+what the next request lacked, and this reason applies until the next step is planned.
 
-**One clock.** Four counters run for all requests, one for each `WaitReason`. A request remembers
-them when it starts to wait, and at the end the difference is its own. So a step costs nothing per
-waiting request.
+**One clock.** Four counters run for all requests, one for each `WaitReason`. A request stores their
+values when it starts to wait, and the differences at the end are its own times. So a step costs
+nothing per waiting request.
 
-**Fairness.** When a request is admitted by its tenant's turn (not for age, and not past a request
-that lacks blocks), then until the next admission FAIRNESS is the reason for requests of other
-tenants in the same class that came before all of that tenant's waiting requests: in order of
-arrival they would have been nearer. For the rest the reason of the step applies. What is added for
-FAIRNESS is taken from that reason, so the parts still add up to the stay. With one tenant in a
+**Fairness.** When a request is admitted by fair share (not for age, and not past a request that
+lacks blocks), then until the next admission FAIRNESS is the reason for requests of other tenants in
+the same class that arrived before all of that tenant's waiting requests: in arrival order they
+would have been ahead. For all others the reason of the step applies. Time added for FAIRNESS is
+subtracted from that reason, so the parts still add up to the queue time. With one tenant in a
 class, and under FCFS, no request waits for FAIRNESS.
 
 **Passed by.** `num_passed_by` counts how often, while a request waits, a later one is admitted.
@@ -30,20 +30,20 @@ FIRST_CAPACITY = 256
 
 
 class WaitClock:
-    """The account of the queue; `reason`: what its first request lacks, None: nothing."""
+    """The account of the queue; `reason`: what its first request lacks, None for nothing."""
 
     def __init__(self) -> None:
         self.reason: WaitReason | None = None
         # Nanoseconds by reason, as of `_since_ns`.
         self._spent_ns = [0, 0, 0, 0]
         self._since_ns = 0
-        # The last request admitted by tenant: its class, its tenant, and the sequence number before
-        # which others had come.
+        # The last request admitted by fair share: its class, its tenant, and the sequence number
+        # before which other requests had arrived.
         self._turn: tuple[int, int, int] | None = None
-        # By place, of waiting requests; free places have any values.
+        # Waiting requests by place; values of free places are undefined.
         self._sequence: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
         self._level: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
-        # Rows: by reason the nanoseconds that count for FAIRNESS instead; admissions that passed.
+        # Rows: by reason the nanoseconds that count as FAIRNESS instead; number passed by.
         self._counts: NDArray[np.int64] = np.zeros((5, FIRST_CAPACITY), dtype=np.int64)
         self._free: list[int] = []
         self._num_places = 0
@@ -55,7 +55,7 @@ class WaitClock:
             self.reason = reason
 
     def join(self, request: Request, now: float) -> None:
-        """A request starts to wait."""
+        """Record that a request starts to wait."""
         self._advance(now)
         turn, priority = self._turn, request.spec.priority
         if turn is not None and turn[:2] == (priority, request.tenant):
@@ -68,10 +68,10 @@ class WaitClock:
         request.queue_mark = (now, tuple(self._spent_ns))
 
     def admit(self, request: Request, eldest: Request | None, now: float) -> Wait:
-        """A request is admitted; returns its wait by reason.
+        """Record that a request is admitted; return its wait by reason.
 
-        `eldest`: of the requests waiting in its class for its tenant, itself included, the first to
-        arrive; None when no other tenant waits there, or it was not admitted by tenant.
+        `eldest`: the first to arrive of the waiting requests of its class and tenant, itself
+        included; None if no other tenant waits there, or it was not admitted by fair share.
         """
         wait = self.leave(request, now)
         self._note_passed(request)
@@ -82,14 +82,14 @@ class WaitClock:
         return wait
 
     def leave(self, request: Request, now: float) -> Wait:
-        """A request leaves the queue; returns its wait by reason."""
+        """Record that a request leaves the queue; return its wait by reason."""
         mark, request.queue_mark = request.queue_mark, None
         if mark is None:
             raise ValueError(f"request {request.spec.key} does not wait")
         self._advance(now)
         since_s, (blocks_ns, slots_ns, budget_ns, fairness_ns) = mark
         self._free.append(request.place)
-        # Of each reason, what counts for FAIRNESS instead.
+        # The part of each reason that counts as FAIRNESS instead.
         blocks, slots, budget, _, num_passed_by = self._counts[:, request.place].tolist()
         spent = self._spent_ns
         blocks_ns = spent[0] - blocks_ns - blocks
@@ -107,7 +107,7 @@ class WaitClock:
         )
 
     def reason_of(self, request: Request) -> WaitReason | None:
-        """The present reason of a waiting request."""
+        """Return the current reason of a waiting request."""
         turn = self._turn
         is_outrun = (
             turn is not None and turn[0] == request.spec.priority and request.sequence < turn[2]
@@ -115,12 +115,12 @@ class WaitClock:
         return WaitReason.FAIRNESS if is_outrun and self.reason is not None else self.reason
 
     def _note_passed(self, request: Request) -> None:
-        """Record that this request passed earlier ones."""
+        """Record that this request overtook earlier ones."""
         places = self._num_places
         self._counts[4, :places] += self._sequence[:places] < request.sequence
 
     def _advance(self, now: float) -> None:
-        """Count the time until now."""
+        """Add the time until `now` to the counters."""
         now_ns = int(now * _NS)
         ns = now_ns - self._since_ns
         if ns <= 0:

@@ -1,7 +1,7 @@
 """The queue: membership, totals, why each request waits, and when to check it again.
 
-Owns the PENDING requests with all that is counted of them. `order` has which goes next; outputs of
-one request wait outside the order until their leader's prompt is computed and can be shared.
+Owns the PENDING requests and all their counts. `order` determines which goes next; outputs of one
+request wait outside the order until their leader's prompt is computed and can be shared.
 
 Heaps drop stale entries lazily: an entry is live while its request has the entry's ticket.
 """
@@ -25,7 +25,8 @@ from penstock.scheduler.waiting_sums import WaitingSums
 class WaitingQueue:
     """PENDING requests; `num_tokens` counts the tokens they would prefill.
 
-    `version` changes whenever a request comes or goes. `order`: of those that may be admitted.
+    `version` changes whenever a request joins or leaves. `order`: the order of requests that may be
+    admitted.
     """
 
     def __init__(self, config: SchedulerConfig, tenants: Tenants, block_size: int) -> None:
@@ -53,7 +54,7 @@ class WaitingQueue:
 
     @property
     def reason(self) -> WaitReason | None:
-        """What kept the first request of the queue waiting in the last step; None: nothing."""
+        """What the first request of the queue lacked in the last step; None for nothing."""
         return self._waits.reason
 
     def note_reason(self, reason: WaitReason | None, now: float) -> None:
@@ -61,27 +62,29 @@ class WaitingQueue:
         self._waits.note_reason(reason, now)
 
     def reason_of(self, request: Request) -> WaitReason | None:
-        """The present reason of a waiting request."""
+        """Return the current reason of a waiting request."""
         return self._waits.reason_of(request)
 
     def push(self, request: Request, now: float) -> None:
-        """A request waits, and may be admitted."""
+        """Add a request that waits and may be admitted."""
         self._join(request, now)
         self._enter(request)
 
     def hold(self, request: Request, leader_key: int, now: float) -> None:
-        """A request waits, and may not be admitted until `release_held(leader_key)`."""
+        """Add a request that waits and may not be admitted until `release_held(leader_key)`."""
         self._join(request, now)
         self._held.setdefault(leader_key, []).append(request)
 
     def note_submitted(self, outputs: Sequence[Request]) -> None:
-        """These outputs of one request, leader first, all wait: together they may be displaced."""
+        """Record the outputs of one request, leader first; while all of them wait, they may be
+        displaced together.
+        """
         self._displacement.note_submitted(outputs)
 
     def admit(self, request: Request, now: float, *, is_past_blocked: bool) -> tuple[Wait, bool]:
-        """A request is admitted; returns its wait, and whether its age decided.
+        """Remove a request that is admitted; return its wait, and whether its age decided.
 
-        `is_past_blocked`: it overtakes one that lacks blocks.
+        `is_past_blocked`: it overtakes a request that lacks blocks.
         """
         order = self.order
         is_aged = order.note_admission(request)
@@ -92,18 +95,18 @@ class WaitingQueue:
         return wait, is_aged
 
     def leave(self, request: Request, now: float) -> Wait:
-        """A request ends while it waits; returns its wait."""
+        """Remove a request that ends while it waits; return its wait."""
         self._remove(request)
         return self._waits.leave(request, now)
 
     def release_held(self, leader_key: int) -> None:
-        """The leader's prompt is computed: its followers enter the order."""
+        """Add the followers to the order: the prompt of their leader is computed."""
         for request in self._held.pop(leader_key, ()):
             if request in self:
                 self._enter(request)
 
     def replace_leader(self, leader_key: int) -> None:
-        """The leader ended before its prompt was computed: the next follower leads."""
+        """Make the next follower the leader: the leader ended before its prompt was computed."""
         followers = [held for held in self._held.pop(leader_key, ()) if held in self]
         if followers:
             heir, *rest = followers
@@ -132,7 +135,7 @@ class WaitingQueue:
     def ahead_of(
         self, request: Request, num_prefill: int, *, is_light: bool = False
     ) -> QueuedAhead:
-        """The requests that are likely to precede one that does not wait yet; see `WaitingSums`."""
+        """Return the requests likely to precede one that does not wait yet; see `WaitingSums`."""
         return self._sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
 
     def has_line(self, request: Request) -> bool:
@@ -142,7 +145,7 @@ class WaitingQueue:
     def displaced_by(
         self, outputs: Sequence[Request], num_requests: int, num_tokens: int
     ) -> list[tuple[Request, ...]] | None:
-        """The requests that arriving `outputs` displace; see `Displacement`."""
+        """Return the requests that arriving `outputs` displace; see `Displacement`."""
         return self._displacement.displaced_by(outputs, num_requests, num_tokens)
 
     def set_weights(self, weights: Mapping[str, float], default: float) -> None:
@@ -150,7 +153,9 @@ class WaitingQueue:
         self._sums.set_weights(weights, default)
 
     def due(self, now: float) -> list[Request]:
-        """Waiting requests whose `recheck_s` is at or before `now`; each is returned once."""
+        """Return waiting requests whose `recheck_s` is at or before `now`; each is returned
+        once.
+        """
         found: dict[int, Request] = {}
         while self._rechecks and self._rechecks[0][0] <= now:
             at_s, _, request = heapq.heappop(self._rechecks)
@@ -159,13 +164,13 @@ class WaitingQueue:
         return list(found.values())
 
     def recheck(self, request: Request, at_s: float) -> None:
-        """Return a waiting request from `due` when that time has come."""
+        """Let `due` return a waiting request at `at_s`."""
         request.recheck_s = at_s
         if at_s != NO_TIME:
             heapq.heappush(self._rechecks, (at_s, next(self._tickets), request))
 
     def next_recheck_s(self) -> float:
-        """When the next waiting request is due, NO_TIME when none is."""
+        """Return when the next waiting request is due, NO_TIME if none is."""
         rechecks = self._rechecks
         while rechecks and not (
             rechecks[0][2] in self and rechecks[0][2].recheck_s == rechecks[0][0]
@@ -174,7 +179,7 @@ class WaitingQueue:
         return rechecks[0][0] if rechecks else NO_TIME
 
     def faults(self) -> list[str]:
-        """Inconsistencies of the accounts; empty when there are none."""
+        """Return the inconsistencies of the accounts."""
         found = [*self._sums.faults(), *self._displacement.faults(tuple(self))]
         if sum(request.ticket >= 0 for request in self) != len(self.order):
             found.append("the order miscounts its requests")

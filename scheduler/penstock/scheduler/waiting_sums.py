@@ -1,8 +1,8 @@
 """Sums over waiting requests: by class, by tenant, and by deadline.
 
 Owns the account from which forecasts for new requests are made. Updated with every request that
-comes or goes, never walks the queue. Does not know the order itself, only its rules: classes,
-tenants by weight, and inside a tenant the earliest deadline.
+joins or leaves; never iterates over the queue. Does not know the order itself, only its rules:
+classes, tenants by weight, and inside a tenant the earliest deadline.
 """
 
 import math
@@ -19,9 +19,9 @@ _BUCKET_S = 0.125
 
 @dataclass(slots=True)
 class _Sum:
-    """`num_kept_tokens`: the blocks that admitting all takes, in tokens.
+    """`num_kept_tokens`: the blocks that the admission of all requests takes, in tokens.
 
-    `num_output_tokens`: what all are expected to generate.
+    `num_output_tokens`: tokens that all are expected to generate.
     """
 
     num_requests: int = 0
@@ -44,7 +44,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Line:
-    """One tenant's part of a class. `last_due`: no bucket of it is later."""
+    """One tenant's part of a class. `last_due`: no bucket of the line is later."""
 
     weight: float
     last_due: int = 0
@@ -52,7 +52,9 @@ class _Line:
     by_due: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
 
     def due_by(self, bucket: int) -> _Sum:
-        """The sum of requests due no later; free for the last one, or one without a deadline."""
+        """Return the sum of requests due no later; cheap for the last bucket, or without a
+        deadline.
+        """
         if bucket >= self.last_due:
             return self.all
         total = _Sum()
@@ -92,7 +94,7 @@ class WaitingSums:
             of_class.weight = sum(line.weight for line in of_class.lines.values())
 
     def add(self, request: Request, due_s: float) -> None:
-        """A request enters the order."""
+        """Add a request that enters the order."""
         entry = _Sum(
             1,
             request.num_uncached_tokens,
@@ -112,7 +114,7 @@ class WaitingSums:
         self._entries[spec.key] = (entry, bucket)
 
     def remove(self, request: Request) -> None:
-        """A request leaves the order; a no-op when it is not in it."""
+        """Remove a request that leaves the order; a no-op if it is not in it."""
         known = self._entries.pop(request.spec.key, None)
         if known is None:
             return
@@ -131,7 +133,7 @@ class WaitingSums:
             del self._classes[spec.priority]
 
     def has_line(self, request: Request) -> bool:
-        """Whether others of its class wait, and in the fair order of its tenant."""
+        """Whether other requests of its class wait; in fair order, also of its tenant."""
         of_class = self._classes.get(request.spec.priority)
         if of_class is None:
             return False
@@ -140,13 +142,13 @@ class WaitingSums:
     def ahead_of(
         self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
     ) -> QueuedAhead:
-        """The requests likely to go before one that is not in the order yet.
+        """Return the requests likely to go before one that is not in the order yet.
 
-        Higher classes and, inside the tenant's own part of the class, those due no later (for
-        arrival order: all of the class). While those are served, and the request's own
-        `num_prefill` tokens, tenants share by weight: the others of the class are expected to get
-        weight of the others / own weight as much, but no more than they have waiting. `is_light`:
-        before its tenant's requests none of the others of the class goes (fair_share.py).
+        These are higher classes and, within the tenant's part of the class, requests due no later
+        (in arrival order: all of the class). While these and the request's own `num_prefill` tokens
+        are served, tenants share by weight: other tenants of the class are expected to get weight
+        of the others / own weight as much, at most what they have waiting. `is_light`: no request
+        of other tenants in the class goes before those of its tenant (fair_share.py).
         """
         total, spec = _Sum(), request.spec
         for priority, of_class in self._classes.items():
@@ -177,7 +179,7 @@ class WaitingSums:
         return self._ahead(total)
 
     def faults(self) -> list[str]:
-        """Inconsistencies; empty when there are none."""
+        """Return the inconsistencies."""
         total = _Sum()
         for entry, _ in self._entries.values():
             total.add(entry)
@@ -197,7 +199,7 @@ class WaitingSums:
         return self._weights.get(tenant, self._default_weight)
 
     def _bucket(self, request: Request, due_s: float) -> int:
-        # As the fair order does: no deadline is later than that.
+        # As in the fair order, a deadline counts as no later than this.
         due_s = min(due_s, request.spec.arrival_s + self._aging_s)
         return int(due_s // _BUCKET_S) if due_s != NO_TIME else 2**62
 

@@ -1,9 +1,10 @@
-"""The exact threshold of a truncation without a sort, for distributions too flat for a partial one.
+"""Finds the exact threshold of a truncation without a sort, for distributions too flat for a
+partial sort.
 
-Bisection over the bits of a float32. Both the number of logits at or above t and their mass only
-fall as t rises, so 31 passes over a row find the greatest t that keeps enough; it is one of the
-row's values, because the sums change nowhere else. Costs the same for every row, where a full sort
-of a large vocabulary would delay the whole batch.
+Bisects over the bits of a float32. Both the number of logits at or above t and their mass only fall
+as t rises, so 31 passes over a row find the greatest t that keeps enough. That t is one of the
+row's values, because the sums change only there. The cost is the same for every row; a full sort of
+a large vocabulary would delay the whole batch.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,9 @@ _MAGNITUDE_BITS = 0x7FFF_FFFF
 
 
 def search_threshold(scores: Tensor, truncation: Truncation) -> Tensor:
-    """Least score kept, float32 [m], of scores float32 [m, V] that are nowhere above zero."""
+    """Return the least score kept, float32 [m], for scores float32 [m, V], none of which is above
+    zero.
+    """
     outside = float("-inf")
     is_at_least = torch.empty_like(scores)
 
@@ -43,7 +46,7 @@ def search_threshold(scores: Tensor, truncation: Truncation) -> Tensor:
 
 
 def _last_enough(is_enough: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """The greatest t [m] for which `is_enough(t [m, 1])`; minus infinity when none is."""
+    """Return the greatest t [m] for which `is_enough(t [m, 1])`, or minus infinity."""
     device = scores.device
     low = _ordered(torch.full(scores.shape[:1], float("-inf"), device=device))
     high = torch.ones_like(low)  # the first number above zero: there are no scores above it
@@ -56,11 +59,13 @@ def _last_enough(is_enough: Callable[[Tensor], Tensor], scores: Tensor) -> Tenso
 
 
 def _ordered(numbers: Tensor) -> Tensor:
-    """int32 in the order of the floats: their bits, with the magnitude of negative ones turned."""
+    """Return int32 in the order of the floats: their bits, with the magnitude of negative ones
+    inverted.
+    """
     bits = numbers.view(torch.int32)
     return torch.where(bits >= 0, bits, bits ^ _MAGNITUDE_BITS)
 
 
 def _number(ordered: Tensor) -> Tensor:
-    """The float32 that `_ordered` came from."""
+    """Return the float32 for a result of `_ordered`."""
     return torch.where(ordered >= 0, ordered, ordered ^ _MAGNITUDE_BITS).view(torch.float32)

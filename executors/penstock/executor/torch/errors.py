@@ -1,11 +1,9 @@
-"""Errors before the first step, worded for the operator."""
+"""Errors at load, before the first step; the messages are for the operator."""
 
 
 class ModelLoadError(Exception):
-    """The model folder cannot be loaded; the message names the folder and the fault."""
+    """The model folder cannot be loaded; the message has the folder and the reason."""
 
 
 class UnsupportedModel(Exception):
-    """The model needs something that paged attention does not support; its output would be
-    wrong.
-    """
+    """Paged attention does not support the model; its output would be wrong."""

@@ -1,12 +1,12 @@
-"""The torch executor that computes a step within `launch`: on a CPU, and eagerly on CUDA.
+"""The torch executor that computes a step within `launch`: on a CPU, and in eager mode on CUDA.
 
-Owns the steps: apply releases and admissions, run the forward, sample, report failures. Does not
-know why a batch was chosen, nor how logits are computed (`step_forward`). One thread calls it; on
-CUDA a step is waited for in `launch` too, where its tokens are copied to the host.
+Owns the steps: apply releases and admissions, run the forward, sample, report failures. Knows
+neither why a batch was chosen nor how logits are computed (`step_forward`). One thread calls it; on
+CUDA too, `launch` waits for the step, when it copies the tokens to the host.
 
-Failing alone: a request whose logits, keys or values are not finite is reported with the step that
-produced them, and what it wrote is cleared at once. A request that must not run at all
-(`SlotRules`) is computed with harmless tokens and reported. A step that raises is repeated in parts
+Requests fail alone: a request whose logits, keys or values are not finite is reported with the step
+that produced them, and what it wrote is cleared at once. A request that must not run (`SlotRules`)
+is computed with harmless tokens and reported. A step that raises is repeated in parts
 (`penstock.executor.isolation`), as long as the device still computes the health probe.
 """
 
@@ -44,11 +44,11 @@ _TRIM_THRESHOLD_BYTES = 2**31 - 1
 
 
 class TorchExecutor:
-    """An `Executor` over a Hugging Face folder; `model`: when it is loaded already; `path`: how its
-    steps are computed, by default by its modules.
+    """An `Executor` over a Hugging Face folder. `model`: a model that is already loaded; `path`:
+    how its steps are computed, by default with its modules.
 
     Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
-    the model, ValueError naming the field when the settings do not fit it.
+    the model, ValueError naming the field when the settings do not fit the model.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
-        """Run one step. Raises ExecutorDied when not even the health probe runs any more."""
+        """Run one step. Raises ExecutorDied when the health probe fails too."""
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         self._rules.follow(batch)
@@ -121,7 +121,7 @@ class TorchExecutor:
         self._results.append(run_apart(batch, self._run_part, self._recover))
 
     def collect(self) -> StepResult:
-        """The oldest launched step's result."""
+        """Return the oldest launched step's result."""
         return self._results.popleft()
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class TorchExecutor:
             raise
 
     def _recover(self, error: Exception) -> None:
-        """Raise ExecutorDied when the device is lost: then every operation fails."""
+        """Raise ExecutorDied when the device is lost, so that every later operation would fail."""
         try:
             if self._model.device.type == "cuda":
                 torch.cuda.synchronize(self._model.device)
@@ -188,7 +188,7 @@ class TorchExecutor:
     def _failures(
         self, batch: Batch, forwarded: Forwarded, not_finite: Ints, rules: SlotRules
     ) -> dict[int, str]:
-        """Slots that fail alone in this step, and the reasons; what they wrote is cleared."""
+        """Return the slots that fail alone in this step, with reasons; clear what they wrote."""
         failures = {int(slot): "logits are not finite" for slot in not_finite}
         is_token_good = forwarded.is_token_good
         if is_token_good is not None and not bool(is_token_good.all()):
@@ -220,14 +220,16 @@ class TorchExecutor:
 
 
 def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
-    """Rows of the batch for `slots`, all of them in it, in the order of `slots`."""
+    """Return the batch rows of `slots`, in the order of `slots`; the batch must contain all of
+    them.
+    """
     row_of_slot = np.zeros(batch.arrays.num_slots, dtype=np.int64)
     row_of_slot[batch.slots] = np.arange(batch.num_rows)
     return row_of_slot[slots]
 
 
 def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, path: ForwardPath) -> None:
-    """Refuse settings that the path does not support: a setting is never ignored."""
+    """Raise for settings that the path does not support: no setting is ignored."""
     if config.quantization != path.quantization:
         raise UnsupportedModel(
             f"quantization {config.quantization}: the {path.name} path does not support it"
@@ -254,10 +256,11 @@ def _num_blocks(config: ExecutorConfig, model: LoadedModel, bytes_each: int) -> 
 
 
 def keep_freed_memory() -> bool:
-    """Configure glibc to keep freed blocks for the next step; False where that does not apply.
+    """Configure glibc to keep freed blocks for the next step; return False where this does not
+    apply.
 
     A step allocates and frees temporaries of several megabytes, which glibc would return to the
-    kernel and fault in again in the next step. For the whole process.
+    kernel and fault in again in the next step. Applies to the whole process.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

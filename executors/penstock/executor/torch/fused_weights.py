@@ -16,8 +16,8 @@ from penstock.executor.torch.module_tree import DecoderTree, LayerTree
 class Projection:
     """`weight` [out, in], `bias` [out] or None.
 
-    `scale` float32 [out]: of each output channel of a weight in 8 bits, None of any other.
-    `transposed`: a view of the weight, [in, out].
+    `scale` float32 [out]: one per output channel of an 8-bit weight, else None. `transposed`: a
+    view of the weight, [in, out].
     """
 
     weight: Tensor
@@ -46,7 +46,9 @@ class LayerWeights:
 
 @torch.inference_mode()
 def fuse_weights(tree: DecoderTree) -> tuple[LayerWeights, ...]:
-    """Join layer by layer: at most one layer's projections are in memory twice, briefly."""
+    """Join the weights layer by layer; at most one layer's projections are in memory twice,
+    briefly.
+    """
     return tuple(_fuse_layer(layer) for layer in tree.layers)
 
 

@@ -1,7 +1,7 @@
-"""A harmless step: distinguishes a request that cannot be computed from a broken executor.
+"""A harmless step that distinguishes a request that cannot be computed from a broken executor.
 
-It uses every kind of computation, a chunk over two blocks, a single token and a draw, in blocks
-that no request is ever given.
+It uses every kind of computation (a chunk over two blocks, a single token, a draw), in blocks that
+no request ever gets.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.slot_arrays import SlotArrays
 
 NUM_PROBE_BLOCKS = 3
-"""Blocks that the probe needs."""
+"""Number of blocks that the probe needs."""
 
 
 class HealthProbe:
-    """The step over the blocks after those of requests, and rules without options."""
+    """The probe's step, in the blocks after those of requests, and its rules without options."""
 
     def __init__(self, info: ExecutorInfo) -> None:
         first_block, block_size = info.num_blocks, info.block_size

@@ -1,12 +1,12 @@
-"""Samples a token from a distribution with one uniform number, after truncation.
+"""Samples a token from a distribution with one uniform random number, after truncation.
 
 Owns top-k, top-p, min-p and the draw. Does not know requests: rows of logits in, token ids out.
 
-The truncations are thresholds on the logit: everything at or above it stays, ties included, so the
-kept set is a function of the row's values alone and not of the order of a sort. They act in this
-order: top-k; top-p on what top-k left, renormalised; min-p. The draw walks the kept tokens in order
-of id. So a row's token does not depend on how the threshold was found: among its most likely tokens
-(nearly always), else by a search over all of them.
+The truncations are thresholds on the logit that keep everything at or above them, including ties,
+so the kept set depends only on the row's values and not on the order of a sort. They apply in this
+order: top-k; top-p on the tokens that top-k kept, renormalised; min-p. The draw walks the kept
+tokens in order of id. So a row's token does not depend on how the threshold was found: among the
+row's most likely tokens (nearly always), else by a search over the whole row.
 """
 
 import torch
@@ -16,16 +16,18 @@ from penstock.executor.torch.cut_search import search_threshold
 from penstock.executor.torch.truncation import Truncation
 
 _WIDTHS = (64, 256)
-"""Numbers of most likely tokens to check before a search over the whole row."""
+"""How many of the most likely tokens to check before a search over the whole row."""
 
 
 def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
-    """Token ids int64 [m] from logits less their maximum, float32 [m, V]; uniforms float64 [m]."""
+    """Return token ids int64 [m] for logits less their maximum, float32 [m, V]; uniforms float64
+    [m].
+    """
     return _pick(scores.exp(), uniforms)
 
 
 def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> Tensor:
-    """As `draw`, from the tokens that the truncation keeps."""
+    """As `draw`, but only from the tokens that the truncation keeps."""
     num_rows, vocab_size = scores.shape
     totals = scores.exp().sum(1, dtype=torch.float64)
     tokens = torch.zeros(num_rows, dtype=torch.long, device=scores.device)
@@ -54,9 +56,11 @@ def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> 
 
 
 def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_size: int) -> Tensor:
-    """Least logit kept, [m]; minus infinity where the candidates `values` [m, k] do not decide it.
+    """Return the least logit kept, [m], or minus infinity if the candidates `values` [m, k] do not
+    decide it.
 
-    `values` descend; `totals` [m] is the mass of the whole row, on the scale of `values.exp()`.
+    `values` are in descending order; `totals` [m]: mass of the whole row, on the scale of
+    `values.exp()`.
     """
     width = values.shape[1]
     outside = float("-inf")
@@ -77,7 +81,7 @@ def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_siz
 
 
 def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first index whose cumulated weight exceeds uniform times total, [m]."""
+    """Return the first index whose cumulative weight exceeds uniform times total, [m]."""
     cumulated = weights.cumsum(1, dtype=torch.float64)
     total = cumulated[:, -1:]
     # A uniform just under 1 may round to the total itself, which no index exceeds.

@@ -1,9 +1,9 @@
-"""Test steps of a model at load: what its layers need of attention, and whether packing is sound.
+"""Runs test steps at load: find what the layers need of attention, and whether packing is correct.
 
 Refuses a model whose output for a token depends on more than the token's own sequence and
 positions. A packed step is one row to the model: a model that counts indices instead of positions,
-shifts positions, or carries state from one token to the next, would compute other text than alone,
-which looks right. Three short forwards show all of that, whatever its cause.
+shifts positions, or carries state from one token to the next would generate text that looks right
+but differs from an unpacked run. Three short forwards detect all of this, whatever its cause.
 """
 
 import inspect
@@ -24,8 +24,8 @@ _NUM_TOKENS = 12
 _NUM_PAST = 5
 _TOLERANCE = 1e-3
 _HALF_TOLERANCE = 0.05
-"""Of a token's logits, relative to their spread: rounding stays far below, a wrong position does
-not.
+"""Relative to the spread of a token's logits: rounding errors are far smaller, the effect of a
+wrong position is larger.
 """
 
 KeysValues = dict[int, tuple[Tensor, Tensor]]
@@ -34,7 +34,7 @@ KeysValues = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """The results of the forwards. `architecture` with the length that may be served."""
+    """The results of the forwards. `architecture`: with the sequence length that may be served."""
 
     architecture: Architecture
     shapes: tuple[HeadShape, ...]
@@ -52,7 +52,7 @@ class _Segment:
 
 
 class _SegmentAttention:
-    """Attends within each segment of a packed row, and records what every layer needs."""
+    """Attends within each segment of a packed row, and records each layer's requirements."""
 
     def __init__(
         self, dtype: torch.dtype, segments: tuple[_Segment, ...], past: KeysValues
@@ -93,7 +93,7 @@ class _SegmentAttention:
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-    """query [n, Hq, D] are the last of keys and values [m, H, D]; in float32."""
+    """Attend in float32. query [n, Hq, D] belongs to the last n of keys and values [m, H, D]."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (part.float().repeat_interleave(group, 1) for part in (keys, values))
     scores = torch.einsum("nhd,mhd->hnm", query.float(), keys) * scoring.scaling
@@ -115,7 +115,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Te
 
 @torch.inference_mode()
 def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> Probed:
-    """Run test steps. Raises UnsupportedModel for a model that would be served wrongly."""
+    """Run the test steps. Raises UnsupportedModel for a model that would be served wrongly."""
     name = architecture.name
     parameters = inspect.signature(module.forward).parameters
     if "logits_to_keep" not in parameters:
@@ -166,7 +166,7 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
 
 
 def _tokens(module: Any) -> tuple[Tensor, Tensor]:
-    """Two sequences without special tokens."""
+    """Return two sequences without special tokens."""
     config = module.config.get_text_config()
     special = {
         value
@@ -184,7 +184,7 @@ def _tokens(module: Any) -> tuple[Tensor, Tensor]:
 
 
 class _Packed:
-    """One packed forward of (tokens, segment)."""
+    """One packed forward of (tokens, segment) pairs."""
 
     def __init__(
         self,
@@ -215,13 +215,15 @@ class _Packed:
         self._logits: Tensor = out.logits[0].float()
 
     def logits(self, index: int) -> Tensor:
-        """Logits [tokens, vocabulary] of one segment."""
+        """Return logits [tokens, vocabulary] of one segment."""
         first = sum(segment.num_tokens for segment in self._segments[:index])
         return self._logits[first : first + self._segments[index].num_tokens]
 
 
 def _shapes(attention: _SegmentAttention, architecture: Architecture) -> tuple[HeadShape, ...]:
-    """Keys and values of each layer; UnsupportedModel for a layer that bypassed our attention."""
+    """Return the shapes of each layer's keys and values. Raises UnsupportedModel for a layer that
+    bypassed our attention.
+    """
     name, layers = architecture.name, range(architecture.num_layers)
     missing = sorted(set(layers) - attention.seen.keys())
     if missing or len(attention.seen) != architecture.num_layers:
@@ -234,8 +236,8 @@ def _shapes(attention: _SegmentAttention, architecture: Architecture) -> tuple[H
 
 
 def _bounded(architecture: Architecture, windowed: set[int]) -> Architecture:
-    """A window that is set but that no layer requests exists only in a mask, which is not created:
-    up to its length it has no effect.
+    """Limit the length to a window that is set but that no layer requests: it exists only in a
+    mask, which is not created, and has no effect up to its own length.
     """
     window = architecture.undeclared_window
     if not window or windowed:
@@ -244,9 +246,10 @@ def _bounded(architecture: Architecture, windowed: set[int]) -> Architecture:
 
 
 def _differ(expected: Tensor, logits: Tensor, *, is_half: bool) -> bool:
-    """Whether logits [tokens, vocabulary] differ by more than rounding.
+    """Return whether logits [tokens, vocabulary] differ by more than rounding.
 
-    In half precision rounding may send a single token to other experts: then most must agree.
+    In half precision, rounding may route a single token to other experts, so only most tokens must
+    agree.
     """
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
     errors = (expected - logits).norm(dim=-1) / spread.clamp_min(1e-6)

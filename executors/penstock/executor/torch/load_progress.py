@@ -1,6 +1,6 @@
-"""How much of a model's weights is loaded, in the log.
+"""Logs how much of a model's weights is loaded.
 
-Owns what the log reports while a model loads, and how often.
+Owns the content and the interval of these log lines.
 """
 
 import logging
@@ -14,7 +14,7 @@ _GIB = 1 << 30
 
 
 class LoadProgress:
-    """Bytes done of `total`, logged while `action` runs; nothing if it ends soon."""
+    """Logs how many bytes of `total` are done while `action` runs; logs nothing if it ends soon."""
 
     def __init__(
         self, action: str, total: int, clock: Callable[[], float] = time.monotonic
@@ -26,7 +26,7 @@ class LoadProgress:
         self._done = 0
 
     def add(self, num_bytes: int) -> None:
-        """Count that many more bytes."""
+        """Add `num_bytes` to the bytes done."""
         self._done += num_bytes
         now_s = self._clock()
         if now_s - self._reported_s >= _REPORT_EVERY_S:
@@ -41,7 +41,7 @@ class LoadProgress:
 
 
 def size(num_bytes: int) -> str:
-    """A size with its unit, such as "903 MiB"."""
+    """Format a size with its unit, such as "903 MiB"."""
     if num_bytes >= _GIB:
         return f"{num_bytes / _GIB:.1f} GiB"
     return f"{num_bytes / _MIB:.0f} MiB"

@@ -1,8 +1,8 @@
 """Loads a Hugging Face folder as a model that runs packed steps.
 
 Owns the only call of transformers' loader, and the wording of its failures. Reads the folder, never
-the network. transformers maps the files into memory; the copy to the device reads them, one tensor
-after another, so that the host never holds a second copy.
+the network. transformers maps the files into memory; the copy to the device reads them tensor by
+tensor, so that the host never holds a second copy.
 """
 
 import json
@@ -56,7 +56,9 @@ class LoadedModel:
     stored: dict[nn.Module, StoredWeight] = field(default_factory=dict)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
-        """One packed forward; logits [len(rows), vocabulary] of the packed tokens `rows`."""
+        """Run one packed forward; return logits [len(rows), vocabulary] of the packed tokens
+        `rows`.
+        """
         out = self.module(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -69,7 +71,7 @@ class LoadedModel:
 
 
 def load_configured(config: ExecutorConfig) -> LoadedModel:
-    """Load the model of the settings, with their number of threads."""
+    """Load the configured model, with the configured number of threads."""
     if config.model_path is None:
         raise ValueError("model_path must be given for the torch executor")
     if config.num_threads is not None:
@@ -123,7 +125,7 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
 
 @contextmanager
 def _named(subject: str) -> Generator[None]:
-    """Any error of an architecture's code becomes a ModelLoadError with `subject`."""
+    """Convert any error of an architecture's code to a ModelLoadError with `subject`."""
     try:
         yield
     except (ModelLoadError, UnsupportedModel):
@@ -136,7 +138,7 @@ def _named(subject: str) -> Generator[None]:
 
 
 def _load_module(path: Path, config: Any, dtype: str) -> tuple[Any, dict[nn.Module, StoredWeight]]:
-    """The module, and the quantised linears of a checkpoint."""
+    """Load the module; return it with a checkpoint's quantised linears."""
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     if not is_quantised(path, config):
         return _load_tensors(path, config, dtype=wanted or "auto"), {}
@@ -149,7 +151,7 @@ def _load_module(path: Path, config: Any, dtype: str) -> tuple[Any, dict[nn.Modu
 
 
 def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
-    """Load tensors from `path`, or from `state_dict` if that is among `arguments`."""
+    """Load tensors from `path`, or from `state_dict` if it is among `arguments`."""
     is_given = "state_dict" in arguments
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if is_given else AutoModelForCausalLM
     try:
@@ -180,7 +182,7 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
 
 
 def _check_model_type(path: Path) -> None:
-    """Refuse an architecture for which transformers has no code, without printing its advice."""
+    """Refuse an architecture for which transformers has no code, without repeating its advice."""
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:
@@ -193,10 +195,10 @@ def _check_model_type(path: Path) -> None:
 
 
 def select_device(device: str) -> torch.device:
-    """The device with its number. A CUDA device becomes the current one: pinned host memory and
-    libraries belong to that.
+    """Return the device with its index. Makes a CUDA device the current one, which pinned host
+    memory and libraries use.
 
-    Raises ModelLoadError when it does not exist.
+    Raises ModelLoadError when the device does not exist.
     """
     found = torch.device(device)
     if found.type != "cuda":
@@ -218,7 +220,7 @@ def select_device(device: str) -> torch.device:
 def move_module(
     module: nn.Module, device: torch.device, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Move every parameter and buffer, shared ones once, with progress in the log."""
+    """Move every parameter and buffer, shared ones once, and log the progress."""
     total = _bytes_away(module, device)
     if not total:
         return

@@ -2,7 +2,8 @@
 
 Owns the three edits and their order: penalties act on the model's logits, then the client's bias is
 added unchanged, then stop ids are barred while the output is shorter than requested. All rows that
-need an edit are edited at once; the work grows with the tokens seen, not with the vocabulary.
+need an edit are edited at once; the cost grows with the number of tokens seen, not with the
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ Ints = NDArray[np.int64]
 class LogitEdits:
     """Edits a float32 matrix of logits in place; its rows are slots.
 
-    `lengths` int64, by slot: tokens before the sampled one. The arrays have fewer of them while an
-    earlier step's result has not been collected.
+    `lengths` int64, by slot: number of tokens before the sampled one. The arrays have fewer tokens
+    while an earlier step's result has not been collected.
     """
 
     arrays: SlotArrays
@@ -31,7 +32,7 @@ class LogitEdits:
     lengths: Ints
 
     def needed(self, slots: Ints) -> NDArray[np.bool_]:
-        """Which of `slots` [m] need an edit."""
+        """Return which of `slots` [m] need an edit."""
         needed = self._is_penalised(slots) | self._is_barred(slots)
         if self.rules.bias:
             needed |= np.isin(slots, list(self.rules.bias))

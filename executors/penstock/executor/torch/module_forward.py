@@ -1,7 +1,7 @@
-"""The eager path: transformers' modules unchanged, with our attention over pages.
+"""The eager path: the unchanged modules of transformers, with our attention over pages.
 
-Owns what a step needs besides the modules: packed inputs, attention, cleared pages. The same on a
-CPU and on a CUDA device.
+Owns the rest of a step: packed inputs, attention, cleared pages. The same code runs on a CPU and on
+a CUDA device.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from penstock.executor.torch.step_inputs import Ints, StepInputs
 from penstock.scheduler.batch import Batch
 
 _GROUP_OVERHEAD_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-"""The cost of one more length group, in bytes of one layer's keys and values that could be read in
-the same time (measured: a few launches against the memory's bandwidth).
+"""Cost of one more length group, as bytes of one layer's keys and values that could be read in the
+same time (measured: a few launches, at the memory bandwidth).
 """
 
 
 def eager_path(model: LoadedModel) -> ForwardPath:
-    """The path for every model that can be loaded."""
+    """Return the path that serves every model that can be loaded."""
     num_weight_bytes = weight_bytes(model)
     if model.device.type == "cpu":
         prepack_linears(model.module)
@@ -80,7 +80,7 @@ class ModuleForward:
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """One layer's attention of the current step (see `attention_interface`)."""
+        """Compute one layer's attention of the current step (see `attention_interface`)."""
         if self._step is None:
             raise RuntimeError("attention outside a step")
         if self._has_unsampled and layer == len(self._pages.shapes) - 1:

@@ -1,10 +1,10 @@
 """Recognises the models that the fused step supports, by their module tree.
 
-The tree of Llama, which Qwen2, Qwen3, Mistral and many others share: per layer a norm,
+The tree is that of Llama, which Qwen2, Qwen3, Mistral and many others share: each layer has a norm,
 grouped-query attention with rotary embeddings (optional biases, norms of query and key, a sliding
-window), a norm, and a gated SiLU. Nothing depends on a model's name; a parameter without a place in
-this tree refuses it. What the tree cannot show (a multiplier in the forward code) is found by
-`structure_check`.
+window), a norm, and a gated SiLU. Nothing depends on a model's name; a parameter outside this tree
+refuses the model. `structure_check` finds what the tree cannot show, such as a multiplier in the
+forward code.
 """
 
 from collections.abc import Iterable
@@ -50,7 +50,7 @@ class LayerTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTree:
-    """The parts of a model for the fused step. `window` 0: none. `eps` of all norms."""
+    """The parts of a model for the fused step. `window` 0: no window. `eps`: of all norms."""
 
     layers: tuple[LayerTree, ...]
     embedding: Tensor
@@ -66,7 +66,7 @@ class DecoderTree:
 
 
 def read_module_tree(model: LoadedModel) -> DecoderTree:
-    """The tree of a loaded model. Raises NotFused naming what does not fit."""
+    """Return the tree of a loaded model. Raises NotFused naming what does not match."""
     if model.dtype not in _DTYPES:
         raise NotFused(f"weights of {model.dtype}")
     module: Any = model.module
@@ -150,7 +150,7 @@ def _linear(layer: Any, path: str) -> nn.Linear:
 
 
 def _linears(layer: Any, group: str) -> tuple[nn.Linear, ...]:
-    """The linears of a group, separate or joined by the model already."""
+    """Return the linears of a group, which are separate or already joined by the model."""
     joined = _JOINED[group]
     owner = getattr(layer, joined[0].split(".", maxsplit=1)[0], None)
     has_joined = hasattr(owner, joined[0].split(".")[1])

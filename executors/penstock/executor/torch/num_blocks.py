@@ -1,7 +1,7 @@
 """The number of KV cache blocks: from the settings, or from the free memory of device or host.
 
-Of a host that is what the machine has available, or less where a control group limits it; the page
-cache counts as available, since the kernel drops it for processes that need memory.
+The free memory of a host is what the machine has available, or less if a control group limits it.
+The page cache counts as available, since the kernel evicts it for processes that need memory.
 """
 
 import logging
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int) -> int:
-    """Pages that the settings ask for, at most what all sequences fill at full length.
+    """Return the configured number of blocks, at most what all sequences need at full length.
 
-    Raises ValueError naming the setting when the machine's memory does not hold them.
+    Raises ValueError naming the setting when the machine does not have enough memory for them.
     """
     if config.num_blocks is not None:
         name, num_blocks = "num_blocks", config.num_blocks
@@ -52,7 +52,7 @@ def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int
 def num_device_blocks(
     config: ExecutorConfig, *, bytes_each: int, max_seq_len: int, free_bytes: int, step_bytes: int
 ) -> int:
-    """Blocks for a device with `free_bytes` left besides the weights.
+    """Return the number of blocks for a device with `free_bytes` left after the weights.
 
     `step_bytes`: memory of the largest step. Raises ValueError naming the setting when it does not
     fit.
@@ -84,7 +84,7 @@ def num_device_blocks(
 
 
 def size_setting(config: ExecutorConfig) -> str:
-    """The setting that decides how much of a device's memory the pages take."""
+    """Return the setting that decides how much of a device's memory the pages take."""
     if config.num_blocks is not None:
         return "num_blocks"
     return "kv_memory_fraction" if config.kv_cache_bytes is None else "kv_cache_mib"
@@ -93,7 +93,7 @@ def size_setting(config: ExecutorConfig) -> str:
 def _usable_blocks(
     config: ExecutorConfig, num_blocks: int, *, bytes_each: int, max_seq_len: int
 ) -> int:
-    """At most what all sequences fill at full length; a larger setting is reported."""
+    """Return `num_blocks`, at most what all sequences need at full length; log a larger setting."""
     most = config.max_num_seqs * -(-max_seq_len // config.block_size)
     if num_blocks <= most:
         return num_blocks
@@ -111,8 +111,9 @@ def _usable_blocks(
 def available_bytes(
     machine: Path = _MACHINE, groups: Path = GROUPS, mount: Path = MOUNT
 ) -> int | None:
-    """Bytes that may still be allocated; None where the system does not report it. `machine`:
-    /proc/meminfo; `groups` and `mount`: see `control_groups`.
+    """Return the bytes that can still be allocated; None where the system does not report them.
+
+    `machine`: /proc/meminfo. `groups`, `mount`: see `control_groups`.
     """
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(machine), re.MULTILINE)
     rooms = [] if found is None else [int(found[1]) * 1024]
@@ -122,7 +123,7 @@ def available_bytes(
 
 
 def _room(group: ControlGroup) -> list[int]:
-    """Memory left below the group's limit; empty without one."""
+    """Return the memory left below the group's limit; empty without a limit."""
     names = ("limit_in_bytes", "usage_in_bytes") if group.is_first_version else ("max", "current")
     limit, used = (group.read(f"memory.{name}").strip() for name in names)
     if not (limit.isdecimal() and used.isdecimal()):

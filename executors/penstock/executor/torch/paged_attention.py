@@ -1,8 +1,8 @@
 """Attention over pages: one layer of one step.
 
-Chooses between the compiled kernels of a CPU and tensor operations, the same on every device, and
-their two forms: rows of one token in length groups and chunks one by one. Does not know
-transformers; `attention_interface` calls it.
+Chooses between the compiled kernels of a CPU and tensor operations, which are the same on every
+device. Tensor operations process single-token rows in length groups, and chunks one by one. Does
+not know transformers; `attention_interface` calls it.
 
 Scratch memory is bounded: rows and heads are processed in tiles, so that neither gathered pages nor
 scores grow with heads times tokens times context.
@@ -41,8 +41,10 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Bounds of a tile: `gathered_bytes` of pages; `num_scores` in float32 where scores are laid
-    out, else `num_mask_elements`. One token of one key head is the least, whatever its context."""
+    """Limits of a tile: `gathered_bytes` of pages; `num_scores` in float32 where scores are
+    materialised, else `num_mask_elements`. The minimum is one token of one key head, whatever its
+    context.
+    """
 
     gathered_bytes: int
     num_scores: int
@@ -62,7 +64,7 @@ class PagedAttention:
     def __init__(
         self, pages: KVPages, scratch: Scratch | None = None, kernels: Kernels | None = None
     ) -> None:
-        """`kernels`: for pages on a CPU; None for the best available."""
+        """`kernels`: for pages on a CPU; None: the best available."""
         self._pages = pages
         self._kernels = _native_kernels(pages, kernels)
         self._layers: dict[int, tuple[int, Scoring, LayerAttention]] = {}
@@ -116,7 +118,7 @@ class PagedAttention:
 
     @property
     def needs_clean_blocks(self) -> bool:
-        """True when memory after a sequence's end is read: it must be finite then."""
+        """True when memory after a sequence's end is read, and must therefore be finite."""
         return self._kernels is None
 
     def _layer_attention(
@@ -136,8 +138,8 @@ class PagedAttention:
         return found[2]
 
     def _gather(self, layer: int, page_rows: Tensor) -> Tensor:
-        """Gather pages into a buffer that layers and groups share, so that it stays in the
-        processor's cache.
+        """Gather pages into a buffer that layers and groups share, so that it stays in the CPU
+        cache.
         """
         pages = self._pages.block_rows(layer)
         num_elements = page_rows.numel() * pages.shape[1]
@@ -147,7 +149,7 @@ class PagedAttention:
         return torch.index_select(pages, 0, page_rows.reshape(-1), out=out)
 
     def _score_buffers(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Memory for a tile's scores in float32 and for its weights."""
+        """Return the memory for a tile's scores in float32 and for its weights."""
         num_elements = prod(shape)
         if self._scores.numel() < num_elements:
             self._scores = self._scores.new_empty(max(num_elements, self._scratch.num_scores))
@@ -155,7 +157,9 @@ class PagedAttention:
         return self._scores[:num_elements].view(shape), self._weights[:num_elements].view(shape)
 
     def _tiles(self, layer: int, num_rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-        """(rows, key heads) whose gathered pages, `width` blocks for each, fit the scratch."""
+        """Yield (rows, key heads) of tiles whose gathered pages, `width` blocks per row, fit the
+        scratch.
+        """
         shape = self._pages.shapes[layer]
         num_elements = 2 * width * self._pages.block_size * shape.head_dim
         room = max(self._scratch.gathered_bytes // (num_elements * self._pages.dtype.itemsize), 1)
@@ -167,7 +171,9 @@ class PagedAttention:
     def _attend_group(
         self, layer: int, group: RowGroup, query: Tensor, scoring: Scoring, out: Tensor
     ) -> None:
-        """query and out [rows, Hq, D]; queries of one key head are rows of one matrix."""
+        """Attend with query and out [rows, Hq, D]; queries of one key head are rows of one
+        matrix.
+        """
         shape = self._pages.shapes[layer]
         num_rows, num_queries, head_dim = query.shape
         per_head = (num_rows, shape.num_heads, num_queries // shape.num_heads)
@@ -190,11 +196,11 @@ class PagedAttention:
     def _group_scores(
         self, queries: Tensor, keys: Tensor, mask: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor]:
-        """Masked scores of queries [rows, heads, queries, D] less a centre, and that centre.
+        """Return masked scores of queries [rows, heads, queries, D] less a centre, and that centre.
 
         A batched product in half precision sums in float32 but rounds its result, to 8 bits in
-        bfloat16, which is coarse for a large score. A softmax needs the exact differences to the
-        maximum: so a constant near it, found among the first block's keys (where attention
+        bfloat16, which is coarse for a large score. A softmax needs exact differences from the
+        maximum, so a constant near it, computed from the first block's keys (where attention
         concentrates), is subtracted before the rounding.
         """
         matrices, transposed = queries.flatten(0, 1), keys.transpose(1, 2)
@@ -250,7 +256,9 @@ class PagedAttention:
         own: slice,
         out: Tensor,
     ) -> None:
-        """query and out [n, Hq, D], of the query heads `own`; keys and values [H, keys, D]."""
+        """Attend with query and out [n, Hq, D], for the query heads `own`; keys and values [H,
+        keys, D].
+        """
         num_heads, num_keys, _ = keys.shape
         num_tokens = len(query)
         queries, attended = query.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))
@@ -277,8 +285,8 @@ class PagedAttention:
 
 
 def _native_kernels(pages: KVPages, kernels: Kernels | None) -> Kernels | None:
-    """None where tensor operations are used: on a GPU, for other types, or without compiled
-    kernels.
+    """Return the compiled kernels, or None where tensor operations are used: on a GPU, for other
+    number formats, or without compiled kernels.
     """
     if pages.device.type != "cpu" or pages.dtype not in DTYPES:
         return None
@@ -293,15 +301,15 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _is_same(one: Scoring, other: Scoring) -> bool:
-    """Whether two are equal, with the identical sinks (tensors that may change are not
-    compared).
+    """Return whether two are equal, with identical `sinks` objects (tensors may change, so their
+    values are not compared).
     """
     plain = (one.scaling, one.window, one.softcap) == (other.scaling, other.window, other.softcap)
     return plain and one.sinks is other.sinks
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:
-    """`count` indices in slices of `size` at most."""
+    """Split `count` indices into slices of at most `size`."""
     for first in range(0, count, size):
         yield slice(first, min(first + size, count))
 
@@ -328,7 +336,9 @@ def _cap(scores: Tensor, softcap: float) -> Tensor:
 
 
 def _exponentiate(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Replace float32 scores by their exponentials; returns their sums with the sinks' [..., 1]."""
+    """Replace float32 scores by their exponentials; return their sums, including sinks, [...,
+    1].
+    """
     greatest = scores.amax(-1, keepdim=True)
     if sinks is not None:
         greatest = torch.maximum(greatest, sinks)

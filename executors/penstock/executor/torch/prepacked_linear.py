@@ -1,8 +1,8 @@
 """Linear layers in bfloat16 whose weights are packed once, instead of in every call.
 
 Owns the packing for oneDNN and the test whether this build of PyTorch supports it here. The
-operators are private to PyTorch: they are tested at start. 1.4 to 2.3 times faster for small
-products on a CPU; the results are the same bits.
+operators are private to PyTorch, so they are tested at start. On a CPU they are 1.4 to 2.3 times
+faster for small products; the results are bit-identical.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from penstock.executor.torch.cpu_kernels.packed_linear import PackedLinear
 from penstock.executor.torch.cpu_kernels.packed_matrix import can_pack
 
 _PACKED_ROWS = 64
-"""Batch size that the layout is optimised for; any other works too."""
+"""Batch size that the layout is optimised for; every batch size works."""
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def _apply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def can_prepack() -> bool:
-    """True when the private operators exist here and agree with the ordinary product."""
+    """Return True when the private operators exist here and agree with the ordinary product."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 32, generator=generator).to(torch.bfloat16)
     bias = torch.randn(48, generator=generator).to(torch.bfloat16)
@@ -49,7 +49,7 @@ def can_prepack() -> bool:
 
 
 class PrepackedLinear:
-    """x @ weight^T + bias over a packed copy of the weight."""
+    """Computes x @ weight^T + bias with a packed copy of the weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = _pack(weight.detach())
@@ -61,7 +61,7 @@ class PrepackedLinear:
 
 
 def uses_own_bf16(kernels: Kernels) -> bool:
-    """Whether the products of `kernels` are the fastest in bfloat16 here."""
+    """Return whether the products of `kernels` are the fastest in bfloat16 here."""
     return kernels.has_fast_bf16_linear or (kernels.is_native and not can_prepack())
 
 
@@ -73,8 +73,8 @@ def _packing() -> Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]] 
 
 
 def freed(weight: Tensor) -> Tensor:
-    """A replacement of the same shape and dtype for a weight whose memory is freed. Products with
-    it are NaN, which fails a request instead of giving a wrong result.
+    """Return a placeholder with the shape and dtype of a weight whose memory is freed. Products
+    with it are NaN, which fails a request instead of giving a wrong result.
     """
     return weight.new_full((1,), torch.nan).expand(weight.shape)
 

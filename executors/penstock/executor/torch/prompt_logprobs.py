@@ -24,10 +24,8 @@ class PromptRows:
 
 
 def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
-    """The prompt tokens that this step predicts for requests with prompt logprobs; position 0 has
-    no prediction.
-
-    `last_of_row` [rows of the batch]: packed index of each row's last token.
+    """Return the prompt tokens that this step predicts, for requests with prompt logprobs; position
+    0 has no prediction.
     """
     arrays = batch.arrays
     found: list[PromptRows] = []
@@ -53,7 +51,9 @@ def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
 def prompt_logprobs(
     logits: Tensor, prompts: list[PromptRows]
 ) -> list[tuple[int, int, TokenLogprobs]]:
-    """(slot, first position, log probabilities) from `logits`, the prompts' rows end to end."""
+    """Return (slot, first position, log probabilities) from `logits`, the prompts' rows
+    concatenated.
+    """
     found: list[tuple[int, int, TokenLogprobs]] = []
     first = 0
     for prompt in prompts:

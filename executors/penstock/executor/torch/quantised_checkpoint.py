@@ -1,9 +1,9 @@
 """Checkpoints whose linears are stored in 8 bits: compressed-tensors and ModelOpt.
 
-Both store e4m3 (compressed-tensors int8, too) weights as `NAME.weight` with `NAME.weight_scale`,
-one scale for a tensor or for each output channel. Scales of activations and of the KV cache are
-ignored: activations are scaled row by row, and pages have no scale. Raises UnsupportedModel naming
-other features of a checkpoint.
+Both store e4m3 weights (compressed-tensors int8 weights, too) as `NAME.weight` with
+`NAME.weight_scale`, one scale for a tensor or for each output channel. Scales of activations and of
+the KV cache are ignored: activations are scaled row by row, and pages have no scale. Raises
+UnsupportedModel naming an unsupported feature of a checkpoint.
 """
 
 import json
@@ -43,15 +43,15 @@ class QuantisedCheckpoint:
 
 
 def is_quantised(path: Path, config: Any) -> bool:
-    """Whether a folder has one of the two forms. `config`: its transformers configuration.
+    """Return whether a folder has one of the two formats. `config`: its transformers configuration.
 
-    Raises UnsupportedModel for a folder in another form.
+    Raises UnsupportedModel for a quantised folder in another format.
     """
     return _method(path, config) is not None
 
 
 def read_quantised(path: Path, config: Any, dtype: torch.dtype | None) -> QuantisedCheckpoint:
-    """Read all tensors. `dtype` None: that of the configuration, else bfloat16."""
+    """Read all tensors. `dtype` None: the configuration's, else bfloat16."""
     _check(path, config)
     if dtype is None:
         named: Any = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)

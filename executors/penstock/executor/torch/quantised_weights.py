@@ -20,7 +20,7 @@ _GREATEST = {FP8: 448.0, torch.int8: 127.0}
 
 @torch.inference_mode()
 def quantise(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
-    """Values [out, in] in 8 bits and their scales [out]. `weight` [out, in]."""
+    """Return values [out, in] in 8 bits and their scales [out], for `weight` [out, in]."""
     dtype = _DTYPES[quantization]
     greatest = weight.abs().amax(1).float()
     scale = torch.where(greatest > 0, greatest / _GREATEST[dtype], 1.0)
@@ -35,9 +35,9 @@ def quantise_layers(
     quantization: str,
     stored: dict[nn.Module, StoredWeight],
 ) -> tuple[LayerWeights, ...]:
-    """The layers in 8 bits, one after another; the tree's modules release their weights.
+    """Quantise the layers to 8 bits one by one; the tree's modules release their weights.
 
-    `stored`: weights that a checkpoint has in this format already are used unchanged.
+    `stored`: weights that a checkpoint already has in this format; they are used unchanged.
     """
     return tuple(
         _quantise_layer(names, layer, quantization, stored)

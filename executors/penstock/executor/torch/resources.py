@@ -1,4 +1,4 @@
-"""The device resources of an executor, in one line for logs and the ready line."""
+"""Describes the device resources of an executor in one line, for logs and the ready line."""
 
 import os
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def describe_resources(
     quantization: str = "none",
     page_dtype: torch.dtype | None = None,
 ) -> str:
-    """Device, threads on a CPU, number format, bytes of weights and pages, captured graphs.
+    """Describe device, CPU threads, number format, bytes of weights and pages, and captured graphs.
 
-    `path`: the path that serves the model. `num_weight_bytes`: when the model's own tensors were
-    released. `quantization` of the weights, and `page_dtype`, None for the model's: included where
-    they differ from the model's number format.
+    `path`: the path that serves the model. `num_weight_bytes`: given when the model's own tensors
+    were released. `quantization`: of the weights; `page_dtype`: None for the model's. Both are
+    included where they differ from the model's number format.
     """
     if num_weight_bytes is None:
         num_weight_bytes = weight_bytes(model)
@@ -50,7 +50,9 @@ def _apart(kind: object, usual: object) -> str:
 
 
 def weight_bytes(model: LoadedModel, others: Sequence[Tensor] = ()) -> int:
-    """Bytes of the model's parameters and buffers, and `others`, shared memory counted once."""
+    """Return the bytes of the model's parameters, its buffers and `others`; shared memory counts
+    once.
+    """
     tensors = [*model.module.parameters(), *model.module.buffers(), *others]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

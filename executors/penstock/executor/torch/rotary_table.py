@@ -1,4 +1,4 @@
-"""Cosines and sines of every position, from the frequencies that the model's own module has."""
+"""Cosines and sines of every position, from the frequencies of the model's own module."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RotaryTable:
-    """float32 [positions, half of a head]."""
+    """Tables float32 [positions, half of a head]."""
 
     cosines: Tensor
     sines: Tensor
@@ -16,7 +16,9 @@ class RotaryTable:
 
 @torch.inference_mode()
 def rotary_of(positions: Tensor, inverse_frequencies: Tensor, scaling: float) -> RotaryTable:
-    """Angles in float32 as transformers computes them, without its rounding to half precision."""
+    """Compute the angles in float32 as transformers does, without its rounding to half
+    precision.
+    """
     frequencies = inverse_frequencies.to(device=positions.device, dtype=torch.float32)
     angles = torch.outer(positions.float(), frequencies)
     return RotaryTable(
@@ -27,6 +29,6 @@ def rotary_of(positions: Tensor, inverse_frequencies: Tensor, scaling: float) ->
 def make_rotary_table(
     inverse_frequencies: Tensor, scaling: float, *, num_positions: int, device: torch.device
 ) -> RotaryTable:
-    """The table of all positions below `num_positions`."""
+    """Return the table of all positions below `num_positions`."""
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     return rotary_of(positions, inverse_frequencies, scaling)

@@ -1,8 +1,8 @@
-"""Samples the next token of every slot, from the logits of one step.
+"""Samples the next token of every slot from the logits of one step.
 
-Owns the order of operations and the choice of path: rows without edits go through one kernel, on a
-CPU; edits and log probabilities need a float32 copy of their rows, and so does sampling in PyTorch.
-Does not know how logits are computed.
+Owns the order of operations and the choice of path. On a CPU, one kernel samples the rows without
+edits; edits, log probabilities and sampling in PyTorch need a float32 copy of their rows. Does not
+know how logits are computed.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Sampled:
 def sample(
     logits: Tensor, arrays: SlotArrays, slots: Ints, positions: Ints, rules: SlotRules
 ) -> Sampled:
-    """Choose the token at `positions` [m] of each of `slots` [m] from its row of `logits` [m, V].
+    """Sample the token at `positions` [m] for `slots` [m] from the rows of `logits` [m, V].
 
     Positions come with the batch: `arrays.num_tokens` may lag behind the step.
     """
@@ -99,7 +99,7 @@ def _sample_as_they_are(
     is_drawn: NDArray[np.bool_],
     is_copied: NDArray[np.bool_],
 ) -> Sampled:
-    """Sample rows that need no copy of their logits; undefined for the others."""
+    """Sample rows whose logits need no copy; the result is undefined for the other rows."""
     drawn = np.flatnonzero(is_drawn & ~is_copied)
     if not can_sample(logits):
         best, tokens = logits.max(-1)
@@ -131,7 +131,7 @@ def _wishes(arrays: SlotArrays, slots: Ints, lengths: Ints) -> NDArray[np.void]:
 def _draw(
     logits: Tensor, best: Tensor, at: Tensor, arrays: SlotArrays, slots: Ints, lengths: Ints
 ) -> Tensor:
-    """Sample tokens for the rows `at` of `logits`, which are those of `slots`."""
+    """Sample tokens for the rows `at` of `logits`, which belong to `slots`."""
     device = logits.device
 
     def column(values: NDArray[np.float32] | NDArray[np.int32]) -> Tensor:

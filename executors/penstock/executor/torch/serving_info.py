@@ -1,6 +1,6 @@
 """Limits and features of an executor over a loaded model, for the scheduler.
 
-Owns what both paths, eager and fused, have in common.
+Owns what the eager and the fused path have in common.
 """
 
 from penstock.executor.config import ExecutorConfig
@@ -22,7 +22,9 @@ _FEATURES = frozenset(
 
 
 def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
-    """Longest prompt and output together: the model's, or that of the settings if it is less."""
+    """Return the maximum length of prompt plus output: the model's, or the configured one if it is
+    less.
+    """
     longest = model.architecture.max_seq_len
     return longest if config.max_seq_len is None else min(longest, config.max_seq_len)
 
@@ -30,7 +32,7 @@ def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
 def serving_info(
     config: ExecutorConfig, model: LoadedModel, *, num_blocks: int, pipeline_depth: int
 ) -> ExecutorInfo:
-    """The limits and features of an executor over `model`."""
+    """Return the limits and features of an executor over `model`."""
     return ExecutorInfo(
         name="torch",
         vocab_size=model.vocab_size,

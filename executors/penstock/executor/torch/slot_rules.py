@@ -1,7 +1,8 @@
-"""Per-slot data that the slot arrays do not have: logit bias, and why a request cannot run.
+"""Per-slot data that the slot arrays do not have: logit bias, and the reason why a request cannot
+run.
 
 Owns the check of everything that could affect other requests if it reached the device. The front
-refuses all of it earlier; a request that passes nevertheless fails alone.
+refuses such requests earlier; one that reaches the executor fails alone.
 """
 
 import math
@@ -55,7 +56,7 @@ class SlotRules:
 
 
 def _sampling_refusal(sampling: SamplingParams) -> str:
-    """Name the first value that gives no valid distribution; empty when all are good."""
+    """Return the name of the first value that gives no valid distribution, or an empty string."""
     checks = (
         ("temperature", 0.0 <= sampling.temperature < math.inf),
         ("top_p", 0.0 < sampling.top_p <= 1.0),

@@ -1,6 +1,7 @@
-"""The interface of both paths: what computes the logits of a step.
+"""The interface of both paths, which compute the logits of a step.
 
-Owns the two protocols. A path is made once per model; its forward once per executor, over pages.
+Owns the two protocols. A path is created once per model; its forward once per executor, over its
+pages.
 """
 
 from collections.abc import Callable
@@ -33,15 +34,18 @@ class StepForward(Protocol):
     """Computes steps of one model over one set of pages."""
 
     def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
-        """Write the keys and values of a batch's tokens; logits of the packed tokens that `choose`
-        returns, given `last_of_row`."""
+        """Write the keys and values of a batch's tokens; return logits of the packed tokens that
+        `choose` returns for `last_of_row`.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardPath:
-    """A way to compute a model's steps. `num_weight_bytes`: memory of the weights it reads.
-    `quantization`: of the weights, "none" for none; `kv_dtype`: of its pages.
+    """A way to compute a model's steps.
+
+    `num_weight_bytes`: memory of the weights it reads. `quantization`: of the weights, "none" if
+    they are not quantised. `kv_dtype`: of the pages.
     """
 
     name: str

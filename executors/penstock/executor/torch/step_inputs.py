@@ -1,10 +1,10 @@
-"""One step as tensors: a `Batch` and the slot arrays in, packed rows and page indices out.
+"""One step as tensors: converts a `Batch` and the slot arrays to packed rows and page indices.
 
 Owns the packing. Does not know models or sampling.
 
-All tokens of a step form one packed sequence [T]: first the rows of a single token, ordered by
-context length (so that length groups are slices), then the longer chunks. What layers share is
-computed once per step, on first use, and kept.
+All tokens of a step form one packed sequence [T]: first the single-token rows, ordered by context
+length (so that length groups are slices), then the longer chunks. Data that layers share is
+computed once per step, on first use, and cached.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.scheduler.batch import Batch
 
 _MAX_CUTS = 12
-"""Places where a group may end: enough for any mix, few enough to test them all."""
+"""Positions at which a group may end: enough for any mix, few enough to test all of them."""
 
 Ints = NDArray[np.int64]
 
 _MIN_WINDOW_TILE = 256
-"""With fewer tokens at once a product is slow."""
+"""With fewer tokens per tile, a product is slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
     """Single-token rows `first .. last - 1` over `width` blocks each.
 
-    `page_rows` int64 [2, rows, heads, width]: pages to gather.
-    `mask` [rows, 1, 1, width * block_size]: 0 where a key counts, minus infinity where not.
+    `page_rows` int64 [2, rows, heads, width]: pages to gather. `mask` [rows, 1, 1, width *
+    block_size]: 0 for keys that count, else minus infinity.
     """
 
     first: int
@@ -60,17 +60,17 @@ class Chunk:
         return self.start + self.last - self.first
 
     def first_key(self, position: int, window: int) -> int:
-        """The first position that the token at `position` attends to."""
+        """Return the first position that the token at `position` attends to."""
         return max(position + 1 - window, 0) if window else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkKeys:
-    """What a chunk attends to: gathered blocks, and one mask for all its tiles of tokens.
+    """The keys that a chunk attends to: gathered blocks, and one mask for all its tiles of tokens.
 
-    `page_rows` int64 [2, heads, blocks], from the block of position `first` on. `mask`
-    [tile, num_past + tile], 0 or minus infinity: a tile's keys end with its last token and begin
-    at most `num_past` before its first.
+    `page_rows` int64 [2, heads, blocks], from the block of position `first` on. `mask` [tile,
+    num_past + tile], 0 or minus infinity: a tile's keys end with its last token and begin at most
+    `num_past` before its first token.
     """
 
     first: int
@@ -79,7 +79,7 @@ class ChunkKeys:
     mask: Tensor
 
     def tile(self, chunk: Chunk, rows: slice, window: int) -> tuple[slice, Tensor]:
-        """Gathered keys that the chunk's tokens `rows` see together, and their mask."""
+        """Return the slice of gathered keys that the chunk's tokens `rows` see, and their mask."""
         position = chunk.start + rows.start
         first_key = chunk.first_key(position, window)
         columns = slice(
@@ -92,11 +92,11 @@ class ChunkKeys:
 class StepInputs:
     """The packed step.
 
-    `input_ids`, `position_ids` int64 [1, T]. `blocks`, `offsets` int64 [T]: where each token's keys
-    and values go. `last_of_row` [rows of the batch]: packed index of each batch row's last token.
-    `num_singles` rows of one token come first, then `chunks`. `unwritten_blocks`,
-    `unwritten_offsets` int64: places after the end of a sequence, in blocks that this step is the
-    first of their owner to write to.
+    `input_ids`, `position_ids` int64 [1, T]. `blocks`, `offsets` int64 [T]: destination of each
+    token's keys and values. `last_of_row` [rows of the batch]: packed index of each batch row's
+    last token. `num_singles` single-token rows come first, then `chunks`. `unwritten_blocks`,
+    `unwritten_offsets` int64: places after the end of a sequence, in blocks to which the sequence
+    writes for the first time in this step.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class StepInputs:
         )
 
     def to_device(self, values: Ints) -> Tensor:
-        """A host array on the model's device."""
+        """Copy a host array to the model's device."""
         return torch.from_numpy(values).to(self._pages.device)
 
     @property
@@ -168,7 +168,9 @@ class StepInputs:
         return self._rows
 
     def token_rows(self, shape: HeadShape) -> tuple[Tensor, Tensor]:
-        """Rows of `KVPages.token_rows` for all tokens' keys and values, each [T * heads]."""
+        """Return the rows of `KVPages.token_rows` for all tokens' keys and values, each [T *
+        heads].
+        """
         rows = self._token_rows.get(shape.num_heads)
         if rows is None:
             block_size = self._pages.block_size
@@ -181,7 +183,9 @@ class StepInputs:
         return rows
 
     def row_groups(self, shape: HeadShape, window: int) -> tuple[RowGroup, ...]:
-        """The single-token rows in length groups; `window` 0 for none, else keys a row may see."""
+        """Return the single-token rows in length groups; `window`: keys a row may see, 0 for no
+        window.
+        """
         key = (shape.num_heads, window)
         groups = self._row_groups.get(key)
         if groups is None:
@@ -221,9 +225,9 @@ class StepInputs:
         return tuple(groups)
 
     def chunk_keys(self, index: int, shape: HeadShape, window: int, max_elements: int) -> ChunkKeys:
-        """The pages that chunk `index` attends to and its mask; `window` 0 for none.
+        """Return the pages that chunk `index` attends to, and its mask; `window` 0: no window.
 
-        `max_elements` bounds tokens times keys of a tile, of which one token is the least.
+        `max_elements` limits tokens times keys of a tile, which has at least one token.
         """
         key = (index, shape.num_heads, window, max_elements)
         keys = self._chunk_keys.get(key)
@@ -250,7 +254,7 @@ class StepInputs:
         return keys
 
     def _tile_of(self, chunk: Chunk, window: int, max_elements: int) -> int:
-        """Tokens of a chunk that attend together."""
+        """Return how many tokens of a chunk attend together."""
         tile = num_tokens = chunk.end - chunk.start
         if window and self._pages.device.type == "cpu":
             # Of a tile's keys, `window` of `window + tile` count.
@@ -264,7 +268,7 @@ class StepInputs:
 
 
 def _packing_order(batch: Batch) -> tuple[Ints, int]:
-    """Batch rows in packed order, and how many of them are single tokens."""
+    """Return batch rows in packed order, and how many of them are single tokens."""
     is_single = batch.num_tokens == 1
     singles = np.flatnonzero(is_single)
     singles = singles[np.argsort(batch.starts[singles], kind="stable")]
@@ -272,7 +276,9 @@ def _packing_order(batch: Batch) -> tuple[Ints, int]:
 
 
 def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> tuple[Ints, Ints]:
-    """Blocks and offsets after each end, of sequences that enter their last block in this step."""
+    """Return blocks and offsets after the end of each sequence that enters its last block in this
+    step.
+    """
     first_free = ends % block_size
     is_entered = (starts <= ends - first_free) & (first_free > 0)
     counts = (block_size - first_free)[is_entered]
@@ -282,7 +288,9 @@ def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> 
 
 
 def _page_rows(blocks: Ints, num_heads: int) -> Ints:
-    """Rows of `KVPages.block_rows` for blocks [rows, width], as [2, rows, heads, width]."""
+    """Return the rows of `KVPages.block_rows` for blocks [rows, width], as [2, rows, heads,
+    width].
+    """
     pages = np.arange(2)[:, None, None, None] * num_heads + np.arange(num_heads)[:, None]
     return blocks[:, None, :] * 2 * num_heads + pages
 

@@ -1,9 +1,8 @@
-"""Checks in float32, layer by layer, that a model computes what its recognised module tree stands
-for.
+"""Checks in float32, layer by layer, that a model computes what its recognised module tree implies.
 
-In half precision rounding hides a factor near one, or a layer without rotation. So the modules run
-once with their weights in float32, one layer's at a time, over positions up to the last one that
-may be served, and every part is compared with the arithmetic that the tree stands for.
+In half precision, rounding hides a factor near one or a layer without rotation. So the modules run
+once with their weights in float32, one layer at a time, over positions up to the last one that may
+be served, and every part is compared with the arithmetic of the tree.
 """
 
 from collections.abc import Generator
@@ -23,18 +22,19 @@ from penstock.executor.torch.whole_sequence import WholeSequence
 
 _TOLERANCE = 1e-3
 _ROUNDING = 1e-6
-"""Of what a difference is a part of: a layer adds little to a large residual."""
+"""Rounding relative to the whole output, because a layer adds little to a large residual."""
 _LEAST = 1e-30
 _NUM_FAR = 12
 _NUM_HEAD_ROWS = 1024
-"""Of the head, at once in float32."""
+"""Rows of the head that are in float32 at a time."""
 
 
 @torch.inference_mode()
 def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tensor:
-    """float32 logits [len(ids), vocabulary] of `ids` from position 0 on, proven to be the model's.
+    """Return float32 logits [len(ids), vocabulary] of `ids` from position 0 on, verified to be the
+    model's.
 
-    Raises NotFused naming the first part that differs. The modules' weights are as before.
+    Raises NotFused naming the first part that differs. Restores the modules' weights.
     """
     windows = {layer.window for layer in tree.layers if layer.window}
     far = _far_positions(len(ids), model.architecture.max_seq_len, windows)
@@ -53,7 +53,9 @@ def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tenso
 
 
 def _far_positions(first: int, longest: int, windows: set[int]) -> Tensor:
-    """Positions from `first` on, evenly spread by their logarithm, and around the windows' ends."""
+    """Return positions from `first` on, evenly spaced by their logarithm, and around the windows'
+    ends.
+    """
     spread = torch.logspace(0, 1, _NUM_FAR, base=max(longest / first, 1.0)) * first
     found = {min(round(position), longest - 1) for position in spread.tolist()}
     found.update(window + offset for window in windows for offset in (-1, 0, 1))
@@ -61,7 +63,7 @@ def _far_positions(first: int, longest: int, windows: set[int]) -> Tensor:
 
 
 class _Check(WholeSequence):
-    """Follows one forward of the modules."""
+    """Follows one forward of the modules and compares it."""
 
     def __init__(
         self, model: LoadedModel, tree: DecoderTree, ids: Tensor, positions: Tensor
@@ -76,7 +78,7 @@ class _Check(WholeSequence):
 
     @contextmanager
     def attached(self) -> Generator[None]:
-        """Context in which the modules compute in float32 and are compared."""
+        """Run the modules in float32 and compare them, within this context."""
         module = self._model.module
         decoder: Any = module.get_submodule("model")
         head = module.get_submodule("lm_head")
@@ -107,7 +109,7 @@ class _Check(WholeSequence):
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """As `WholeSequence`; compares queries, keys and values."""
+        """As `WholeSequence.run_layer`; also compares queries, keys and values."""
         tree, expected = self._tree, self._tree.layers[layer]
         if not scoring.is_plain or (scoring.scaling, scoring.window) != (
             tree.scaling,
@@ -123,7 +125,9 @@ class _Check(WholeSequence):
         return self._attended
 
     def judge_logits(self, found: Tensor) -> Tensor:
-        """Compare the forward's logits, of some of the vocabulary; returns those of all of it."""
+        """Compare the forward's logits, which cover part of the vocabulary; return all expected
+        logits.
+        """
         tree = self._tree
         hidden = _rms_norm(self._hidden, tree.final_norm.float(), tree.eps)
         parts = [
@@ -157,7 +161,7 @@ class _Check(WholeSequence):
         ]
 
     def _project(self, layer: LayerTree) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [tokens, heads, head_dim] of the hidden state."""
+        """Return queries, keys and values [tokens, heads, head_dim] of the hidden state."""
         tree = self._tree
         normed = _rms_norm(self._hidden, layer.input_norm, tree.eps)
         joined = _linear(normed, layer.qkv).unflatten(-1, (-1, tree.head_dim))
@@ -171,7 +175,7 @@ class _Check(WholeSequence):
         return _rotate(query, self._rotary), _rotate(key, self._rotary), value
 
     def _finish(self, layer: LayerTree) -> Tensor:
-        """A layer's output, after its attention."""
+        """Return a layer's output, given its attention's."""
         hidden = self._hidden + _linear(self._attended.flatten(1), (layer.out,))
         normed = _rms_norm(hidden, layer.output_norm, self._tree.eps)
         gate, up = _linear(normed, layer.gate_up).chunk(2, -1)
@@ -180,7 +184,7 @@ class _Check(WholeSequence):
     def _judge(
         self, what: str, found: Tensor, expected: Tensor, base: Tensor | None = None
     ) -> None:
-        """Compare token by token; `base`: the value that both change."""
+        """Compare token by token; `base`: the residual to which `found` and `expected` add."""
         size = expected if base is None else expected - base
         greatest = size.norm(dim=-1) + _ROUNDING / _TOLERANCE * expected.norm(dim=-1)
         errors = (found - expected).norm(dim=-1) / greatest.clamp_min(_LEAST)
@@ -206,7 +210,7 @@ class _Check(WholeSequence):
 
 
 def _factor(found: Tensor, expected: Tensor) -> str:
-    """Names a common factor if there is one."""
+    """Describe the common factor of `found` and `expected`, if there is one."""
     factor = float((found * expected).sum() / expected.square().sum())
     is_common = (found - factor * expected).norm() < 0.5 * (found - expected).norm()
     return f", {factor:.3g} times as great" if is_common else ""
@@ -221,7 +225,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, rotary: RotaryTable) -> Tensor:
-    """x [tokens, heads, head_dim], whose halves are rotated against each other."""
+    """Rotate x [tokens, heads, head_dim] by halves."""
     cosines, sines = rotary.cosines[:, None], rotary.sines[:, None]
     first, second = x.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)

@@ -1,33 +1,36 @@
-"""How many threads compute and how they wait, set in the environment before torch loads; and the
-variable that selects CPU kernels.
+"""Sets, in the environment before torch loads, how many threads compute and how they wait; reads
+the variable that selects CPU kernels.
 
 Imports nothing heavy.
 
-Fronts share the machine's cores with the engine. Threads that spin between two operators for long
-slow down every other process, and the engine itself: two that wait for each other lose a
-scheduler's slice per operator when a third process runs (a decode step then takes 3 to 20 times as
-long). Threads that sleep at once cost a wake-up per operator. So the engine uses the cores that
-fronts leave free, where its threads spin for about as long as the gap between two operators. With
-more threads than that, they spin a fifth of it. Variables of the operator take precedence.
+Fronts share the machine's cores with the engine. Threads that spin for long between two operators
+slow down every other process, and the engine itself: when a third process runs, two threads that
+wait for each other lose a scheduler time slice per operator (a decode step then takes 3 to 20 times
+as long). Threads that sleep at once cost a wake-up per operator. So the engine uses the cores that
+fronts leave free, and its threads spin for about as long as the gap between two operators. With
+more threads than free cores, they spin for a fifth of that time. The operator's variables take
+precedence.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 KERNELS_VARIABLE = "PENSTOCK_CPU_KERNELS"
-"""An instruction set of the compiled kernels, or `none`."""
+"""Selects an instruction set of the compiled kernels, or `none`."""
 _SPINS_ALONE = 5000
 _SPINS_IN_COMPANY = 1000
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 _POLICY = "OMP_WAIT_POLICY"
 _SPINS = "GOMP_SPINCOUNT"
-"""Of GNU's runtime, which torch brings on Linux; others ignore it. It overrides the policy."""
+"""Read by GNU's OpenMP runtime, which torch ships on Linux; other runtimes ignore it. Overrides the
+policy.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadPlan:
-    """`num_threads` that compute; `num_spins`: rounds that a thread spins before it sleeps, None
-    where the operator's variables decide.
+    """`num_threads`: threads that compute. `num_spins`: rounds that a thread spins before it
+    sleeps, None if the operator's variables decide.
     """
 
     num_threads: int
@@ -35,7 +38,7 @@ class ThreadPlan:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for the process that runs the executor."""
+        """Environment variables for the process that runs the executor."""
         found = {NUM_THREADS_VARIABLE: str(self.num_threads)}
         if self.num_spins is not None:
             found |= {_POLICY: "passive", _SPINS: str(self.num_spins)}
@@ -45,8 +48,9 @@ class ThreadPlan:
 def plan_threads(
     *, num_cores: int, num_fronts: int, num_threads: int | None, environ: Mapping[str, str]
 ) -> ThreadPlan:
-    """The plan for an engine next to `num_fronts`; `num_threads`: the operator's option, which
-    takes precedence over the variables in `environ`. Raises ValueError naming a variable.
+    """Return the plan for an engine next to `num_fronts` fronts. `num_threads`: the operator's
+    option, which takes precedence over the variables in `environ`. Raises ValueError naming a
+    variable.
     """
     num_free = max(num_cores - num_fronts, 1)
     chosen = num_threads or num_threads_of(environ) or num_free
@@ -57,7 +61,9 @@ def plan_threads(
 
 
 def num_threads_of(environ: Mapping[str, str]) -> int | None:
-    """Of the operator's variable; None where it is unset or blank. Raises ValueError naming it."""
+    """Return the operator's number of threads; None if the variable is unset or blank. Raises
+    ValueError naming the variable.
+    """
     text = environ.get(NUM_THREADS_VARIABLE, "").strip()
     if not text:
         return None
@@ -69,7 +75,7 @@ def num_threads_of(environ: Mapping[str, str]) -> int | None:
 
 
 def describe_threads(num_threads: int, environ: Mapping[str, str]) -> str:
-    """Number and waiting, for the service's ready line."""
+    """Describe number of threads and waiting policy, for the service's ready line."""
     if num_threads == 1:
         return "1 thread"
     spins, policy = environ.get(_SPINS), environ.get(_POLICY)

@@ -7,11 +7,13 @@ from torch import Tensor
 from penstock.scheduler.batch import TokenLogprobs
 
 ROWS_AT_ONCE = 128
-"""Bounds the float32 copy of a long prompt's logits."""
+"""Limits the float32 copy of a long prompt's logits."""
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> TokenLogprobs:
-    """Logits [t, V] of any float type and the chosen tokens int64 [t]; on the host when done."""
+    """Compute log probabilities of logits [t, V] of any float type and chosen tokens int64 [t];
+    return them on the host.
+    """
     parts = [
         logprobs_of(
             logits[first : first + ROWS_AT_ONCE], tokens[first : first + ROWS_AT_ONCE], num_top
@@ -29,7 +31,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> TokenLogprob
 
 
 def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenLogprobs:
-    """`part` placed at `rows` of `num_rows` rows; zeros elsewhere."""
+    """Place `part` at `rows` of `num_rows` rows; zeros elsewhere."""
 
     def spread(values: np.ndarray) -> np.ndarray:
         out = np.zeros((num_rows, *values.shape[1:]), dtype=values.dtype)
@@ -47,7 +49,9 @@ def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenL
 def logprobs_of(
     logits: Tensor, tokens: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Values and ranks of a few rows, on their device; ids and values of the most likely tokens."""
+    """Return values and ranks of a few rows, on their device; ids and values of the most likely
+    tokens.
+    """
     logprobs = torch.log_softmax(logits.float(), dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(1) + 1

@@ -7,12 +7,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """Per row [m]: `top_k` int64, 0 for off; `top_p` float64, 1 for off; `min_p` float64, 0."""
+    """Settings per row [m]: `top_k` int64, 0 for off; `top_p` float64, 1 for off; `min_p` float64,
+    0 for off.
+    """
 
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
 
     def take(self, rows: Tensor) -> "Truncation":
-        """The same for some rows."""
+        """Return the settings of the rows `rows`."""
         return Truncation(top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows])

@@ -1,7 +1,7 @@
-"""The logits of the model's own modules for a short sequence: what rounding does to them.
+"""The logits of the model's own modules for a short sequence, which show the effect of rounding.
 
-Owns the plainest attention, over a whole sequence in float32, and the sequence of a trial as the
-batches of a fused step.
+Owns plain attention over a whole sequence in float32, and the trial sequence as batches of a fused
+step.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class WholeSequence:
-    """Attends within the packed sequence alone."""
+    """Attends within the packed sequence only."""
 
     def run_layer(
         self,
@@ -42,8 +42,8 @@ class WholeSequence:
 
 
 def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
-    """The same few tokens every time, spread over the vocabulary; none with an embedding that is
-    not finite.
+    """Return the same few tokens every time, spread over the vocabulary; none has an embedding that
+    is not finite.
     """
     vocab_size = len(embedding)
     spread = (torch.arange(4 * num_tokens) * 7919 + 13) % vocab_size
@@ -55,7 +55,7 @@ def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
 
 
 def trial_arrays(embedding: Tensor, num_tokens: int, block_size: int) -> SlotArrays:
-    """`trial_tokens` as the sequence of one slot, in the blocks from 0 on."""
+    """Return `trial_tokens` as the sequence of one slot, in the blocks from 0 on."""
     arrays = SlotArrays(num_slots=1, max_seq_len=num_tokens, block_size=block_size)
     arrays.token_ids[0] = trial_tokens(embedding, num_tokens).numpy()
     arrays.num_tokens[0] = num_tokens
@@ -64,7 +64,7 @@ def trial_arrays(embedding: Tensor, num_tokens: int, block_size: int) -> SlotArr
 
 
 def trial_batch(arrays: SlotArrays, start: int, count: int) -> Batch:
-    """A step of `count` tokens of that sequence."""
+    """Return a step of `count` tokens of the trial sequence."""
     slots = np.zeros(1, dtype=np.int32)
     return Batch(
         step=0,
@@ -78,7 +78,7 @@ def trial_batch(arrays: SlotArrays, start: int, count: int) -> Batch:
 
 
 def module_logits(model: LoadedModel, ids: Tensor) -> Tensor:
-    """float32 [len(ids), vocabulary] of one sequence."""
+    """Return float32 logits [len(ids), vocabulary] of one sequence."""
     attach_runner(model.module, WholeSequence())
     ids = ids.to(model.device)
     positions = torch.arange(len(ids), device=model.device)

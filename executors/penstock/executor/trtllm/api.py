@@ -1,7 +1,7 @@
-"""The part of TensorRT-LLM's Python API that is used here, as protocols.
+"""The part of TensorRT-LLM's Python API that this folder uses, as protocols.
 
-All other modules of this folder are typed by these protocols, so that a name which is not here
-cannot be used, and a test compares every name with a record of the real package. Line 1.2, PyTorch
+All other modules of this folder are typed by these protocols, so that they cannot use a name that
+is not here; a test compares every name with a record of the real package. Release 1.2, PyTorch
 backend. Does not import the package.
 """
 
@@ -19,14 +19,15 @@ class Logprob(Protocol):
 
     @property
     def rank(self) -> int | None:
-        """1 and up; None where it is not reported."""
+        """From 1; None if the engine does not report it."""
         ...
 
 
 class CompletionOutput(Protocol):
-    """One sequence of a request. Everything is cumulative, and the object changes under the reader.
+    """One sequence of a request. Everything is cumulative, and the engine modifies the object while
+    it is read.
 
-    `finish_reason`: None while it runs, then "stop", "length", "timeout" or "cancelled".
+    `finish_reason`: None while the sequence runs, then "stop", "length", "timeout" or "cancelled".
     `stop_reason`: the stop token id that ended it, None for the end-of-sequence token.
     """
 
@@ -38,7 +39,7 @@ class CompletionOutput(Protocol):
 
 
 class RequestOutput(Protocol):
-    """A submitted request: the same object every time it is iterated."""
+    """A submitted request: every iteration returns the same object."""
 
     request_id: int
     outputs: Sequence[CompletionOutput]
@@ -46,14 +47,14 @@ class RequestOutput(Protocol):
     cached_tokens: int
 
     def abort(self) -> None:
-        """Abort; returns at once. A request that still waits gets no final result."""
+        """Abort the request and return at once. A request that still waits gets no final result."""
         ...
 
     def __aiter__(self) -> AsyncIterator["RequestOutput"]: ...
 
 
 class Llm(Protocol):
-    """`tensorrt_llm.LLM`. Use it on one event loop, except for what blocks: `shutdown`, and
+    """`tensorrt_llm.LLM`. Use it on one event loop, except for the blocking calls: `shutdown`, and
     `get_stats` of versions that fetch statistics by RPC.
     """
 
@@ -62,14 +63,16 @@ class Llm(Protocol):
     generate_async: Callable[..., RequestOutput]
 
     mpi_session: Any
-    """The MPI session of the engine's processes; None without one."""
+    """The MPI session of the engine's processes, or None."""
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Statistics of single iterations since the last call; waits for one, blocking."""
+        """Return the statistics of each iteration since the last call; block until there is one."""
         ...
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Statistics of single iterations; ends after `timeout` seconds without any."""
+        """Iterate over the statistics of each iteration; end after `timeout` seconds without
+        any.
+        """
         ...
 
     def shutdown(self) -> None:
@@ -80,7 +83,7 @@ class Llm(Protocol):
 
 
 class SamplingParams(Protocol):
-    """`tensorrt_llm.SamplingParams`: the engine modifies it, so it is never used twice."""
+    """`tensorrt_llm.SamplingParams`. The engine modifies the object, so it is never reused."""
 
 
 class GuidedDecodingParams(Protocol):

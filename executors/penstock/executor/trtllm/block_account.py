@@ -1,8 +1,8 @@
-"""Tracks the requests inside the engine, and which may enter next.
+"""Tracks the requests inside the engine, and decides which requests may enter next.
 
-Owns the order of submission and the one thing that the scheduler cannot see: an aborted request
-keeps its blocks until the engine has released it, an iteration later or so, while its slot is free
-at once. Does not call the engine.
+Owns the order of submission, and a fact that the scheduler cannot see: an aborted request keeps its
+blocks until the engine has released it, about an iteration later, while its slot is free at once.
+Does not call the engine.
 """
 
 from collections import deque
@@ -14,8 +14,8 @@ from penstock.executor.trtllm.submitted_request import SubmittedRequest
 class BlockAccount:
     """Requests admitted by the scheduler, in its order.
 
-    `max_num_seqs` and `num_blocks`: the engine's limits, which the requests inside never exceed: a
-    request waits here while leaving ones still hold what it needs.
+    `max_num_seqs` and `num_blocks`: the engine's limits, which the requests inside never exceed. A
+    request waits here while aborted requests still hold the slots or blocks it needs.
     """
 
     def __init__(self, *, max_num_seqs: int, num_blocks: int) -> None:
@@ -33,12 +33,12 @@ class BlockAccount:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were admitted but not submitted yet."""
+        """Requests that were admitted but not yet submitted."""
         return len(self._waiting)
 
     @property
     def num_unanswered_blocks(self) -> int:
-        """Blocks of requests without a response so far: the engine may not have allocated them."""
+        """Blocks of requests that have no response yet: the engine may not have allocated them."""
         return sum(each.num_blocks for each in self._unanswered)
 
     @property
@@ -47,23 +47,27 @@ class BlockAccount:
         return sum(each.num_blocks for each in self._leaving)
 
     def admit(self, submitted: SubmittedRequest) -> None:
-        """Add a request to which the scheduler gave a slot."""
+        """Add a request to which the scheduler assigned a slot."""
         self._waiting.append(submitted)
         self._unanswered.add(submitted)
 
     def on_response(self, submitted: SubmittedRequest) -> None:
-        """The engine returned a response for it."""
+        """Record that the engine returned a response for the request."""
         self._unanswered.discard(submitted)
 
     def enter(self) -> Iterator[SubmittedRequest]:
-        """The requests that enter now, in order; each is inside when it is yielded."""
+        """Yield the requests that may enter now, in order; each counts as inside when it is
+        yielded.
+        """
         while self._waiting and self._has_room(self._waiting[0]):
             submitted = self._waiting.popleft()
             self._inside.add(submitted)
             yield submitted
 
     def release(self, submitted: SubmittedRequest) -> bool:
-        """The scheduler took its slot back; True when the engine must abort it."""
+        """Release a request whose slot the scheduler took back; return True when the engine must
+        abort it.
+        """
         self._unanswered.discard(submitted)
         if submitted in self._inside:
             self._inside.discard(submitted)
@@ -74,7 +78,7 @@ class BlockAccount:
         return False
 
     def on_end(self, submitted: SubmittedRequest) -> None:
-        """The engine has released it."""
+        """Record that the engine has released the request."""
         self._inside.discard(submitted)
         self._leaving.discard(submitted)
 

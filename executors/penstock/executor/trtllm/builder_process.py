@@ -1,7 +1,7 @@
-"""The vendor's builder, `trtllm-build`: located, its flags listed, run and ended.
+"""Locates the vendor's builder, `trtllm-build`, lists its flags, runs it and ends it.
 
-Owns the process. Does not know the meaning of settings, nor the cache. Its output is passed on as
-it comes.
+Owns the process and forwards its output as it arrives. Knows neither the meaning of settings nor
+the cache.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
 
 
 class BuilderUnusable(Exception):
-    """There is no builder, or it does not run; the message has the remedy."""
+    """The builder is missing or does not run; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderEnd:
-    """The end of a builder: its exit code (negative: a signal), its last lines, its duration in
+    """How a builder ended: its exit code (negative: a signal), its last lines, its duration in
     seconds.
     """
 
@@ -46,7 +46,9 @@ class BuilderEnd:
 
 
 def find_builder() -> Path:
-    """The builder of this installation, else of the search path. Raises BuilderUnusable."""
+    """Return the builder of this installation, else the one on the search path. Raises
+    BuilderUnusable.
+    """
     beside = str(Path(sys.executable).parent)
     found = shutil.which(PROGRAM, path=beside) or shutil.which(PROGRAM)
     if found is None:
@@ -59,7 +61,9 @@ def find_builder() -> Path:
 
 
 def known_flags(builder: Path) -> frozenset[str]:
-    """The names, without dashes, of the flags its help lists. Raises BuilderUnusable."""
+    """Return the names, without dashes, of the flags in the builder's help. Raises
+    BuilderUnusable.
+    """
     try:
         answer = subprocess.run(
             [builder, "--help"],
@@ -92,12 +96,14 @@ def run_builder(
     on_heartbeat: Callable[[float], None],
     heartbeat_s: float = _HEARTBEAT_S,
 ) -> BuilderEnd:
-    """Run it to its end. `show` gets its output, `on_start` its pid, `on_heartbeat` the seconds.
+    """Run the builder to its end. `show` gets its output, `on_start` its pid, `on_heartbeat` the
+    seconds.
 
-    `lock`: a descriptor that it inherits, so that the lock is held while it lives. An exception,
-    such as KeyboardInterrupt, ends it and everything that it started; when this process is killed,
-    the kernel ends it (Linux). Raises OSError when it cannot be started. Call it on the main
-    thread: the kernel takes the end of the calling thread for ours.
+    `lock`: a descriptor that the builder inherits, so that the lock is held while it lives. An
+    exception such as KeyboardInterrupt ends the builder and all processes that it started; when
+    this process is killed, the kernel ends the builder (Linux). Raises OSError when it cannot be
+    started. Call this function on the main thread: the kernel ends the builder when the calling
+    thread ends.
     """
     started_s = time.monotonic()
     process = subprocess.Popen(
@@ -122,7 +128,9 @@ def run_builder(
 
 
 def _dying_with(parent: int) -> Callable[[], None] | None:
-    """A function for a child process, so that it is killed when `parent` dies (Linux)."""
+    """Return a function that a child process calls so that it is killed when `parent` dies
+    (Linux).
+    """
     if sys.platform != "linux":
         return None
     # Loaded here: few functions are safe between fork and exec.
@@ -143,7 +151,7 @@ def _pass_output_on(
     on_heartbeat: Callable[[], None],
     heartbeat_s: float,
 ) -> tuple[str, ...]:
-    """Pass output on until the builder has ended and its output is complete; returns the last
+    """Forward output until the builder has ended and its output is complete; return the last
     lines.
     """
     assert process.stdout is not None
@@ -174,7 +182,7 @@ def _pass_output_on(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the group: SIGTERM, then SIGKILL. A no-op when it has ended."""
+    """End the process group with SIGTERM, then SIGKILL; do nothing if it has ended."""
     if process.stdout is not None:
         process.stdout.close()
     if process.poll() is None:

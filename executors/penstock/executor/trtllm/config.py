@@ -14,17 +14,17 @@ from penstock.scheduler.setting import SettingError, check, required, setting
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "nvfp4")
 _MAX_COUNT = 65_536
-"""Of requests, GPUs, adapters and the like: a larger number is a typing error."""
+"""Limit of the number of requests, GPUs, adapters and so on: a larger number is a typing error."""
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 _MAX_WAIT_S = 1e9
-"""Thirty years; clocks of 64 bits overflow at ten times as long."""
+"""About 30 years; 64-bit clocks overflow at ten times this."""
 
 
 class CapacityPolicy(enum.StrEnum):
-    """When a request may run; the engine's CapacitySchedulerPolicy of that name.
+    """When a request may run; the engine's CapacitySchedulerPolicy of the same name.
 
-    Its third, STATIC_BATCH, is missing: it waits until a whole batch has ended.
+    The engine's third policy, STATIC_BATCH, is not offered: it waits until a whole batch has ended.
     """
 
     GUARANTEED_NO_EVICT = "GUARANTEED_NO_EVICT"
@@ -32,14 +32,16 @@ class CapacityPolicy(enum.StrEnum):
 
 
 class ChunkingPolicy(enum.StrEnum):
-    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy of that name."""
+    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy of the same
+    name.
+    """
 
     FIRST_COME_FIRST_SERVED = "FIRST_COME_FIRST_SERVED"
     EQUAL_PROGRESS = "EQUAL_PROGRESS"
 
 
 class SamplerType(enum.StrEnum):
-    """The engine's samplers; AUTO is TORCH."""
+    """The engine's samplers. AUTO selects TORCH."""
 
     AUTO = "auto"
     TORCH = "TorchSampler"
@@ -63,7 +65,7 @@ class GuidedDecodingBackend(enum.StrEnum):
 
 
 class DecodingType(enum.StrEnum):
-    """The kinds of speculative decoding that the PyTorch backend has."""
+    """The kinds of speculative decoding that the PyTorch backend supports."""
 
     NGRAM = "NGram"
     EAGLE = "Eagle"
@@ -76,11 +78,11 @@ class DecodingType(enum.StrEnum):
 class KvCacheSettings:
     """The engine's KV cache. Raises ValueError naming the field.
 
-    `free_gpu_memory_fraction`: its share of the GPU memory that the weights leave free.
-    `max_tokens`: its maximum size, None for the whole share. `enable_block_reuse`: equal prefixes
-    share blocks; `enable_partial_reuse`: a block may be shared in part. `host_cache_size`: bytes of
-    host memory for blocks evicted from the GPU. `dtype`: "auto" follows the model or, where it is
-    quantised with its cache, the checkpoint.
+    `free_gpu_memory_fraction`: the cache's share of the GPU memory that the weights leave free.
+    `max_tokens`: the cache's maximum size, None for the whole share. `enable_block_reuse`: equal
+    prefixes share blocks; `enable_partial_reuse`: a block may be shared in part. `host_cache_size`:
+    bytes of host memory for blocks evicted from the GPU. `dtype`: "auto" follows the model or, if
+    the checkpoint quantises the cache too, the checkpoint.
     """
 
     free_gpu_memory_fraction: float = setting(0.9, above=0, at_most=1)
@@ -112,8 +114,8 @@ class SchedulerSettings:
 class CudaGraphSettings:
     """CUDA graphs of steps without prompts. Raises ValueError naming the field.
 
-    `batch_sizes`: of the captured graphs, empty for the engine's own choice, up to `max_batch_size`
-    where that is given. `enable_padding`: other sizes use the next larger graph.
+    `batch_sizes`: of the captured graphs; empty: the engine chooses them, up to `max_batch_size` if
+    it is given. `enable_padding`: other batch sizes use the next larger graph.
     """
 
     enabled: bool = True
@@ -136,7 +138,7 @@ class CudaGraphSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One LoRA adapter: its name in requests, its folder, and its number inside the engine."""
+    """One LoRA adapter: its name in requests, its folder, and its id inside the engine."""
 
     name: str
     path: Path
@@ -150,10 +152,11 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """LoRA adapters; without any the engine runs without LoRA. Raises ValueError naming the field.
+    """LoRA adapters. Without adapters the engine runs without LoRA. Raises ValueError naming the
+    field.
 
     `max_loras`: how many the GPU holds at once, None for all. `max_cpu_loras`: how many the host
-    memory holds, None likewise. `lora_target_modules`: which layers may be adapted, by the engine's
+    memory holds, None for all. `lora_target_modules`: which layers may be adapted, by the engine's
     names; empty: those of the first adapter.
     """
 
@@ -177,7 +180,7 @@ _DRAFT_SETTINGS = {
     "max_matching_ngram_size": (DecodingType.NGRAM,),
     "num_nextn_predict_layers": (DecodingType.MTP,),
 }
-"""The decoding types that a setting applies to."""
+"""The decoding types that each setting applies to."""
 _NEEDED_DRAFT_SETTINGS = ("max_draft_len", "speculative_model")
 
 
@@ -185,10 +188,10 @@ _NEEDED_DRAFT_SETTINGS = ("max_draft_len", "speculative_model")
 class SpeculativeSettings:
     """Speculative decoding. Raises ValueError naming the field.
 
-    `max_draft_len`: tokens drafted at once; AUTO chooses it itself, MTP uses
+    `max_draft_len`: number of tokens drafted at once; AUTO chooses it, MTP uses
     `num_nextn_predict_layers` instead. `speculative_model`: the folder of the draft model (Eagle,
-    DraftTarget). `max_matching_ngram_size`: the longest n-gram of NGram, None for its default.
-    `eagle3_one_model`: whether Eagle's model runs inside the target model.
+    DraftTarget). `max_matching_ngram_size`: the longest n-gram of NGram; None: the engine's
+    default. `eagle3_one_model`: whether Eagle's model runs inside the target model.
     """
 
     decoding_type: DecodingType
@@ -213,14 +216,15 @@ class SpeculativeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """Time limits for the engine, in seconds; no wait is unlimited.
+    """Time limits for the engine, in seconds. Every wait is limited.
 
-    `response_timeout_s`: an engine that owes responses but returns none is dead; a request without
-    a response while others get theirs fails. `abort_grace_s`: for the last response of an aborted
-    request, which never comes for one that still waits. `load_timeout_s`: for building the engine.
-    `limits_timeout_s`: after that, for the statistics with the engine's limits.
-    `shutdown_timeout_s`: for the engine's own shutdown. `max_failures_in_row` counts requests: when
-    so many fail one after another, through no fault in them, the engine is restarted.
+    `response_timeout_s`: an engine that owes responses but returns none for this time is dead; a
+    request without a response for this time, while others get theirs, fails. `abort_grace_s`: for
+    the last response of an aborted request, which never arrives for a request that still waits.
+    `load_timeout_s`: for building the engine. `limits_timeout_s`: after the build, for the
+    statistics with the engine's limits. `shutdown_timeout_s`: for the engine's own shutdown.
+    `max_failures_in_row`: when this many requests in a row fail for reasons that are not theirs,
+    the engine is restarted.
     """
 
     response_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)
@@ -240,11 +244,11 @@ class TrtllmConfig:
 
     `max_batch_size`: requests that run at once. `max_num_tokens`: tokens of one step.
     `max_seq_len`: prompt and output, None for the model's own. `enable_chunked_prefill` is on,
-    unlike the engine's own default: without it a prompt above `max_num_tokens` is refused, and a
-    long prompt delays every output by its whole prefill. `sampler_honours`: options that the
-    operator guarantees where the installed version is newer than this code's knowledge of its
-    samplers; everything else that a sampler may ignore is refused. `guided_decoding_backend` None:
-    no structured output.
+    unlike the engine's default: without it, a prompt above `max_num_tokens` is refused, and a long
+    prompt delays every output by its whole prefill. `sampler_honours`: options that, by the
+    operator's guarantee, the sampler honours in an installed version that this code does not know;
+    all other options that a sampler may ignore are refused. `guided_decoding_backend` None: no
+    structured output.
     """
 
     max_batch_size: int = setting(256, at_least=1, at_most=_MAX_COUNT)
@@ -281,7 +285,7 @@ class TrtllmConfig:
         self._check_parts()
 
     def _check_parts(self) -> None:
-        """Dependencies between the parts."""
+        """Check dependencies between settings."""
         graphs = self.cuda_graph_config
         for name, size in (
             ("batch_sizes", max(graphs.batch_sizes, default=None)),
@@ -319,5 +323,5 @@ class TrtllmConfig:
 
     @property
     def world_size(self) -> int:
-        """GPUs that the engine runs on."""
+        """Number of GPUs that the engine runs on."""
         return self.tensor_parallel_size * self.pipeline_parallel_size

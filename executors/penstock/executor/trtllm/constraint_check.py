@@ -1,8 +1,8 @@
 """Checks whether the engine can enforce a constraint, before the engine gets it.
 
-xgrammar, which comes with TensorRT-LLM, builds the grammar; a constraint that it refuses or that
-has a dead end is refused here. Where it runs: see `constraint_process`. Inside the engine the first
-fails with its own message, and the second ends every request there (see `dead_ends`).
+xgrammar, which is part of TensorRT-LLM, builds the grammar. A constraint that xgrammar refuses or
+that has a dead end is refused here. `constraint_process` runs the checks. In the engine, the former
+would fail with the engine's own message, and the latter would end every request (see `dead_ends`).
 """
 
 import asyncio
@@ -38,13 +38,13 @@ _NUM_AT_ONCE: Final = 2
 
 
 def guide_text(constraint: Constraint) -> str:
-    """The engine's input: the text, or a regular expression of the choices."""
+    """Return the engine's input: the text, or a regular expression for the choices."""
     is_choice = constraint.kind is ConstraintKind.CHOICE
     return choice_regex(constraint.texts) if is_choice else constraint.texts[0]
 
 
 def installed_grammar() -> Any:
-    """`xgrammar.Grammar`; None, with a warning, where it cannot be loaded."""
+    """Return `xgrammar.Grammar`; None, with a warning, if it cannot be loaded."""
     try:
         return import_module("xgrammar").Grammar
     except (ImportError, AttributeError) as error:
@@ -53,7 +53,7 @@ def installed_grammar() -> Any:
 
 
 def fault_of(grammar_class: Any, constraint: Constraint) -> str:
-    """Why this constraint is refused; empty when the engine may get it. Blocks."""
+    """Return why this constraint is refused, or an empty string. Blocks."""
     build: Callable[[str], object] = getattr(grammar_class, _BUILDERS[constraint.kind])
     try:
         text = str(build(guide_text(constraint)))
@@ -64,9 +64,9 @@ def fault_of(grammar_class: Any, constraint: Constraint) -> str:
 
 
 class ConstraintCheck:
-    """Runs a few checks at a time, one of each tenant.
+    """Runs a few checks at a time, at most one per tenant.
 
-    `check` is called on a thread and blocks, for a bounded time. Belongs to one event loop.
+    `check` is called on a thread and blocks, for a limited time. Use it on one event loop.
     """
 
     def __init__(self, check: Callable[[Constraint], str]) -> None:
@@ -77,8 +77,8 @@ class ConstraintCheck:
     async def fault(self, constraint: Constraint, tenant: str) -> str:
         """As `fault_of`.
 
-        With one check of each tenant at a time, a tenant waits for one check of every other tenant
-        at most. Cancelling releases its place.
+        With one check per tenant at a time, a tenant waits for at most one check of every other
+        tenant. Cancelling frees the tenant's place.
         """
         own = self._permit_of.setdefault(tenant, asyncio.Lock())
         await own.acquire()
@@ -102,5 +102,5 @@ class ConstraintCheck:
 
 
 def choice_regex(texts: Iterable[str]) -> str:
-    """The expression that matches, as a whole, exactly the given texts."""
+    """Return a regular expression that matches, as a whole, exactly the given texts."""
     return "|".join(text.translate(_ESCAPES) for text in texts)

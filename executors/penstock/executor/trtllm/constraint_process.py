@@ -2,8 +2,8 @@
 
 Owns their lifetime and their limits: xgrammar compiles while it holds the interpreter lock, for as
 long and in as much memory as the constraint needs. A process that takes too long is killed; one
-that allocates too much memory fails or dies. Run as a program, `python -m` with this module's name,
-it is such a process: a line of JSON comes in for each constraint, and one with its fault goes out.
+that allocates too much memory fails or dies. This module run as a program (`python -m`) is such a
+process: it reads one line of JSON per constraint and writes one line of JSON with the error found.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 CHECK_S: Final = 10.0
 START_S: Final = 120.0
-"""Time to check one constraint, and for a process to load xgrammar, which loads torch."""
+"""Time limits of a check, and of a process's start: it loads xgrammar, which loads torch."""
 _CHECK_BYTES: Final = 2 << 30
-"""Of address space, above what the process has when it is ready."""
+"""Address space beyond what the process uses when it is ready."""
 _READY: Final = "ready"
 
 
@@ -42,14 +42,14 @@ class CheckProcesses:
     """One process for each concurrent check. Call the methods on any thread."""
 
     def __init__(self, check_s: float = CHECK_S) -> None:
-        """Start the first process, because loading takes longer than checking."""
+        """Start the first process at once, because loading takes longer than checking."""
         self._check_s = check_s
         self._lock = threading.Lock()
         self._is_closed = False
         self._idle = [_Process()]
 
     def fault(self, constraint: Constraint) -> str:
-        """As `fault_of`, within limits; also reports a constraint that cannot be checked.
+        """As `fault_of`, within limits; also reports a constraint that could not be checked.
         Blocks.
         """
         with self._lock:
@@ -69,7 +69,7 @@ class CheckProcesses:
         return TOO_LARGE if answer is None else answer
 
     def close(self) -> None:
-        """End idle processes; the others end after their check."""
+        """End idle processes; busy ones end after their check."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -78,7 +78,7 @@ class CheckProcesses:
 
 
 class _Process:
-    """One checking process. It uses no GPU."""
+    """A process that checks constraints. It uses no GPU."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -90,7 +90,9 @@ class _Process:
         self._is_ready = False
 
     def ask(self, constraint: Constraint, check_s: float) -> str | None:
-        """Check a constraint: its fault; None when it took too long or ended the process."""
+        """Check a constraint; return its error, or None when it took too long or ended the
+        process.
+        """
         if not self._is_ready and self._line(START_S) != _READY:
             log.error("the constraint checker does not start")
             return NOT_CHECKED
@@ -109,7 +111,7 @@ class _Process:
             pass  # closes its pipes and waits
 
     def _line(self, timeout_s: float) -> str | None:
-        """Read one line of output; None if the process ends before or takes longer."""
+        """Read one line of output; return None if the process ends or `timeout_s` passes first."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -119,7 +121,7 @@ class _Process:
 
 
 def installed_checker() -> CheckProcesses | None:
-    """The check; None, with a warning, without xgrammar."""
+    """Return the checker; None, with a warning, without xgrammar."""
     if find_spec("xgrammar") is None:
         log.warning("constraints are not checked before they reach the engine: no xgrammar")
         return None

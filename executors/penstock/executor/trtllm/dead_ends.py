@@ -1,8 +1,8 @@
-"""Dead ends of a grammar: rules that no finite output can complete.
+"""Finds dead ends of a grammar: rules that no finite output can complete.
 
-Owns the parser of a grammar as xgrammar prints it, and the fixpoint over its rules. A guided
-decoder that reaches such a rule has no allowed token left, which ends the whole engine (every logit
-minus infinity) before NVIDIA PR #18896. Imports nothing of xgrammar.
+Owns the parser for grammars as xgrammar prints them, and the fixpoint over their rules. When a
+guided decoder reaches such a rule, no token is allowed any more, which ends the whole engine (every
+logit is minus infinity) before NVIDIA PR #18896. Does not import xgrammar.
 """
 
 import re
@@ -31,11 +31,11 @@ _ESCAPED: Final = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "b": 8, "a": 7, "
 _LAST_CODE_POINT: Final = 0x10FFFF
 _ROOT: Final = "root"
 _NEVER: Final = ""
-"""Stands for an empty character class; no rule has this name, so it is never productive."""
+"""Represents an empty character class; no rule has this name, so it is never productive."""
 
 
 def has_dead_end(grammar: str) -> bool:
-    """Whether some rule that is reachable from `root` derives no finite text."""
+    """Return whether a rule that is reachable from `root` derives no finite text."""
     rules = _read(grammar)
     productive = _productive(rules)
     return any(name not in productive for name in _reachable(rules))
@@ -43,7 +43,7 @@ def has_dead_end(grammar: str) -> bool:
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule, or a bracket in one: of each alternative the rules it needs.
+    """A rule, or a group in brackets: for each alternative, the rules it needs.
 
     `optional`: rules that an alternative mentions but does not need, such as the operand of `*`.
     """
@@ -53,7 +53,7 @@ class _Rule:
 
 
 def _read(grammar: str) -> dict[str, _Rule]:
-    """The rules by name; brackets have names that no grammar can use."""
+    """Parse the rules, by name; groups in brackets get names that no grammar can use."""
     reader = _Reader()
     for token in _TOKEN.finditer(grammar):
         if token.lastgroup != "nothing":
@@ -103,7 +103,7 @@ class _Reader:
 
 
 def _needed_by(token: re.Match[str]) -> str | None:
-    """The rule that a part of an alternative needs; None for text that can be written."""
+    """Return the rule that a part of an alternative needs; None for text that can be generated."""
     if token.lastgroup == "name":
         return token[0]
     inner = token[0][1:-1]
@@ -115,7 +115,9 @@ def _needed_by(token: re.Match[str]) -> str | None:
 
 
 def _has_member(members: str) -> bool:
-    """Whether a character class is not empty. A class with an invalid character counts as empty."""
+    """Return whether a character class has a member. A class with an invalid character counts as
+    empty.
+    """
     is_negated = members.startswith("^")
     ranges = sorted(_ranges(members[is_negated:]))
     if any(high > _LAST_CODE_POINT for _, high in ranges):
@@ -156,7 +158,7 @@ def _point(character: re.Match[str]) -> int:
 
 
 def _productive(rules: dict[str, _Rule]) -> set[str]:
-    """Rules with an alternative that needs only such rules, found from the leaves upwards."""
+    """Return the rules with an alternative that needs only productive rules, computed bottom-up."""
     # By needed rule: the alternatives that wait for it, each with its rule and what it still needs.
     waiting: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)
     ready: list[str] = []

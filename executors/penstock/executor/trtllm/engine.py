@@ -1,4 +1,4 @@
-"""The engine behind the executor: built, its limits read, monitored, shut down.
+"""The engine behind the executor: builds it, reads its limits, monitors it, shuts it down.
 
 Owns the loop thread, its tasks and the order of start and shutdown. Does not know slots.
 """
@@ -35,9 +35,9 @@ _STOP_S = 5.0
 
 
 class EngineHandle:
-    """A running engine. `info`: its limits, as the engine reports them.
+    """A running engine. `info`: its limits, as reported by the engine.
 
-    Building takes minutes and blocks. Raises what `TrtllmExecutor` raises.
+    The constructor blocks for minutes. It raises the errors of `TrtllmExecutor`.
     """
 
     def __init__(self, config: ExecutorConfig, responses: ResponseQueue) -> None:
@@ -77,7 +77,7 @@ class EngineHandle:
         self._thread.post(self.streams.carry_out, aborts, submits)
 
     def close(self) -> None:
-        """Shut down, within `watch.shutdown_timeout_s` and some seconds."""
+        """Shut down; takes at most `watch.shutdown_timeout_s` plus some seconds."""
         try:
             self._thread.run(self._shut_down(), self._watch.shutdown_timeout_s + _STOP_S)
         except TimeoutError:
@@ -93,7 +93,7 @@ class EngineHandle:
         package: Package,
         mapping: RequestMapping,
     ) -> None:
-        """Start the engine on the loop, which owns it from then on."""
+        """Start the engine on the loop, which owns the engine from then on."""
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._poller = poller = StatsPoller(
             self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
@@ -127,7 +127,7 @@ class EngineHandle:
         self.info = engine_info(config.trtllm, folder, package, stats)
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A background task whose failure ends the engine."""
+        """Run a background task whose failure ends the engine."""
         try:
             await run()
         except Exception as error:
@@ -182,7 +182,7 @@ class EngineHandle:
 
 
 async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Llm:
-    """Build on a thread, with log lines about the progress; bounded."""
+    """Build on a thread, within a time limit, and log the progress."""
     began_s = time.monotonic()
     building = asyncio.ensure_future(in_worker(build, "trtllm build"))
     while True:
@@ -199,7 +199,7 @@ async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Ll
 async def _unless_broken(
     wanted: Coroutine[Any, Any, T], tasks: Sequence["asyncio.Task[None]"]
 ) -> T:
-    """Await `wanted`; raise the error of one of `tasks` instead, if one ends before."""
+    """Await `wanted`; if one of `tasks` ends first, raise its error instead."""
     waiting = asyncio.ensure_future(wanted)
     await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
     if not waiting.done():
@@ -212,14 +212,14 @@ async def _unless_broken(
 
 
 def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> Callable[[], Llm]:
-    """The engine's constructor, after all checks that do not need a load."""
+    """Return the engine's constructor, after all checks that do not need the model loaded."""
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
     return lambda: package.build(**arguments)
 
 
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:
-    """The request mapping; made before the load, because it refuses what the installed version
-    lacks.
+    """Create the request mapping before the load, because it raises if the installed version lacks
+    an argument.
     """
     if folder.vocab_size is None:
         raise ValueError(f"{folder.path} has no vocabulary size")

@@ -1,4 +1,4 @@
-"""Builds engines ahead of time: a TensorRT-LLM checkpoint becomes an engine, once.
+"""Builds engines ahead of time: converts a TensorRT-LLM checkpoint to an engine, once.
 
 Owns the settings of a build and its order: recognise the folder, refuse unsupported flags, check
 the cache, build, verify, store. A service never builds.
@@ -38,10 +38,10 @@ def _size(text: str, shown: str = _USUAL) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSettings:
-    """Sizes an engine is built for, by TensorRT-LLM's names; None: the builder's default.
+    """Sizes that an engine is built for, by TensorRT-LLM's names; None: the builder's default.
 
     The parallel sizes are the checkpoint's; if given here, they are compared with it. `options`:
-    any other flag of the builder and its value.
+    other flags of the builder, and their values.
     """
 
     max_batch_size: int | None = _size("requests that run at once")
@@ -65,7 +65,7 @@ class BuildSettings:
                 raise BadBuild(f"option {name}: has its own setting")
 
     def flags(self) -> dict[str, str]:
-        """Flags of the builder without their dashes, and their values."""
+        """Return the builder's flags, without dashes, and their values."""
         aside = {"tensor_parallel_size", "pipeline_parallel_size", "options"}
         named = {
             setting.name: str(getattr(self, setting.name))
@@ -77,7 +77,7 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """The result. `path` can be served; `explanation` is one line on why."""
+    """The result of a build. `path` can be served; `explanation`: one line with the reason."""
 
     path: Path
     is_new: bool
@@ -100,10 +100,11 @@ def build_engine(
     *,
     max_wait_s: float | None = None,
 ) -> Built:
-    """Build, unless there is nothing to build, or an intact build exists.
+    """Build the engine, unless the folder needs no build or an intact engine is in the cache.
 
     `max_wait_s`: how long to wait for another build of the same engine; None: without limit. Raises
-    BadBuild, BuilderUnusable, CacheUnusable, CacheBusy, BuildFailed; OSError where files fail.
+    BadBuild, BuilderUnusable, CacheUnusable, CacheBusy, BuildFailed; OSError if a file operation
+    fails.
     """
     folder = recognise(model)
     if folder.kind is ModelKind.UNKNOWN:
@@ -132,7 +133,7 @@ def build_engine(
 
 
 def _is_cached(cache: EngineCache, place: Path, reporter: BuildReporter) -> bool:
-    """Whether an intact engine exists; logs if there is a damaged one."""
+    """Return whether the cache has an intact engine; log a damaged one."""
     if not cache.exists(place):
         return False
     damage = cache.damage(place)
@@ -217,7 +218,9 @@ def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
 
 
 def _wait_reporter(reporter: BuildReporter) -> Callable[[float, str], None]:
-    """Reports that another build is waited for, at once and then now and then."""
+    """Return a function that reports, at once and then at intervals, that the build waits for
+    another.
+    """
     next_s = 0.0
 
     def report_wait(waited_s: float, holder: str) -> None:

@@ -1,9 +1,9 @@
-"""The cache of built engines: one folder for each key, complete or not used at all.
+"""The cache of built engines: one folder per key, complete or not used at all.
 
-Owns the lock, the temporary folder of a build, and the manifest: sizes of all files and the content
-of small ones, so that damage is found without reading the weights. An engine is built next to its
-place and renamed, so a killed build leaves none there; the next build removes what it did leave.
-Does not know how engines are built.
+Owns the lock, the temporary folder of a build, and the manifest: the sizes of all files and the
+content hashes of small ones, so that damage is found without reading the weights. An engine is
+built next to its final folder and renamed, so a killed build leaves no engine there; the next build
+removes its temporary folder. Does not know how engines are built.
 """
 
 import contextlib
@@ -40,29 +40,31 @@ class CacheBusy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BuildLock:
-    """A held lock. `descriptor` is to be inherited by a builder."""
+    """A held lock. The builder inherits `descriptor`."""
 
     descriptor: int
 
     def write_holder(self, holder: str) -> None:
-        """Write who holds the lock, for those that wait."""
+        """Write the name of the lock's holder, for the processes that wait."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, holder.encode()[:_MAX_HOLDER_BYTES], 0)
 
 
 class EngineCache:
-    """A folder of engines. Any number of processes may use it at a time."""
+    """A folder of engines. Any number of processes may use it at the same time."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` is created when needed. The file system must support locks and renames."""
         self._folder = folder
 
     def place_of(self, model: Path, key: EngineKey) -> Path:
-        """The folder of the engine with this key."""
+        """Return the folder of the engine with this key."""
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
     def exists(self, place: Path) -> bool:
-        """Whether one of our builds exists. Raises CacheUnusable for a folder of other origin."""
+        """Return whether we built an engine here. Raises CacheUnusable for a folder of other
+        origin.
+        """
         if not place.exists():
             return False
         if not (place / MANIFEST).is_file():
@@ -70,7 +72,7 @@ class EngineCache:
         return True
 
     def damage(self, place: Path) -> str:
-        """The damage of the stored engine, in one line; "" if it is intact."""
+        """Describe the damage of the stored engine in one line; "" if it is intact."""
         made = recognise(place)
         if not made.is_engine:
             return made.explanation
@@ -87,9 +89,9 @@ class EngineCache:
     ) -> Generator[BuildLock, None, None]:
         """Lock the place against other builds.
 
-        The lock lives as long as any process holds the descriptor: a builder that outlives us keeps
-        it. `on_wait` gets the seconds waited so far and the holder, now and then. Raises CacheBusy
-        after `max_wait_s`; None waits without limit.
+        The lock lives as long as any process holds the descriptor: a builder that outlives this
+        process keeps it. `on_wait` gets the seconds waited so far and the holder, at intervals.
+        Raises CacheBusy after `max_wait_s`; None waits without limit.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._folder / f".{place.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -117,8 +119,8 @@ class EngineCache:
 
     @contextlib.contextmanager
     def building(self, place: Path) -> Generator[Path, None, None]:
-        """An empty folder next to the final one, for the holder of the lock. Removed after the
-        block.
+        """Create an empty folder next to the final one, for the holder of the lock; remove it after
+        the block.
         """
         prefix = f".{place.name}.building-"
         for left in self._folder.glob(f"{prefix}*"):
@@ -131,7 +133,7 @@ class EngineCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
-        """Move a complete engine to its place, in one step; replaces a damaged one."""
+        """Move a complete engine to its final folder in one step; replace a damaged one."""
         # mkdtemp makes it private; a service may run as another user.
         built.chmod(0o755)
         whole = {**manifest, "engine": inventory(built)}
@@ -151,14 +153,14 @@ class EngineCache:
 
 
 def default_cache_folder(environment: Mapping[str, str]) -> Path:
-    """The default folder, by the XDG base directories."""
+    """Return the default folder, by the XDG base directories."""
     cache = environment.get("XDG_CACHE_HOME", "")
     root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
     return root / "penstock" / "engines"
 
 
 def inventory(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every file by its relative name, as JSON values. Raises OSError."""
+    """Describe every file by its relative name, as JSON values. Raises OSError."""
     return {
         path.relative_to(folder).as_posix(): _described(path)
         for path in sorted(folder.rglob("*"))
@@ -167,7 +169,8 @@ def inventory(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
-    """The first file that is not as recorded, and why; "" if all are. Additional files are ignored.
+    """Return the first file that differs from its record, and why; "" if none does. Additional
+    files are ignored.
 
     Raises OSError for a file that cannot be read.
     """

@@ -1,10 +1,10 @@
 """The cache key of an engine: model folder, build settings, GPU, version.
 
-Owns what is hashed. Of the folder: the relative name and size of every file that is not hidden; the
-whole content of files up to a mebibyte; of larger ones the header where they are safetensors, 256
-samples spread over the file, and the time of the last change. Reading all of the weights would take
-as long as some builds; samples and time together detect any other weights that a checkpoint tool
-writes. A copy that loses its times is built again, which is the harmless mistake.
+Owns what is hashed. For every file of the folder that is not hidden: its relative name and size;
+for files up to 1 MiB, the whole content; for larger files, the header (safetensors only), 256
+samples spread over the file, and the modification time. Reading all weights would take as long as
+some builds; samples and time together detect other weights that a checkpoint tool writes. A copy
+that loses its modification times is built again, which is harmless.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKey:
-    """`inputs`: everything that determines the engine, as JSON values. `digest`: their hash,
-    hexadecimal.
+    """`inputs`: everything that determines the engine, as JSON values. `digest`: the hexadecimal
+    hash of `inputs`.
     """
 
     inputs: Mapping[str, Any]
@@ -39,7 +39,7 @@ class EngineKey:
 def engine_key(
     folder: Path, settings: Mapping[str, str], gpus: FoundGpus, version: str
 ) -> EngineKey:
-    """The key of an engine. Raises OSError naming a file that cannot be read."""
+    """Return the key of an engine. Raises OSError naming a file that cannot be read."""
     inputs: dict[str, Any] = {
         "format": _FORMAT,
         "files": folder_fingerprint(folder),
@@ -51,7 +51,9 @@ def engine_key(
 
 
 def folder_fingerprint(folder: Path) -> list[dict[str, Any]]:
-    """Every file that is not hidden, by its relative name: size and the hash of what is read."""
+    """Return size and hash of the sampled content of every file that is not hidden, by relative
+    name.
+    """
     return [
         {
             "name": path.relative_to(folder).as_posix(),
@@ -86,7 +88,7 @@ def _content_hash(path: Path) -> str:
 
 
 def _header_bytes(prefix: bytes) -> int:
-    """The length of a safetensors header, from the file's first eight bytes."""
+    """Return the length of a safetensors header, from the file's first eight bytes."""
     return int.from_bytes(prefix, "little")
 
 

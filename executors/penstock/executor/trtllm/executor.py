@@ -1,9 +1,10 @@
 """The TensorRT-LLM executor: the engine batches and pages, our scheduler decides which requests are
-in.
+in the engine.
 
-Owns the interface of the two threads. `launch` sends submissions and aborts to the loop's thread;
-`collect` never waits and returns what has arrived. The engine never gets more requests than it can
-run, so that priorities, deadlines and fairness apply; its limits are those that it reports.
+Owns the interface between the two threads. `launch` sends submissions and aborts to the loop's
+thread; `collect` never waits and returns the responses received so far. The engine never gets more
+requests than it can run, so that priorities, deadlines and fairness apply; its limits are those
+that it reports.
 """
 
 import logging
@@ -31,11 +32,11 @@ _FORGOTTEN = "no response for this request while others progressed"
 
 
 class TrtllmExecutor:
-    """One engine of TensorRT-LLM 1.2 (PyTorch backend). One thread calls it.
+    """An `Executor` with one engine of TensorRT-LLM 1.2 (PyTorch backend). One thread calls it.
 
     Raises ExecutorUnavailable when the package is missing, ValueError for settings that the
-    installed version or the model folder cannot meet, ExecutorDied when the engine does not start.
-    `clock`: monotonic seconds.
+    installed version or the model folder does not support, ExecutorDied when the engine does not
+    start. `clock`: monotonic seconds.
     """
 
     def __init__(self, config: ExecutorConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +69,7 @@ class TrtllmExecutor:
 
     @property
     def num_given_up(self) -> int:
-        """Aborted requests whose end the engine never reported."""
+        """Number of aborted requests whose end the engine never reported."""
         return self._engine.streams.num_given_up
 
     def launch(self, batch: Batch) -> None:
@@ -87,11 +88,11 @@ class TrtllmExecutor:
         self._check_pages(batch, num_unanswered_blocks)
 
     def collect(self) -> StepResult:
-        """The responses since the last call; never waits.
+        """Return the responses since the last call; never wait.
 
-        Raises ExecutorDied when the engine is gone, returns no response for longer than
-        `watch.response_timeout_s`, or fails one request after another. A request that alone gets no
-        response fails alone.
+        Raises ExecutorDied when the engine has ended, returns no response for longer than
+        `watch.response_timeout_s`, or fails one request after another. If only a single request
+        gets no response, only that request fails.
         """
         news = self._responses.take()
         now_s = self._clock()
@@ -116,7 +117,7 @@ class TrtllmExecutor:
         return result
 
     def account(self) -> str:
-        """Irregularities that the scheduler does not see, in one line; empty without any."""
+        """Return irregularities that the scheduler does not see, in one line; empty without any."""
         audit = self.audit
         counts = {
             "drifts": audit.num_drifts,
@@ -133,7 +134,7 @@ class TrtllmExecutor:
         )
 
     def close(self) -> None:
-        """Abort everything, shut the engine down; bounded in time. Idempotent."""
+        """Abort all requests and shut the engine down, within a time limit. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._engine.close()
@@ -152,7 +153,7 @@ class TrtllmExecutor:
         return submitted
 
     def _vacate(self, slot: int) -> SubmittedRequest | None:
-        """Release a slot; returns its request if the engine must abort it."""
+        """Release a slot; return its request if the engine must abort it."""
         submitted = self._submitted.pop(slot)
         submitted.slot = -1
         self._watchdog.forget(submitted, self._clock())

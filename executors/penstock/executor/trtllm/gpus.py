@@ -1,6 +1,7 @@
-"""The GPUs of this machine, by nvidia-smi. Loads no CUDA, so that nothing is allocated or changed.
+"""The GPUs of this machine, as listed by nvidia-smi. Loads no CUDA, so that nothing is allocated or
+changed.
 
-Without the tool there are no GPUs.
+Without nvidia-smi there are no GPUs.
 """
 
 import re
@@ -24,7 +25,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundGpus:
-    """All GPUs, the driver's version and the newest CUDA it supports; "" for not known."""
+    """All GPUs, the driver's version and the newest CUDA version it supports; "" if unknown."""
 
     gpus: tuple[Gpu, ...]
     driver: str
@@ -32,7 +33,7 @@ class FoundGpus:
 
 
 def found_gpus() -> FoundGpus:
-    """Run nvidia-smi. A machine without it, or where it fails, has no GPUs."""
+    """List the GPUs with nvidia-smi; without it, or if it fails, there are none."""
     table = _ask(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line]
     rows = [row for row in rows if len(row) == _FIELDS.count(",") + 1]

@@ -1,6 +1,6 @@
 """The engine's limits, as it reports them.
 
-Owns the warm-up that makes it report and the conversion to `ExecutorInfo`.
+Owns the warm-up requests that make the engine report, and the conversion to `ExecutorInfo`.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 _PATIENCE_S = 5.0
-"""An iterator of statistics that ended continues only with a new request."""
+"""Time after which another request is sent: an ended statistics iterator continues only with a new
+request.
+"""
 
 
 async def probe_limits(
@@ -31,7 +33,7 @@ async def probe_limits(
 ) -> EngineStats:
     """Generate single tokens until the engine reports statistics.
 
-    Raises ExecutorDied when it reports none, or does not answer, within `timeout_s`.
+    Raises ExecutorDied when the engine reports none, or does not respond, within `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -49,9 +51,9 @@ async def probe_limits(
 
 
 async def try_adapter(llm: Llm, mapping: RequestMapping, name: str, timeout_s: float) -> None:
-    """Generate a token with an adapter: since the engine loads it outside of a request's own
-    errors, it would end with the first request that names a broken one. Raises ExecutorDied naming
-    it.
+    """Generate a token with an adapter. The engine loads adapters outside of a request's error
+    handling, so the first request with a broken adapter would end the engine. Raises ExecutorDied
+    naming the adapter.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -67,14 +69,14 @@ async def try_adapter(llm: Llm, mapping: RequestMapping, name: str, timeout_s: f
 
 
 def num_blocks_ahead(config: TrtllmConfig, tokens_per_block: int) -> int:
-    """Pages that a running request may hold beyond those of its known tokens."""
+    """Return how many pages a running request may hold beyond the pages of its known tokens."""
     return -(-(1 + _num_draft_tokens(config)) // tokens_per_block)
 
 
 def engine_info(
     config: TrtllmConfig, folder: ModelFolder, package: Package, stats: EngineStats
 ) -> ExecutorInfo:
-    """The effective limits: those of the engine, within those of the settings."""
+    """Return the effective limits: the engine's, restricted by the settings."""
     max_seq_len = config.max_seq_len or folder.max_seq_len
     if max_seq_len is None:
         raise ValueError(f"max_seq_len must be given: {folder.path} has none")
@@ -107,7 +109,7 @@ def _num_draft_tokens(config: TrtllmConfig) -> int:
 
 
 def _warm_up(mapping: RequestMapping, adapter: str = "") -> dict[str, object]:
-    """Generate single tokens, greedily, with a private cache salt."""
+    """Return arguments that generate a single token, greedily, with a private cache salt."""
     spec = RequestSpec(
         key=1,
         request_id="warm-up",

@@ -1,8 +1,8 @@
 """Converts our settings to the arguments of the vendor's LLM constructor.
 
-Owns the translation, class by class, and what happens where the installed version lacks a setting:
-refused by name if the operator set it, left out if it is only our default. Does not know requests;
-the settings' own ranges are checked before.
+Owns the translation, class by class. A setting that the installed version lacks is refused by name
+if the operator set it, and left out if it is only our default. Does not know requests; the ranges
+of the settings are checked before.
 """
 
 import inspect
@@ -46,7 +46,9 @@ _DECODING_CLASSES = {
 }
 _MAX_STATS = 1000
 _NGRAM_MATCH = 2
-"""The `max_matching_ngram_size` of later versions; in 1.2 it defaults to 0: never a match."""
+"""The default of `max_matching_ngram_size` in later versions; in 1.2 it is 0, which never
+matches.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +64,12 @@ def llm_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments for `package.build`.
 
-    The engine needs no tokenizer (text is ours) except for structured output; `tokenizer_path`
-    None: the model folder has it. Statistics are always on: the engine's real limits are read from
-    them. Its own tracing stays off: traces are ours.
+    The engine needs a tokenizer only for structured output, because our service converts text;
+    `tokenizer_path` None: the model folder has it. Statistics are always on: the engine's actual
+    limits are read from them. The engine's tracing is off: our service traces.
 
-    Raises ValueError naming the setting that the installed version lacks, and ExecutorUnavailable
-    naming a class that it lacks.
+    Raises ValueError naming a setting, or ExecutorUnavailable naming a class, that the installed
+    version lacks.
     """
     default = TrtllmConfig()
     settings: dict[str, _Setting] = {
@@ -97,7 +99,9 @@ def _text_side(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
 
 
 def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
-    """The arguments that are objects of the vendor's classes, built only where supported."""
+    """Return the arguments that are objects of the vendor's classes, created only where
+    supported.
+    """
     builders: dict[str, Callable[[], Any]] = {
         "kv_cache_config": lambda: _kv_cache(config.kv_cache_config, package),
         "scheduler_config": lambda: _scheduler(config.scheduler_config, package),
@@ -151,7 +155,7 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
 
 
 def _cuda_graph(settings: CudaGraphSettings, package: Package) -> Any:
-    """The arguments for CUDA graphs; None disables graphs."""
+    """Return the arguments for CUDA graphs; None disables graphs."""
     if not settings.enabled:
         return None
     names = ("batch_sizes", "max_batch_size", "enable_padding")
@@ -202,7 +206,9 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
 
 
 def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Setting]:
-    """The fields with a value; `is_asked_for` if it differs from `default`, None for all."""
+    """Return the fields that have a value. `is_asked_for`: the value differs from `default`; always
+    if `default` is None.
+    """
     values = {name: getattr(settings, name) for name in names}
     return {
         name: _Setting(
@@ -223,8 +229,8 @@ def _built(package: Package, class_name: str, where: str, values: Mapping[str, _
 def _fitted(
     settings: Mapping[str, _Setting], taken: Collection[str], owner: str, where: str
 ) -> dict[str, Any]:
-    """The part of `settings` that `owner` supports. Raises ValueError for unsupported settings that
-    were set.
+    """Return the settings that `owner` supports. Raises ValueError for an unsupported setting that
+    the operator set.
     """
     for name, setting in settings.items():
         if name not in taken and setting.is_asked_for:
@@ -233,13 +239,13 @@ def _fitted(
 
 
 def _taken_by(kind: Any) -> frozenset[str]:
-    """Field names of a pydantic model, else the constructor's parameters."""
+    """Return a pydantic model's field names, else the constructor's parameters."""
     fields = getattr(kind, "model_fields", None)
     return frozenset(inspect.signature(kind).parameters if fields is None else fields)
 
 
 def _member(package: Package, class_name: str, name: str, where: str) -> Any:
-    """An enum's member by name; the vendor's enums are native classes without a lookup."""
+    """Return an enum's member by name; the vendor's enums are native classes without a lookup."""
     member = getattr(package.named(class_name), name, None)
     if member is None:
         raise ValueError(
@@ -249,7 +255,7 @@ def _member(package: Package, class_name: str, name: str, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Our enums as plain text, tuples as lists: the vendor's models check types."""
+    """Convert our enums to plain strings and tuples to lists: the vendor's models check types."""
     if isinstance(value, str):
         return str(value)
     return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value

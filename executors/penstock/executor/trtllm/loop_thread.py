@@ -1,8 +1,8 @@
-"""The event loop that owns the engine, on its own thread.
+"""The event loop that owns the engine, on a separate thread.
 
 Owns the thread, its loop and calls from other threads. The engine wakes only the loop of the first
-request of a batch, so everything that uses it must be on one loop; long blocking calls (building,
-shutting down) run on a worker thread of that loop.
+request of a batch, so all users of the engine must be on one loop. Long blocking calls (build,
+shutdown) run on a worker thread of that loop.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class LoopThread:
         self._thread.start()
 
     def post(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call on the loop soon; a no-op when it has stopped."""
+        """Schedule a call on the loop; do nothing if the loop has stopped."""
         try:
             self.loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
@@ -33,7 +33,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run on the loop and wait for the result.
 
-        Raises what the coroutine raised, TimeoutError when that took longer than `timeout_s`.
+        Raises the coroutine's error, or TimeoutError when it takes longer than `timeout_s`.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
@@ -43,7 +43,7 @@ class LoopThread:
             raise
 
     def stop(self, timeout_s: float) -> None:
-        """End the loop; a loop that is blocked for longer is abandoned."""
+        """End the loop; abandon it if it stays blocked for longer."""
         self.post(self.loop.stop)
         self._thread.join(timeout_s)
 

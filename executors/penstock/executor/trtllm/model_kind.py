@@ -1,7 +1,7 @@
 """Recognises the content of a model folder by its small files, before anything is loaded.
 
-Owns the signs of each kind, the names of quantisations, and a sentence for the operator. Reads no
-weights, imports nothing heavy, knows no setting.
+Owns the criteria for each kind, the names of quantisations, and a sentence for the operator. Reads
+no weights, imports nothing heavy, knows no settings.
 """
 
 import enum
@@ -33,7 +33,7 @@ class Quantisation:
 
     `algorithm`: in the engine's spelling where it has one ("FP8", "NVFP4", "W4A16_AWQ"), else the
     method and bits that the tool wrote. `kv_cache`: of the KV cache, None when it is not quantised.
-    `is_readable`: line 1.2's PyTorch backend detects it itself.
+    `is_readable`: the PyTorch backend of release 1.2 detects it.
     """
 
     algorithm: str
@@ -45,8 +45,8 @@ class Quantisation:
 class ModelFolder:
     """A folder and its content. `explanation`: one sentence for the operator.
 
-    `max_seq_len` is in tokens. The sizes below it are those that an engine or a checkpoint was made
-    for; None where they are unknown or the kind has none.
+    `max_seq_len` is in tokens. The sizes below it are those for which an engine or a checkpoint was
+    made; None where they are unknown or the kind has none.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class ModelFolder:
 
     @property
     def is_engine(self) -> bool:
-        """Whether it was built ahead and runs without the PyTorch backend."""
+        """True when the engine was built ahead and runs without the PyTorch backend."""
         return self.kind is ModelKind.ENGINE
 
 
@@ -175,7 +175,7 @@ def _engine(path: Path, config: Mapping[str, object], *, has_engines: bool) -> M
 
 
 def _modelopt(path: Path) -> Quantisation | None:
-    """The quantisation that ModelOpt wrote next to config.json."""
+    """Return the quantisation that ModelOpt wrote next to config.json."""
     file = path / "hf_quant_config.json"
     if not file.exists():
         return None
@@ -190,10 +190,10 @@ def _modelopt(path: Path) -> Quantisation | None:
 
 
 def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
-    """The quantisation that other tools write into config.json.
+    """Return the quantisation that other tools write to config.json.
 
-    Of these line 1.2 reads FP8 in blocks and MXFP4 (`ModelConfig.load_hf_quant_config`); it ignores
-    the rest, and then the weights do not fit the layers.
+    Release 1.2 reads only FP8 in blocks and MXFP4 (`ModelConfig.load_hf_quant_config`); it ignores
+    the others, and then the weights do not fit the layers.
     """
     values = _child(config, "quantization_config")
     method = values.get("quant_method")
@@ -228,7 +228,9 @@ def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
 
 
 def _compressed_widths(values: Mapping[str, object]) -> str:
-    """Bits of weights and activations of the first group: "W8A8", "W4A16", FP8 by its type."""
+    """Return the bits of weights and activations of the first group, such as "W8A8" or "W4A16"; FP8
+    by its type.
+    """
     for group in _child(values, "config_groups").values():
         if not isinstance(group, dict):
             continue
@@ -255,7 +257,7 @@ def _engine_quantisation(config: Mapping[str, object]) -> Quantisation | None:
 
 
 def _read(path: Path) -> Mapping[str, object]:
-    """A JSON object. Raises ValueError naming the file, or OSError."""
+    """Read a JSON object. Raises ValueError naming the file, or OSError."""
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ValueError(f"{path.name} is larger than {_MAX_FILE_BYTES} bytes")
     try:

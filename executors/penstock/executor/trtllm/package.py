@@ -1,8 +1,8 @@
 """The installed TensorRT-LLM: imported late, inspected once, passed on as values.
 
-Owns the import and the inspection of the version: which arguments its calls have, which classes
-there are. Everything that later lines add is found by inspection, never by the version's number.
-Knows no setting and no request.
+Owns the import and the inspection of the version: which arguments its functions have, which classes
+exist. Everything that later releases add is found by inspection, never by the version number. Knows
+no settings and no requests.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from penstock.executor.unavailable import ExecutorUnavailable
 log = logging.getLogger(__name__)
 
 RECORDED_LINE = "1.2"
-"""The line whose signatures and behaviour this code was written from."""
+"""The release from whose signatures and behaviour this code was written."""
 MISSING = (
     "the trtllm executor needs tensorrt_llm: install penstock[trtllm], or run in NVIDIA's release"
     " container, nvidia/tensorrt-llm/release, which has it with the libraries it was built"
@@ -41,8 +41,8 @@ class Package:
 
     `generate_arguments`: parameter names of `LLM.generate_async`. `llm_arguments`: parameters of
     the LLM constructor. `build`: the LLM class of the PyTorch backend. `honours_penalties`: the
-    default sampler implements penalties. `modules`: where classes of settings are looked up.
-    `runs_engines`: it is the backend for engines that were built ahead.
+    default sampler implements penalties. `modules`: where settings classes are looked up.
+    `runs_engines`: `build` is the backend for engines built ahead.
     """
 
     version: str
@@ -61,13 +61,15 @@ class Package:
 
     @property
     def is_later(self) -> bool:
-        """Whether its release line is later than the recorded one."""
+        """True when its release is later than the recorded one."""
         found = re.match(r"(\d+)\.(\d+)", self.version)
         line = tuple(map(int, RECORDED_LINE.split(".")))
         return found is not None and tuple(map(int, found.groups())) > line
 
     def named(self, name: str) -> Any:
-        """The class of that name. Raises ExecutorUnavailable naming it and the version."""
+        """Return the class with that name. Raises ExecutorUnavailable naming the class and the
+        version.
+        """
         for module in self.modules:
             if (found := getattr(module, name, None)) is not None:
                 return found
@@ -75,17 +77,18 @@ class Package:
 
 
 def load_package(*, is_engine: bool = False) -> Package:
-    """Import TensorRT-LLM: takes seconds, and needs CUDA.
+    """Import TensorRT-LLM; takes seconds and needs CUDA.
 
     `is_engine`: the model is an engine built ahead, so `build` and `llm_arguments` are those of the
-    TensorRT backend, where the version still has it.
+    TensorRT backend, if the version still has it.
 
-    Before that the variables of an MPI job are removed from this process's environment, as NVIDIA's
-    own Triton model does: the package starts its workers through MPI, and when this process runs
-    under mpirun or a Slurm step, they would join that job and wait for it without end.
+    Before the import, the variables of an MPI job are removed from this process's environment, as
+    NVIDIA's own Triton model does: the package starts its workers through MPI, and when this
+    process runs under mpirun or a Slurm step, the workers would join that job and wait for it
+    forever.
 
-    Raises ExecutorUnavailable where the package is missing, cannot be loaded, or lacks what every
-    version so far has had. A version of another line than RECORDED_LINE gets a warning.
+    Raises ExecutorUnavailable if the package is missing, cannot be loaded, or lacks what every
+    version so far has had. Logs a warning for a release other than RECORDED_LINE.
     """
     forget_mpi_job(os.environ)
     # Later versions report usage to the vendor unless it is set.
@@ -154,7 +157,7 @@ def _with_engine_backend(package: Package, llmapi: ModuleType) -> Package:
 
 
 def _constructor_arguments(llm_class: Any, model: Any) -> frozenset[str]:
-    """The constructor's own parameters, and those that it passes on to `model`."""
+    """Return the constructor's own parameters, and those that it passes on to `model`."""
     own = inspect.signature(llm_class).parameters.values()
     named = {item.name for item in own if item.kind is not item.VAR_KEYWORD}
     return frozenset(model.model_fields) | named

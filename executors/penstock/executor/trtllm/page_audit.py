@@ -1,7 +1,7 @@
 """Compares the scheduler's page mirror with the engine's statistics.
 
-The statistics lag by a fraction of a second, so they are compared with the maximum and minimum that
-the mirror had recently; values outside are drift: counted, reported, never fatal, since the engine
+The statistics lag by a fraction of a second, so they are compared with the mirror's recent maximum
+and minimum. Values outside this range are drift: counted, reported, never fatal, since the engine
 itself guards its memory.
 """
 
@@ -16,11 +16,11 @@ _WINDOW_S = 2.0
 
 
 class PageAudit:
-    """Counts how many pages mirror and engine differ by.
+    """Counts by how many pages the mirror and the engine differ.
 
-    `num_checks` comparisons, `num_drifts` of them with drift; `worst_drift` in blocks,
-    positive when the engine holds more than predicted, negative when it holds less. `num_missed`
-    periods in which requests ran and no statistics came.
+    `num_checks`: comparisons; `num_drifts`: comparisons with drift; `worst_drift`: in blocks,
+    positive when the engine holds more than predicted, negative when it holds less; `num_missed`:
+    periods in which requests ran and no statistics arrived.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,8 @@ class PageAudit:
         """Record that the mirror has `num_blocks`, and that the engine may hold `slack_blocks`
         more.
 
-        These are pages ahead of running requests, and those of aborted ones that have not left.
+        The slack is pages ahead of running requests, and pages of aborted requests that have not
+        left.
         """
         least, most = num_blocks, num_blocks + slack_blocks
         if self._mirror[-1][1:] == (least, most):
@@ -46,7 +47,7 @@ class PageAudit:
             self._mirror.popleft()
 
     def expect_check(self, now_s: float, *, is_busy: bool) -> None:
-        """Count it when requests have been running for long without a `check`."""
+        """Count a missed period when requests have been running for long without a `check`."""
         if self._checked_s is None or not is_busy:
             self._checked_s = now_s
         elif now_s - self._checked_s > _MISSED_S:
@@ -60,7 +61,7 @@ class PageAudit:
                 )
 
     def check(self, num_engine_blocks: int) -> int:
-        """Compare; returns the drift in blocks."""
+        """Compare the mirror with the statistics; return the drift in blocks."""
         over = num_engine_blocks - max(most for _, _, most in self._mirror)
         under = min(least for _, least, _ in self._mirror) - num_engine_blocks
         drift = over if over > 0 else -max(under, 0)

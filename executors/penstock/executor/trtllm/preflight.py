@@ -1,4 +1,4 @@
-"""Checks before the minutes-long load: settings against folders and machine.
+"""Checks settings against folders and machine, before the load, which takes minutes.
 
 Owns the checks between the settings and the files they name. Reads small files only; the installed
 version is located, not imported.
@@ -17,12 +17,12 @@ from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognis
 
 _MAX_INT32 = 2**31 - 1
 _LEAST_SEQ_LEN = 2
-"""A token of a prompt and one of output."""
+"""One token of the prompt and one of output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The model folder, and notices about unusual settings: one sentence each."""
+    """The model folder, and notices about unusual settings, one sentence each."""
 
     folder: ModelFolder
     notices: tuple[str, ...]
@@ -33,7 +33,7 @@ def check_before_load(
 ) -> Findings:
     """Check the settings against the model folder, the other folders and the visible GPUs.
 
-    Raises ValueError naming the setting, or explaining the folder.
+    Raises ValueError that names the setting or explains the folder.
     """
     folder = recognise(model_path)
     if folder.kind in (ModelKind.UNKNOWN, ModelKind.CHECKPOINT):
@@ -104,7 +104,7 @@ def _check_gpus(config: TrtllmConfig, environment: Mapping[str, str]) -> None:
 
 
 def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
-    """Sizes that the service needs but the load does not. Raises ValueError."""
+    """Check sizes that the service needs but the load does not. Raises ValueError."""
     if not 1 <= (folder.vocab_size or 0) <= _MAX_INT32:
         size = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
         raise ValueError(f"{folder.path}: config.json gives {size} vocab_size")
@@ -121,7 +121,7 @@ def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
 
 
 def _check_engine(folder: ModelFolder, config: TrtllmConfig) -> None:
-    """Raises ValueError where the engine was made for other sizes, or cannot run here."""
+    """Raise ValueError if the engine was built for other sizes or cannot run here."""
     spec = importlib.util.find_spec("tensorrt_llm")
     places = spec.submodule_search_locations if spec is not None else None
     # Without the package the executor itself reports what to install.
@@ -160,7 +160,7 @@ def _installed_version() -> str | None:
 
 
 def _check_adapters(settings: LoraSettings) -> None:
-    """Raises ValueError where an adapter is missing, too large, or changes other layers."""
+    """Raise ValueError if an adapter is missing, too large, or adapts other layers."""
     first: frozenset[str] | None = None
     for index, adapter in enumerate(settings.adapters):
         where = f"lora_config.adapters[{index}]"

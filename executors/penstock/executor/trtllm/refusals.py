@@ -1,9 +1,9 @@
-"""Classifies the engine's error texts: the request's own fault, or the end of the engine.
+"""Classifies the engine's error texts: an invalid request, or a failed engine.
 
 Owns the phrases. The engine has one exception for everything, with different texts. Blaming the
-client wrongly hides a fault of ours, so only known whole phrases count, and none in a text that
+client wrongly hides an error of ours, so only known whole phrases count, and none in a text that
 names something a request cannot cause. A text may quote the request's constraint: words that
-indicate a fault of the engine count only where the constraint does not contain them.
+indicate an engine error count only if the constraint does not contain them.
 """
 
 import re
@@ -38,7 +38,7 @@ _FATAL: Final = re.compile(
 
 
 def is_refusal(message: str, quoted: str = "") -> bool:
-    """Whether the text blames the request. `quoted`: the part of the request it may
+    """Return whether the text blames the request. `quoted`: the part of the request it may
     quote.
     """
     if is_constraint_refusal(message, quoted):
@@ -47,17 +47,17 @@ def is_refusal(message: str, quoted: str = "") -> bool:
 
 
 def is_constraint_refusal(message: str, quoted: str = "") -> bool:
-    """Whether it is the request's constraint that is at fault."""
+    """Return whether the text blames the request's constraint."""
     guided = _GUIDED.match(message)
     return guided is not None and not _has_own(_FAULTS, guided["rest"], quoted)
 
 
 def is_fatal(message: str, quoted: str = "") -> bool:
-    """Whether the engine is lost, even if it still answers."""
+    """Return whether the engine is lost, even if it still responds."""
     return _has_own(_FATAL, message, quoted)
 
 
 def _has_own(words: re.Pattern[str], message: str, quoted: str) -> bool:
-    """Whether the engine itself used one of `words`: words of the request do not count."""
+    """Return whether the engine itself used one of `words`: words of the request do not count."""
     quoted = quoted.lower()
     return any(found[0].lower() not in quoted for found in words.finditer(message))

@@ -1,7 +1,7 @@
 """Converts a request to the arguments of `LLM.generate_async`.
 
 Owns every name and rule of the conversion; docs/tensorrt-llm-mapping.md documents them, and a test
-compares the two. Pure except for the numbers it gives to requests that share nothing.
+compares the two. Pure except for the counter in the cache salts of requests that share no blocks.
 """
 
 import inspect
@@ -29,14 +29,14 @@ from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKin
 _NO_END_ID: Final = -1
 _FULL_TOP_P: Final = 0.9999
 _MAX_RETENTION_S: Final = 10 * 365 * 86_400.0
-"""A longer time means for ever: the engine's clock counts in nanoseconds of 64 bits."""
+"""A longer duration means forever: the engine's clock counts 64-bit nanoseconds."""
 _GUIDES: Final = {
     ConstraintKind.JSON_SCHEMA: (Feature.JSON_SCHEMA, "json"),
     ConstraintKind.REGEX: (Feature.REGEX, "regex"),
     ConstraintKind.GRAMMAR: (Feature.GRAMMAR, "grammar"),
     ConstraintKind.CHOICE: (Feature.CHOICE, "regex"),
 }
-"""The feature that each kind needs, and the field of GuidedDecodingParams for it."""
+"""The feature that each constraint kind needs, and its field in GuidedDecodingParams."""
 
 
 class NotResumable(ValueError):
@@ -46,8 +46,8 @@ class NotResumable(ValueError):
 class RequestMapping:
     """Converts requests for one engine.
 
-    Every call makes new objects: the engine modifies its arguments. Raises ValueError when the
-    installed version lacks an argument that `config` needs, or a LoRA folder.
+    Every call creates new objects, because the engine modifies its arguments. Raises ValueError
+    when the installed version lacks an argument that `config` needs, or a LoRA folder is missing.
     """
 
     def __init__(self, config: TrtllmConfig, package: Package, vocab_size: int) -> None:
@@ -65,11 +65,11 @@ class RequestMapping:
         }
 
     def arguments(self, spec: RequestSpec, tokens: NDArray[np.int32]) -> dict[str, Any]:
-        """Keyword arguments for `generate_async`.
+        """Return the keyword arguments for `generate_async`.
 
         `tokens` int32 [n]: all known tokens of the request, its prompt and any output from before a
-        preemption or a replay. Raises ValueError naming the field for what the engine would refuse
-        or ignore.
+        preemption or a replay. Raises ValueError naming a field that the engine would refuse or
+        ignore.
         """
         self._check_tokens(tokens)
         # Earlier output is prompt to the engine and output to us.
@@ -136,7 +136,7 @@ class RequestMapping:
         return params
 
     def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
-        """Sampling arguments; all three are always set, because the engine treats unset ones as
+        """Return the sampling arguments. All three are always set: the engine treats unset ones as
         greedy.
         """
         sampling = spec.sampling
@@ -151,8 +151,8 @@ class RequestMapping:
         return options
 
     def _top_p(self, top_p: float) -> float:
-        """Top-p, rounded to 1 just below 1, where later versions sample beyond the vocabulary
-        (NVIDIA issue #19485).
+        """Return top-p; round values just below 1 to 1, with which later versions sample beyond the
+        vocabulary (NVIDIA issue #19485).
         """
         return 1.0 if self._package.is_later and top_p >= _FULL_TOP_P else top_p
 
@@ -184,7 +184,7 @@ class RequestMapping:
         return {"logprobs": max(1, spec.sampling.num_logprobs)}
 
     def _embedding_bias(self, biases: tuple[tuple[int, float], ...]) -> Any:
-        """float32 [vocab_size], the engine's only form of a logit bias."""
+        """Return float32 [vocab_size], the only form of a logit bias that the engine supports."""
         self._require(Feature.LOGIT_BIAS, "sampling.logit_bias")
         # The engine brings torch along; a request without bias does not need it.
         import torch
@@ -211,8 +211,8 @@ class RequestMapping:
         return guide
 
     def _cache_salt(self, spec: RequestSpec) -> str:
-        """The salt that decides which requests share blocks. The second form is unique, and not
-        hex.
+        """Return the salt that decides which requests share blocks. A request without one gets a
+        unique salt that is not hexadecimal.
         """
         if spec.hash_salt:
             return spec.hash_salt.hex()
@@ -245,8 +245,8 @@ class RequestMapping:
 
 
 def _check_arguments(config: TrtllmConfig, package: Package) -> None:
-    """Check for arguments that separate tenants' prompts; line 1.2 has them, a later one may
-    not.
+    """Raise ValueError if `generate_async` lacks an argument that keeps tenants' prompts apart or
+    that `config` needs; release 1.2 has them all, a later one may not.
     """
     needed = {"inputs", "sampling_params", "streaming"}
     if config.kv_cache_config.enable_block_reuse:
@@ -266,13 +266,13 @@ def _check_arguments(config: TrtllmConfig, package: Package) -> None:
 
 
 def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
-    """Arguments for the end of the output, by token ids alone.
+    """Return the arguments that end the output, by token ids only.
 
-    `end_id` is always given: without it, the engine would ask a tokenizer. It is the last of ours,
-    because the front puts a model's end-of-sequence ids after the request's own. While `min_tokens`
-    is not reached (`is_barred`) that is the only id the engine gets: it bars its `end_id` itself,
-    but would stop at the others too early. The scheduler checks every token anyway, and ends the
-    request at any of them after that.
+    `end_id` is always given: without it, the engine would ask a tokenizer. It is the last stop id,
+    because the front appends a model's end-of-sequence ids to the request's own. Until `min_tokens`
+    is reached (`is_barred`), the engine gets only this id: the engine bars its `end_id` itself, but
+    would stop at the others too early. The scheduler checks every token anyway and, after
+    `min_tokens`, ends the request at any of the stop ids.
     """
     options: dict[str, Any] = {
         "end_id": stop_ids[-1] if stop_ids else _NO_END_ID,
@@ -287,7 +287,7 @@ def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
 
 
 def _check_constrained(spec: RequestSpec, num_generated: int, min_tokens: int) -> None:
-    """Refuse what the engine's grammar matcher would handle wrongly."""
+    """Raise for a constrained request that the engine's grammar matcher would handle wrongly."""
     if num_generated:
         raise NotResumable(
             f"constraint: the engine would restart the constraint after {num_generated} tokens"

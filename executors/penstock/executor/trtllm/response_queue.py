@@ -1,7 +1,7 @@
-"""Passes the engine's responses from the loop's thread to the scheduler's.
+"""Passes the engine's responses from the loop's thread to the scheduler's thread.
 
-One lock, one wake-up per iteration of the loop for all streams, and the error that ends the engine.
-Does not interpret responses.
+There is one lock, one wake-up per iteration of the loop for all streams, and one error that ends
+the engine. Does not interpret responses.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from penstock.scheduler.executor import ExecutorDied
 
 _NUM_TURNS_BEHIND = 3
 """Iterations of the loop by which responses may lag behind an iteration's statistics: the engine
-wakes the streams, they wake their tasks, and those put.
+wakes the streams, the streams wake their tasks, and the tasks call `put`.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """A response for one engine request: new tokens, and how it ended when `is_last`.
+    """A response for one engine request: new tokens and, when `is_last`, how the request ended.
 
-    Not frozen: there is one per request and step, and freezing trebles its cost. It is not modified
-    after `put`.
+    Not frozen, because there is one per request and step, and freezing triples the cost. It is not
+    modified after `put`.
 
     `logprobs`: one entry per token where they were requested. `num_cached`: prompt tokens the
-    engine found in its cache, -1 when that was reported before. `failure`: why it failed alone;
-    `is_refusal` when that is the request's own fault, `is_of_constraint` when its constraint's.
-    `is_own`: our side's result and not the engine's.
+    engine found in its cache, -1 when they were reported before. `failure`: why the request alone
+    failed; `is_refusal`: the request is invalid; `is_of_constraint`: its constraint is. `is_own`:
+    the response is ours and not the engine's.
     """
 
     submitted: SubmittedRequest
@@ -51,7 +51,7 @@ class Response:
 class ResponseQueue:
     """Call `put`, `note` and `die` on the loop's thread, the others on the scheduler's.
 
-    Statistics come after all the responses that they count, so the two can be compared.
+    Statistics are delivered after all responses that they count, so the two can be compared.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class ResponseQueue:
         self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
-        """Pass a response on, with all others of this iteration of the loop."""
+        """Pass a response on, together with all others of this iteration of the loop."""
         if not self._pending:
             # Runs after every stream that this iteration woke has added its part.
             loop.call_soon(self._flush)
@@ -79,7 +79,7 @@ class ResponseQueue:
         loop: asyncio.AbstractEventLoop,
         num_turns: int = _NUM_TURNS_BEHIND,
     ) -> None:
-        """Pass statistics on after all earlier responses; wakes no thread."""
+        """Pass statistics on after all earlier responses; wake no thread."""
         if num_turns:
             loop.call_soon(self.note, stats, loop, num_turns - 1)
             return
@@ -93,7 +93,9 @@ class ResponseQueue:
             self._wake()
 
     def take(self) -> list[Response]:
-        """Everything since the last call. Raises ExecutorDied when the engine is gone."""
+        """Return all responses since the last call. Raises ExecutorDied when the engine has
+        ended.
+        """
         with self._lock:
             if self._is_closed:
                 raise ExecutorDied("the executor is closed")
@@ -108,12 +110,12 @@ class ResponseQueue:
             return news
 
     def take_stats(self) -> EngineStats | None:
-        """The statistics noted before the last `take`, once."""
+        """Return, once, the statistics noted before the last `take`."""
         stats, self._taken_stats = self._taken_stats, None
         return stats
 
     def close(self) -> None:
-        """Take no more. Idempotent."""
+        """Accept no more responses. Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

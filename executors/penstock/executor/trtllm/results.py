@@ -1,7 +1,7 @@
 """Converts responses to a `StepResult`.
 
-Several responses of one request become one row; ends that the scheduler can see in the tokens are
-reported anyway (its own finding takes precedence), and unexpected ends are failures.
+Several responses of one request become one row. Ends that the scheduler can detect from the tokens
+are reported anyway (the scheduler's own check takes precedence); unexpected ends are failures.
 """
 
 import logging
@@ -22,7 +22,7 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def result_of(news: Iterable[Response]) -> StepResult:
-    """The step of these responses; those without a slot are left out."""
+    """Return the step result of these responses; responses without a slot are left out."""
     rows: dict[int, list[Response]] = {}
     failures: list[SlotFailure] = []
     ends: list[SlotEnd] = []
@@ -95,7 +95,7 @@ def _failure_of(response: Response) -> SlotFailure | None:
 
 
 def _logprob_fault(response: Response) -> str:
-    """Why the logprobs of a response cannot be reported; empty when they can."""
+    """Return why the logprobs of a response cannot be reported, or an empty string."""
     logprobs = response.logprobs
     if logprobs is None or len(logprobs) != len(response.tokens):
         if not response.tokens:
@@ -111,8 +111,8 @@ def _logprob_fault(response: Response) -> str:
 
 
 def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> TokenLogprobs | None:
-    """Logprobs aligned with `tokens`, zeros for requests without them; None when no request asks
-    for them.
+    """Return logprobs aligned with `tokens`, zeros for requests without them; None when no request
+    asks for them.
     """
     parts = [part for row in rows for part in row]
     widths = [part.submitted.num_logprobs for part in parts]
@@ -138,7 +138,7 @@ def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> T
 
 
 def _rank(entry: Mapping[int, Logprob], token: int) -> int:
-    """The rank of the chosen token among all; 0 where the engine's entry does not show it."""
+    """Return the rank of the chosen token; 0 if the engine's entry does not show it."""
     found = entry[token]
     if found.rank is not None:
         return found.rank

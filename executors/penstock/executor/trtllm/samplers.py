@@ -1,6 +1,6 @@
-"""Which options the engine's samplers honour, and so which features this executor offers.
+"""Which options the engine's samplers honour, and which features this executor therefore offers.
 
-Owns that table. A sampler of TensorRT-LLM accepts every parameter and silently ignores those it
+Owns this table. A sampler of TensorRT-LLM accepts every parameter and silently ignores those it
 lacks, so options that are not known to be honoured are not offered, and the front refuses them.
 """
 
@@ -28,7 +28,9 @@ HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
     # log probabilities. Deprecated, gone in 1.4.
     SamplerType.TRTLLM: frozenset(SamplerPromise),
 }
-"""The options that each sampler honours in line 1.2, of those that samplers are known to ignore."""
+"""The options that each sampler honours in release 1.2, among those that samplers are known to
+ignore.
+"""
 
 GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
     # Reads GBNF, the dialect of the contract.
@@ -50,11 +52,11 @@ _PROMISED: Final[Mapping[SamplerPromise, Feature]] = {
 
 
 def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[SamplerPromise]:
-    """The options that the engine's sampler honours, by the table, by detection or by the
+    """Return the options that the engine's sampler honours, by the table, by detection or by the
     operator's setting.
 
-    With speculative decoding only the setting counts: whether the accepted tokens were sampled
-    under a request's options depends on how they were drafted.
+    With speculative decoding only the setting counts: the drafting method decides whether
+    accepted tokens follow a request's options.
     """
     asserted = frozenset(config.sampler_honours)
     if config.speculative_config is not None:
@@ -65,10 +67,10 @@ def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[Sample
 
 
 def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Feature]:
-    """The features of this executor under `config`.
+    """Return the features of this executor under `config`.
 
-    Never PROMPT_LOGPROBS: the PyTorch backend derives them from logits that do not include the
-    prompt's own tokens.
+    PROMPT_LOGPROBS is never offered: the PyTorch backend derives them from logits that do not
+    include the prompt's own tokens.
     """
     honoured = honoured_options(config, package)
     features = {_PROMISED[promise] for promise in honoured}
@@ -88,7 +90,7 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
 
 
 def _draws_inside_model(settings: SpeculativeSettings | None) -> bool:
-    """Whether tokens are sampled inside the model's forward, where no sampler adds bias or
+    """Return whether tokens are sampled inside the model's forward, where no sampler adds bias or
     logprobs.
     """
     if settings is None:

@@ -47,10 +47,10 @@ _FILES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "RequestError": ("executor/utils.py",),
 }
-"""The module of a class; all others are settings."""
+"""The modules of classes; all other classes are settings."""
 _SETTINGS: Final = ("llmapi/llm_args.py",)
 _OTHER_FOLDERS: Final = ("llmapi", "executor", ".")
-"""Other places to search for a class."""
+"""Other folders to search for a class."""
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "LLM": ("_TorchLLM", "BaseLLM", "LLM"),
     "RequestOutput": (
@@ -60,11 +60,13 @@ _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "GenerationResultBase",
     ),
 }
-"""The classes that make up one of the table; each also has the members of its bases in its file."""
+"""The source classes that make up one class of the table; each also has the members of its bases in
+the same file.
+"""
 _INHERITED: Final = {"model_fields"}
 """Members that classes inherit from other packages."""
 _NATIVE: Final = ("binding", "enum")
-"""Kinds that Python source does not show."""
+"""Kinds of entries that Python source does not show."""
 
 _MOST_SHOWN: Final = 10
 _FACTORY: Final = "a factory"
@@ -73,7 +75,9 @@ _REQUIRED: Final = "required"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that differs in the source; `is_verified` when it had been read in some source."""
+    """One entry that differs in the source. `is_verified`: it was verified in some source
+    before.
+    """
 
     where: str
     what: str
@@ -85,7 +89,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """The differences of a source tree from the table, and classes that were not found in it."""
+    """The differences between a source tree and the table, and classes not found in the tree."""
 
     generation: str
     differences: tuple[Difference, ...]
@@ -93,12 +97,12 @@ class SourceReport:
 
     @property
     def is_as_recorded(self) -> bool:
-        """Whether everything that was verified in some source is the same in this one."""
+        """True when everything that was verified in some source is the same in this one."""
         return not any(each.is_verified for each in self.differences)
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """A summary in one line."""
         found = [f"as recorded of generation {self.generation}"]
         if self.differences:
             found = [f"not as recorded of generation {self.generation}"]
@@ -110,7 +114,9 @@ class SourceReport:
 
 
 def load_facts(generation: str = LINE) -> dict[str, Any]:
-    """The table of a generation: that of line 1.2, overridden by the other's entries."""
+    """Return the table of a generation: the table of release 1.2, overridden by the generation's
+    entries.
+    """
     table = _table(LINE)
     if generation == LINE:
         return table
@@ -124,7 +130,7 @@ def load_facts(generation: str = LINE) -> dict[str, Any]:
 
 
 def generation_of(version: str) -> str:
-    """The generation that a version belongs to."""
+    """Return the generation that a version belongs to."""
     found = re.match(r"(\d+)\.(\d+)(?:\.\d+)?(rc[0-5]\b)?", version)
     if found is None:
         return LINE
@@ -136,7 +142,7 @@ def generation_of(version: str) -> str:
 def check_source(folder: Path, generation: str = "") -> SourceReport:
     """Compare the package's source in `folder` (.../tensorrt_llm) with the table.
 
-    `generation` "": that of the version that the source names.
+    `generation` "": the generation of the version given in the source.
     """
     tree = _Tree(folder)
     generation = generation or generation_of(tree.version())
@@ -156,8 +162,8 @@ def check_source(folder: Path, generation: str = "") -> SourceReport:
 
 
 def check_installed() -> SourceReport | None:
-    """As `check_source`, for the installed package, which is located and not imported; None without
-    one.
+    """As `check_source`, for the installed package, which is located and not imported; None if it
+    is not installed.
     """
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or spec.origin is None:
@@ -187,7 +193,7 @@ def _merge(entry: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 class _Found:
-    """A class in source: the members of it and of its bases in the same file. Defaults are
+    """A class in source: its members and those of its bases in the same file. Defaults are
     literals.
     """
 
@@ -197,7 +203,7 @@ class _Found:
         self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
 
     def add(self, node: ast.ClassDef) -> None:
-        """The members of `node`; those of a derived class take precedence."""
+        """Add the members of `node`; members of a derived class take precedence."""
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 self.names.add(item.target.id)
@@ -233,7 +239,7 @@ class _Tree:
         return LINE
 
     def find(self, name: str) -> _Found | None:
-        """The class of that name, with its parts; None when it is nowhere."""
+        """Return the class with that name, including its parts; None when it is not found."""
         files = [self._folder / each for each in _FILES.get(name, _SETTINGS)]
         parts = _PARTS.get(name, (name,))
         for file in (*files, *self._others()):
@@ -313,7 +319,9 @@ def _parameters(arguments: ast.arguments) -> dict[str, object]:
 
 
 def _literal(node: ast.expr | None) -> object:
-    """A default as the table writes it: a literal, `_REQUIRED`, `_FACTORY`, or the last name."""
+    """Return a default as the table writes it: a literal, `_REQUIRED`, `_FACTORY`, or the last
+    name.
+    """
     if node is None:
         return _REQUIRED
     if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lower() == "field":
@@ -333,7 +341,7 @@ def _literal(node: ast.expr | None) -> object:
 
 
 def _product(node: ast.BinOp) -> object:
-    """The value of a size, which sources write as a product or power."""
+    """Return the value of a size, which sources write as a product or power."""
     match node:
         case ast.BinOp(ast.Constant(int() as left), ast.Pow(), ast.Constant(int() as right)):
             return left ** min(right, 64)
@@ -353,7 +361,7 @@ def _is_same(recorded: object, real: object) -> bool:
 
 
 def main() -> int:
-    """Print the differences; returns the exit code."""
+    """Print the differences; return the exit code."""
     parser = argparse.ArgumentParser(prog="source_check", description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="folder that has tensorrt_llm/")
     parser.add_argument("--generation", choices=_GENERATIONS, default="", help="default: its own")

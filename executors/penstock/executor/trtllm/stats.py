@@ -1,10 +1,10 @@
 """The engine's own statistics: its limits after the start, its blocks while it runs.
 
-Owns the reading of iteration statistics, which has had three forms. Before NVIDIA PR #9980 the
-engine pushes them to an iterator that belongs to the loop and ends after a pause. Since then they
-are fetched by RPC: first on the thread of the iterator's caller, one batch at a time, later without
-blocking it. `get_stats` is the same in both, so it is called on a separate thread, and a slow
-engine cannot block the loop.
+Owns the reading of iteration statistics, for which the engine has had three interfaces. Before
+NVIDIA PR #9980 the engine pushes them to an iterator that belongs to the loop and ends after a
+pause. Since then they are fetched by RPC: first on the thread of the iterator's caller, one batch
+at a time, later without blocking the caller. `get_stats` is the same in both RPC versions, so it is
+called on a separate thread, and a slow engine cannot block the loop.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from penstock.executor.trtllm.loop_thread import in_worker
 log = logging.getLogger(__name__)
 
 _SILENCE_S: Final = 1.0
-"""How long one read waits for an iteration. Never 0: the engine's queue raises then."""
+"""How long one read waits for an iteration. Must not be 0: the engine's queue raises then."""
 _LIMIT_S: Final = 10.0
-"""How long a read may take on its thread; a longer one is waited for, and reported."""
+"""How long a read may take on its thread; a longer read is reported and still awaited."""
 _INTERVAL_S: Final = 0.2
-"""Between two fetches: each returns all iterations since the last."""
+"""Time between two fetches; each returns all iterations since the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One iteration. `max_num_active` 0 where the engine does not report it."""
+    """Statistics of one iteration. `max_num_active` 0: the engine does not report it."""
 
     max_num_blocks: int
     free_num_blocks: int
@@ -43,7 +43,7 @@ class EngineStats:
 
 
 def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
-    """One iteration's statistics; None without a KV cache in them."""
+    """Read one iteration's statistics; return None if they do not include a KV cache."""
     stats: Mapping[str, Any] = json.loads(raw) if isinstance(raw, str) else raw
     cache: Mapping[str, Any] = stats.get("kvCacheStats") or {}
     free_num_blocks = cache.get("freeNumBlocks")
@@ -60,8 +60,8 @@ def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
 class StatsPoller:
     """The only reader of the engine's statistics, on the loop.
 
-    `note` is called with every iteration that has some. `is_busy`: whether requests are inside the
-    engine; without any it runs no iterations.
+    `note` is called with the statistics of every iteration that has some. `is_busy`: whether
+    requests are inside the engine, which runs no iterations without requests.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class StatsPoller:
         self._stopping = asyncio.Event()
 
     def on_submit(self) -> None:
-        """A request was submitted: there will be iterations."""
+        """Record that a request was submitted: the engine will run iterations."""
         self._submitted.set()
 
     def stop(self) -> None:
-        """Announce that a cancellation follows.
+        """Record that a cancellation follows.
 
-        The cancellation may not suffice: until Python 3.12 `asyncio.wait_for`, on which the
-        engine's iterator waits, loses one that arrives together with the awaited result.
+        The cancellation alone may not suffice: until Python 3.12, `asyncio.wait_for`, in which the
+        engine's iterator waits, loses a cancellation that arrives together with the awaited result.
         """
         self._stopping.set()
 
@@ -98,7 +98,7 @@ class StatsPoller:
                 pass
 
     async def _iterate(self) -> int:
-        """Read the engine's iterator to its end; returns how many iterations there were."""
+        """Read the engine's iterator to its end; return the number of iterations."""
         loop = asyncio.get_running_loop()
         count, began_s = 0, loop.time()
         stats = self._llm.get_stats_async(_SILENCE_S)
@@ -116,7 +116,7 @@ class StatsPoller:
         return count
 
     async def _fetch(self) -> int:
-        """One batch, on a thread; returns how many iterations were in it."""
+        """Fetch one batch, on a thread; return the number of iterations in it."""
         fetching = asyncio.ensure_future(
             in_worker(lambda: self._llm.get_stats(_SILENCE_S), "trtllm statistics")
         )
@@ -135,6 +135,6 @@ class StatsPoller:
 
 
 def _is_fetched(llm: Llm) -> bool:
-    """Whether `get_stats` is an RPC. There is no public way to detect it."""
+    """Return whether `get_stats` is an RPC. There is no public way to detect it."""
     executor: Any = getattr(llm, "_executor", None)
     return getattr(executor, "rpc_client", None) is not None

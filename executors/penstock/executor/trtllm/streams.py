@@ -1,9 +1,10 @@
-"""The loop's side: submits to the engine, follows every request, aborts.
+"""The engine's side of the executor, on the event loop: submits requests, reads their responses,
+aborts them.
 
-Owns the tasks, one per request inside the engine, and the workarounds for the engine's API: new
-tokens are cut from cumulative ids; an exception out of an iteration is the last response of this
-request, and the end of the engine only if the engine is not healthy any more; an aborted request
-may never answer, so that is waited for no longer than a grace period. Everything here runs on the
+Owns the tasks, one per request inside the engine, and the workarounds for the engine's API. New
+tokens are sliced from cumulative ids. An exception out of an iteration is the last response of its
+request, and the end of the engine only if the engine is not healthy any more. An aborted request
+may never get a response, so the wait for it ends after a grace period. Everything here runs on the
 one event loop that also built the engine.
 """
 
@@ -25,11 +26,11 @@ log = logging.getLogger(__name__)
 
 MakeArguments = Callable[[SubmittedRequest], dict[str, Any]]
 ConstraintFault = Callable[[Constraint, str], Awaitable[str]]
-"""Why the engine must not get a constraint of a tenant; empty when it may."""
+"""Returns why the engine must not get a tenant's constraint, or an empty string."""
 
 
 def is_healthy(llm: Llm) -> bool:
-    """The engine's own health check; there is no public method."""
+    """Return the result of the engine's own health check; there is no public method."""
     return llm._check_health()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
@@ -45,7 +46,7 @@ class _Stream:
     grace: asyncio.TimerHandle | None = None
 
     def abort(self) -> None:
-        """Abort it in the engine; once, and only while it runs."""
+        """Abort the request in the engine; once, and only while it runs."""
         if not self.is_aborted and self.result is not None and not self.result.finished:
             self.result.abort()
         self.is_aborted = True
@@ -53,10 +54,13 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class Streams:
-    """Requests inside one engine. `make_arguments` returns the arguments of `generate_async`, or
-    raises ValueError; `constraint_fault` why the engine must not get a constraint, None for no
-    check; `request_error` is the engine's exception for a single request. `abort_grace_s`: how long
-    an aborted request may go without a response. `num_given_up` counts those that did.
+    """The requests inside one engine.
+
+    `make_arguments` returns the arguments of `generate_async`, or raises ValueError.
+    `constraint_fault` returns why the engine must not get a constraint; None: no check.
+    `request_error`: the engine's exception for a single request. `abort_grace_s`: how long to wait
+    for the last response of an aborted request. `num_given_up`: number of aborted requests that got
+    none.
     """
 
     llm: Llm
@@ -117,9 +121,9 @@ class Streams:
         stream.task = self.loop.create_task(following)
 
     def _hand_over(self, stream: _Stream, arguments: dict[str, Any]) -> Response | None:
-        """Submit to the engine; returns the response if it does not accept the request.
+        """Submit to the engine; return a response if the engine does not accept the request.
 
-        Raises what is the engine's own fault.
+        Raises other errors of the engine; ExecutorDied when it is lost.
         """
         try:
             stream.result = self.llm.generate_async(**arguments)
@@ -154,7 +158,7 @@ class Streams:
     async def _follow_checked(
         self, stream: _Stream, arguments: dict[str, Any], fault_of: ConstraintFault
     ) -> None:
-        """Submit once the constraint has passed its check, and follow."""
+        """Submit the request once its constraint has passed the check, and read its responses."""
         submitted = stream.submitted
         assert submitted.spec.constraint is not None
         last: Response | None = _refused(
@@ -198,7 +202,7 @@ class Streams:
             self._put(last)
 
     def _failed(self, stream: _Stream, text: str) -> Response:
-        """The last response of a request that the engine failed."""
+        """Return the last response of a request that the engine failed."""
         quoted = _quotable(stream)
         if is_fatal(text, quoted):
             self.responses.die(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
@@ -213,8 +217,8 @@ class Streams:
         )
 
     def _is_alive_after(self, error: Exception) -> bool:
-        """Whether the engine is alive after an exception: assertions over one result are raised
-        like the engine's end.
+        """Return whether the engine is alive after an exception: an assertion about one result is
+        raised in the same way as the engine's end.
         """
         try:
             is_alive = is_healthy(self.llm) and not is_fatal(str(error))
@@ -224,7 +228,7 @@ class Streams:
         return is_alive
 
     async def _read(self, stream: _Stream) -> Response:
-        """Pass tokens on until the end; returns the last response."""
+        """Pass tokens on until the request ends; return the last response."""
         submitted = stream.submitted
         wants_logprobs = submitted.num_logprobs >= 0
         num_sent = 0
@@ -255,7 +259,7 @@ class Streams:
 def _refused(
     submitted: SubmittedRequest, failure: str, *, is_refusal: bool, is_of_constraint: bool = False
 ) -> Response:
-    """The only response of a request that was not submitted."""
+    """Return the only response of a request that was not submitted."""
     return Response(
         submitted,
         is_last=True,
@@ -267,7 +271,7 @@ def _refused(
 
 
 def _quotable(stream: _Stream) -> str:
-    """The part of the request that an error's text may quote."""
+    """Return the part of the request that an error's text may quote."""
     constraint = stream.submitted.spec.constraint
     return "" if constraint is None else "\n".join(constraint.texts)
 
@@ -278,7 +282,7 @@ def _first_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ChosenLogprob:
-    """The log probability of the chosen token alone, where the engine returns plain numbers: rank 0
+    """The log probability of the chosen token only, for engines that return plain numbers: rank 0
     means unknown.
     """
 
@@ -289,7 +293,7 @@ class _ChosenLogprob:
 def _cut(
     sequence: CompletionOutput, start: int, tokens: Sequence[int]
 ) -> Sequence[Mapping[int, Logprob]]:
-    """The log probabilities of `tokens`, which start at `start`."""
+    """Return the log probabilities of `tokens`, which start at `start`."""
     found: Sequence[Mapping[int, Logprob] | float] = sequence.logprobs or ()
     return [
         entry if isinstance(entry, Mapping) else {token: _ChosenLogprob(entry)}

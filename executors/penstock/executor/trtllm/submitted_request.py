@@ -1,4 +1,4 @@
-"""One request submitted to the engine, shared by both threads: each field has one writer."""
+"""A request submitted to the engine, shared by both threads: each field has one writer."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,11 @@ from penstock.scheduler.request import RequestSpec
 
 @dataclass(slots=True, eq=False)
 class SubmittedRequest:
-    """A request that was admitted, until the engine has released it.
+    """A request, from its admission until the engine has released it.
 
-    Fixed: `spec`, `tokens` int32 [n] (all known at admission), `num_blocks` (the most it may come
-    to hold), `num_cached` (prompt tokens that the page mirror expects to be reused). The
-    scheduler's thread writes `slot`, -1 once it was released.
+    Fixed: `spec`, `tokens` int32 [n] (all tokens known at admission), `num_blocks` (the maximum it
+    may hold), `num_cached` (prompt tokens that the page mirror expects to be reused). The
+    scheduler's thread writes `slot`, -1 once it is released.
     """
 
     spec: RequestSpec

@@ -1,9 +1,9 @@
-"""Detects an engine that died silently, a request it lost, and one that fails every request.
+"""Detects an engine that died silently, a request that the engine lost, and an engine that fails
+every request.
 
-Owns the time since the engine's last response, to all and to each request. Only the engine's own
-responses count, never those of our side (an abort that was given up, a request refused before it
-was submitted): otherwise it would never detect a dead engine in a service whose clients give up
-soon.
+Owns the time since the engine's last response, overall and per request. Only the engine's own
+responses count, never ours (an abort that was given up, a request refused before it was submitted):
+otherwise a dead engine would never be detected in a service whose clients give up soon.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ _SEARCH_INTERVAL_S = 1.0
 class Watchdog:
     """Watches one engine; times are seconds on the caller's clock.
 
-    `timeout_s`: how long the engine may stay silent, to all together and to each.
-    `max_failures_in_row`: how many requests may fail one after another, through no fault in them,
-    with no token of any request in between.
+    `timeout_s`: how long the engine may return no response, overall and to each request.
+    `max_failures_in_row`: how many requests in a row may fail for reasons that are not theirs, with
+    no token of any request in between.
     """
 
     def __init__(self, *, timeout_s: float, max_failures_in_row: int, now_s: float) -> None:
@@ -38,12 +38,12 @@ class Watchdog:
         self._silent_since_s.update((submitted, now_s) for submitted in requests)
 
     def forget(self, submitted: SubmittedRequest, now_s: float) -> None:
-        """No response is expected for this one any more."""
+        """Expect no more responses for this request."""
         self._count_silence(now_s)
         self._silent_since_s.pop(submitted, None)
 
     def on_responses(self, responses: Iterable[Response], now_s: float) -> None:
-        """The responses that arrived."""
+        """Record the responses received."""
         for response in responses:
             if response.is_last:
                 self._silent_since_s.pop(response.submitted, None)
@@ -62,9 +62,9 @@ class Watchdog:
                 self._num_failures_in_row += 1
 
     def check(self, now_s: float) -> list[SubmittedRequest]:
-        """Requests that the engine has lost, each returned once.
+        """Return the requests that the engine has lost, each once.
 
-        Raises ExecutorDied when it owes responses and returns none, or fails every request.
+        Raises ExecutorDied when the engine owes responses and returns none, or fails every request.
         """
         self._count_silence(now_s)
         if self._silence_s > self._timeout_s:

@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("chat", lambda: _chat(args))
 
 
@@ -77,7 +77,7 @@ def _chat(args: argparse.Namespace) -> int:
 
 
 def _failure_line(error: "KeyboardInterrupt | PenstockError", *, has_history: bool) -> str:
-    """The failure, and what to do when the chat has filled the model's context."""
+    """Return the failure, with advice if the chat has filled the model's context."""
     from penstock.client import PromptTooLong
 
     if isinstance(error, KeyboardInterrupt):
@@ -89,7 +89,7 @@ def _failure_line(error: "KeyboardInterrupt | PenstockError", *, has_history: bo
 
 
 def _read_line(is_terminal: bool) -> str | None:
-    """The next turn without surrounding white space; None at the end."""
+    """Read the next turn without surrounding white space; return None at the end of input."""
     if is_terminal:
         with suppress(ImportError):
             importlib.import_module("readline")  # which enables line editing in `input`
@@ -107,7 +107,7 @@ def _read_line(is_terminal: bool) -> str | None:
 
 
 def _answer(client: "SyncClient", messages: "list[ChatMessage]", args: argparse.Namespace) -> str:
-    """Stream the answer to stdout; returns its text."""
+    """Stream the answer to stdout; return its text."""
     from penstock.client import Finished, Tokens
 
     try:

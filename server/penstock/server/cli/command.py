@@ -30,11 +30,10 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports bad usage in one line, without the usage, which is long for a command with 84
-    options.
+    """Reports usage errors in one line, without the usage (long: a command has 84 options).
 
-    `fill` adds the options of a command when it is the one that was called, or whose help is shown:
-    only that command imports the modules that declare them.
+    `fill` adds a command's options only when the command is called or its help is shown: only then
+    are the modules imported that declare them.
     """
 
     fill: "Callable[[Parser], None] | None" = None
@@ -49,19 +48,19 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{**usual, **settings})
 
     def filled(self) -> "Parser":
-        """The parser, with all options."""
+        """Return the parser, with all options."""
         fill, self.fill = self.fill, None
         if fill is not None:
             fill(self)
         return self
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # its overloads
-        """As in argparse, with all options."""
+        """Parse as argparse does, with all options."""
         self.filled()
         return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
-        """As in argparse, with all options."""
+        """Format the help as argparse does, with all options."""
         self.filled()
         return super().format_help()
 
@@ -75,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As in argparse; an unknown command is reported with the one that may have been meant."""
+        """Check as argparse does; report an unknown command with a suggestion."""
         commands: Any = action.choices
         if isinstance(action.choices, dict) and value not in commands:
             known = list(commands)
@@ -93,7 +92,7 @@ class Subparsers(Protocol):
 
 
 async def until_signal(work: Coroutine[Any, Any, int], interrupted_line: str) -> int:
-    """Run the work; its exit code, or 128 + n when Ctrl-C or SIGTERM (signal n) ended it.
+    """Run the work; return its exit code, or 128 + n if Ctrl-C or SIGTERM (signal n) ended it.
 
     `interrupted_line` is then written to stderr, after the work has cleaned up.
     """
@@ -117,7 +116,7 @@ async def until_signal(work: Coroutine[Any, Any, int], interrupted_line: str) ->
 
 
 class ExitCode(enum.IntEnum):
-    """How a command ended."""
+    """Exit codes of commands."""
 
     OK = 0
     FAILED = 1

@@ -29,7 +29,7 @@ OPERATIONS_PORT_VARIABLE = "PENSTOCK_OPERATIONS_PORT"
 
 _FIELD = re.compile(r"\b[a-z_]+\.(?:[a-z_]+\.)*([a-z_]+)(?:\[\d+\])?: ")
 _FLAGS = {"num_outputs": "n", "stop_strings": "stop", "total_timeout": "deadline"}
-"""Flags of fields that have another name."""
+"""Flags whose fields have another name."""
 
 
 class UsageError(Exception):
@@ -37,16 +37,16 @@ class UsageError(Exception):
 
 
 def default_address(environment: Mapping[str, str]) -> str:
-    """The default address: where `serve` in the same environment would listen."""
+    """Return the default address: where `serve` in the same environment would listen."""
     port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
     if port.startswith("tcp://"):
-        # Kubernetes sets it so for a service that is called penstock.
+        # Kubernetes sets the variable to a URL for a service called penstock.
         port = DEFAULT_PORT
     return environment.get(ADDRESS_VARIABLE, f"127.0.0.1:{port}")
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
-    """The default address of the OperationsService: one port above the service's."""
+    """Return the default address of the OperationsService: one port above the service's."""
     port = environment.get(OPERATIONS_PORT_VARIABLE, "")
     if not _is_number(port):
         # Not set, or "off" for a service without one, or the URL that Kubernetes sets: tcp://...
@@ -61,7 +61,7 @@ def _is_number(text: str) -> bool:
 
 
 def add_operations_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--address` of the operations port, also `--service`, and read PENSTOCK_OPERATIONS."""
+    """Add `--address` (alias `--service`) of the operations port; also read PENSTOCK_OPERATIONS."""
     parser.add_argument(
         "--address",
         "--service",
@@ -84,7 +84,7 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a positive number of seconds."""
+    """Parse a positive number of seconds, as an argparse type."""
     try:
         value = float(text)
     except ValueError:
@@ -95,8 +95,10 @@ def seconds(text: str) -> float:
 
 
 def run_reporting(command: str, action: Callable[[], int]) -> int:
-    """Run the action; a failure becomes one line on stderr and an exit code, never a traceback."""
-    # gRPC's core writes to stderr itself, e.g. when a server disconnects; that is for our line.
+    """Run the action; report a failure as one line on stderr and an exit code, without a
+    traceback.
+    """
+    # gRPC's core writes to stderr, e.g. when a server disconnects; stderr is reserved for our line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     out: object = sys.stdout
     if isinstance(out, io.TextIOWrapper):
@@ -111,7 +113,7 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
 
 
 def _report(command: str, error: BaseException) -> int:
-    """Report why a command failed; returns its exit code."""
+    """Report why a command failed; return its exit code."""
     from penstock.client import PenstockError
     from penstock.server.settings.sources import BadSetting
 
@@ -143,14 +145,14 @@ def _report(command: str, error: BaseException) -> int:
 
 
 def _type_and_place(error: BaseException) -> str:
-    """Type, message and place of an exception, in one line."""
+    """Return type, message and place of an exception in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def as_typed(value: str) -> str:
-    """A value of the command line with the flag before it; the value alone where it has none."""
+    """Return a value of the command line with the flag before it, or alone if it has no flag."""
     for flag, word in zip(sys.argv, sys.argv[1:], strict=False):
         if word == value and flag.startswith("--"):
             return f"{flag} {value}"
@@ -158,12 +160,12 @@ def as_typed(value: str) -> str:
 
 
 def describe_error(error: "PenstockError") -> str:
-    """The error in one line, with flags in place of the fields that they set."""
+    """Return the error in one line, with flags in place of the fields that they set."""
     return with_flags(str(error).replace("\n", " "))
 
 
 def with_flags(line: str) -> str:
-    """The message with the flags of the command line in place of the fields that they set."""
+    """Replace field names in a message by the flags of the command line that set them."""
 
     def flag_of(found: re.Match[str]) -> str:
         name = _FLAGS.get(found[1], found[1]).replace("_", "-")
@@ -173,7 +175,7 @@ def with_flags(line: str) -> str:
 
 
 def exit_code_of(error: "PenstockError") -> ExitCode:
-    """The exit code of a failure."""
+    """Return the exit code of a failure."""
     from penstock.client import DeadlineExceeded, Unavailable
 
     if isinstance(error, Unavailable):
@@ -184,14 +186,14 @@ def exit_code_of(error: "PenstockError") -> ExitCode:
 
 
 def _discard_output() -> None:
-    """Redirect stdout: Python flushes it at exit and would fail again."""
+    """Redirect stdout to the null device: Python flushes stdout at exit and would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def _fail(command: str, line: str, code: ExitCode) -> int:
-    # Where stderr cannot be written either, only the exit code is left.
+    # If stderr cannot be written either, only the exit code is left.
     with contextlib.suppress(OSError):
         print(f"penstock {command}: {line}", file=sys.stderr, flush=True)
     return code

@@ -28,7 +28,7 @@ _NAMES: Final = (*_FILES, _SERVER_NAME)
 
 
 def variable_of(flag: str) -> str:
-    """The variable that a flag is also read from."""
+    """Return the environment variable that a flag is also read from."""
     return f"PENSTOCK_{flag.replace('-', '_').upper()}"
 
 
@@ -59,9 +59,9 @@ def refuse_connection_options(args: argparse.Namespace, reason: str) -> None:
 
 
 def client_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments for any client: `token` and `tls`. The server name is a field of `ChannelConfig`.
+    """Return arguments for any client: `token` and `tls`. `ChannelConfig` has the server name.
 
-    Raises UsageError for files that do not belong together, or cannot be read.
+    Raises UsageError for files that do not belong together or cannot be read.
     """
     options = sender_options(args)
     tls, token_file = options["tls"], options["token_file"]
@@ -70,7 +70,7 @@ def client_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sender_options(args: argparse.Namespace) -> dict[str, Any]:
-    """`tls`, `server_name` and `token_file` for load generators. Raises UsageError."""
+    """Return `tls`, `server_name` and `token_file` for load generators. Raises UsageError."""
     from penstock.client import TlsConfig
 
     is_tls = args.tls or any((args.ca, args.cert, args.key))
@@ -90,7 +90,7 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def connect(args: argparse.Namespace) -> "SyncClient":
-    """A client of the service that the arguments name. Raises UsageError for invalid arguments."""
+    """Create a client of the service that the arguments name. Raises UsageError."""
     from penstock.client import ChannelConfig, SyncClient
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
@@ -104,8 +104,9 @@ def connect(args: argparse.Namespace) -> "SyncClient":
 def bare_channel(
     address: str, options: Mapping[str, Any], server_name: str | None
 ) -> "Callable[[], tuple[grpc.aio.Channel, Pairs]]":
-    """Opens a channel as a client with `client_options` would; returns it and the metadata of a
-    call.
+    """Return a function that opens a channel as a client with `client_options` would.
+
+    The function returns the channel and the metadata of a call.
     """
     import grpc.aio
 
@@ -128,7 +129,7 @@ class _Options(Protocol):
     """A group of options, whose class is private to argparse."""
 
     def add_argument(self, *names: str, **how: Any) -> object:
-        """As argparse's."""
+        """Add an argument as argparse does."""
         ...
 
 
@@ -145,7 +146,7 @@ def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, t
 
 
 def _check_pem(name: str, path: Path) -> None:
-    """Raises UsageError for an invalid PEM file: gRPC would only report a failed connection."""
+    """Raise UsageError for an invalid PEM file: gRPC would only report a failed connection."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -41,7 +41,7 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def options_of(args: argparse.Namespace) -> "GenerationOptions":
-    """The options for the client."""
+    """Return the options for the client."""
     from penstock.client import Adapter
 
     return {

@@ -49,7 +49,7 @@ def collect_installation() -> Installation:
 
 
 def version_of(name: str) -> str | None:
-    """The version of an installed distribution; None if it is not."""
+    """Return the version of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

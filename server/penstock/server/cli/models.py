@@ -28,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("models", lambda: _list_models(args))
 
 
@@ -64,7 +64,7 @@ def _number(value: int | None) -> str:
 
 
 def table_lines(rows: "Sequence[Sequence[str]]") -> list[str]:
-    """Rows of equal length as lines with aligned columns."""
+    """Format rows of equal length as lines with aligned columns."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -78,7 +78,7 @@ def report_start(words: Sequence[str]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until requested to stop; the exit code."""
+    """Serve until requested to stop; return the exit code."""
     from penstock.server.observe.logs import configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
     from penstock.server.settings.json_values import did_you_mean
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
-    """Arguments over environment over the file. Raises BadSetting naming the source's spelling."""
+    """Merge arguments over environment over file. Raises BadSetting naming the setting as given."""
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import gather
 
@@ -122,9 +122,9 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables with our prefix that are not settings, most likely misspelt.
+    """Return variables with our prefix that are not settings, most likely misspelt.
 
-    Excludes those of the other commands, and those that Kubernetes sets for services called
+    Excludes the variables of other commands, and those that Kubernetes sets for services called
     penstock, penstock-metrics or penstock-operations.
     """
     from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
@@ -150,7 +150,7 @@ def _variables() -> list[str]:
 
 
 def build_config(sources: "Sources") -> "ServerConfig":
-    """The service's settings. Raises BadSetting naming the invalid one."""
+    """Build the service's configuration. Raises BadSetting naming the invalid setting."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
     from penstock.server.cli.serve_settings import check_gateway, check_security
@@ -169,7 +169,7 @@ def build_config(sources: "Sources") -> "ServerConfig":
 
 
 def _derived(sources: "Sources") -> dict[str, Any]:
-    """Fields of the configuration that depend on others, by their paths."""
+    """Return the fields of the configuration that depend on others, by their paths."""
     from penstock.executor.config import ExecutorKind
     from penstock.executor.models import resolve_model
     from penstock.server.cli.serve_settings import (
@@ -210,7 +210,7 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
 
 
 def _files(sources: "Sources") -> dict[str, Any]:
-    """Paths by field. Missing folders are created, so that one without write access is reported
+    """Return paths by field. Create missing folders, so that missing write access is reported
     now.
     """
     if "record" not in sources:
@@ -239,12 +239,12 @@ def _writable_folder(sources: "Sources", name: str) -> Path:
 
 
 def by_flags(message: str) -> str:
-    """A message of a process of the service, with flags in place of fields."""
+    """Replace fields by flags in a message of a process of the service."""
     from penstock.server.config import SETTINGS
 
     flags = {item.path.rpartition(".")[2]: f"--{item.flag}" for item in SETTINGS}
     flags |= {item.name: f"--{item.flag}" for item in SETTINGS}
-    # A single word is a field's name where one of its values comes next.
+    # A single word is a field name if one of the field's values follows.
     values = [
         rf"{item.path.rpartition('.')[2]}(?= (?:{'|'.join(item.choices)})\b)"
         for item in SETTINGS
@@ -279,7 +279,7 @@ def announce(ready: "ServiceReady") -> None:
 
 
 def script_lines(ready: "ServiceReady") -> list[str]:
-    """A line for each address."""
+    """Return a line for each address."""
     resources = f"; {ready.resources}" if ready.resources else ""
     lines = [
         f"penstock ready on {ready.address} (model {ready.model}, {_executor(ready)},"
@@ -293,7 +293,7 @@ def script_lines(ready: "ServiceReady") -> list[str]:
 
 
 def banner_lines(ready: "ServiceReady") -> list[str]:
-    """Names and values of what was started and where it listens, and commands to try."""
+    """Return the banner: what was started, where it listens, and commands to try."""
     rows = [
         ("model", f"{printable(ready.model)} ({_executor(ready)})"),
         ("device", ready.resources),
@@ -307,7 +307,7 @@ def banner_lines(ready: "ServiceReady") -> list[str]:
 
 
 def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
-    """Commands to try in another terminal; with TLS they need files that are not known here."""
+    """Return commands to try in another terminal; with TLS they need files not known here."""
     if ready.has_tls:
         return [(True, "penstock generate --help  (connection: --tls)")]
     commands = [(True, f'penstock generate "{_PROMPT}"')]

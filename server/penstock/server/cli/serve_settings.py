@@ -51,7 +51,7 @@ _KEYS = {
     "kv_cache_dtype": "kv_cache_config.dtype",
     "pipeline_depth": "disable_overlap_scheduler",
 }
-"""Settings of the other executors, and the key that replaces each."""
+"""Settings of the other executors, and the key of the TensorRT-LLM section that replaces each."""
 _OWN_PACE = "the engine plans its own steps"
 _OWN_CACHE = "the engine evicts its own blocks, and knows retention but no sessions"
 _MEANINGLESS = {
@@ -72,14 +72,14 @@ _STEPS = {"operations_port": 1, "metrics_port": 2}
 """Offset from the service's port, unless a setting overrides it."""
 _MAX_PORT = 65535
 _MAX_THREADS_PER_CORE = 4
-"""More would only wait for each other."""
+"""More threads would only wait for each other."""
 _EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 _OPT_IN_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def check_security(config: "ServerConfig") -> None:
-    """Raise ValueError where unauthenticated callers would get in by accident, or a file is
+    """Raise ValueError if unauthenticated callers could get access by accident or a file is
     invalid.
     """
     security, observer = config.security, config.observer
@@ -111,7 +111,7 @@ def check_security(config: "ServerConfig") -> None:
 
 
 def check_gateway(config: "ServerConfig") -> None:
-    """Raise ValueError where a gateway's service cannot be served; warn where no gateway could call
+    """Raise ValueError if the gateway cannot be served; log a warning if no gateway could call
     it.
     """
     if config.gateway == NO_GATEWAY:
@@ -141,7 +141,7 @@ def check_gateway(config: "ServerConfig") -> None:
 
 
 def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
-    """Raise ValueError for a setting that has no effect. `is_caching`: of prefixes."""
+    """Raise ValueError for a setting without effect. `is_caching`: whether prefixes are cached."""
     if sources.get("order") is SchedulingOrder.FCFS:
         sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
     if not (is_caching and sources.value("prefix_caching")):
@@ -166,7 +166,7 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Settings of executors that our scheduler batches for. Raises ValueError naming a setting."""
+    """Return settings of executors batched by our scheduler. Raises ValueError naming a setting."""
     kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
@@ -178,7 +178,7 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
     if kind is not ExecutorKind.SIMULATED:
         sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:
-        # The service shows realistic timings: its steps take time.
+        # Simulated steps take real time, so that the service has realistic timings.
         derived["executor.simulated"] = SimulatedConfig(pace=SimulatedPace.REAL_TIME)
     if kind is ExecutorKind.TORCH and device.startswith("cuda"):
         usual = device_defaults(device)
@@ -207,9 +207,9 @@ def _check_threads(spelling: str, num_threads: int) -> None:
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Settings of the TensorRT-LLM section, checked against flags and model. Raises ValueError.
+    """Return the TensorRT-LLM settings, checked against flags and model. Raises ValueError.
 
-    Our scheduler must predict the engine's admissions: both use one policy, the one set there.
+    Our scheduler must predict the engine's admissions, so both use the policy that is set there.
     """
     for name, key in _KEYS.items():
         sources.refuse([name], f"is set for the trtllm executor by {key} in --trtllm-config")
@@ -240,11 +240,11 @@ def trtllm_settings(
 
 
 def observer_settings(sources: Sources) -> dict[str, Any]:
-    """Observer settings by field path. Raises ValueError naming the setting or the variable."""
+    """Return observer settings by field path. Raises ValueError naming setting or variable."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
         port = sources.value("port")
-        # There is none after the last port.
+        # No port follows the last one.
         behind = port + step if 0 < port <= _MAX_PORT - step else 0
         ports[name] = sources.get(name) if name in sources else behind
     if not any(port is not None for port in ports.values()):
@@ -268,7 +268,7 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
 
 
 def _has_traces(sources: Sources) -> bool:
-    """Whether an operator has enabled traces, by a setting or by OpenTelemetry's variables."""
+    """Return whether traces are enabled, by a setting or by OpenTelemetry's variables."""
     environment = sources.environment
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False

@@ -36,7 +36,7 @@ DEFAULT_INTERVAL_S = 1.0
 LOOK_DEADLINE_S = 2.0
 """Time limit of a query, after which the service counts as unresponsive; keys wait for it."""
 _NO_WIDTH = 10_000
-"""Unlimited width, for paper."""
+"""Unlimited width, for output that is not a terminal."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -61,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; the exit code."""
+    """Run the command; return the exit code."""
     return run_reporting("top", lambda: _top(args))
 
 
@@ -88,7 +88,7 @@ def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
     from penstock.client import NO_RETRY, ChannelConfig, SyncOperationsClient
 
     try:
-        # It polls anyway: a query must not wait for a service that is away.
+        # It polls anyway: a query must not wait for an unreachable service.
         channel = ChannelConfig(
             max_reconnect_backoff_s=DEFAULT_INTERVAL_S, server_name=args.server_name
         )
@@ -165,7 +165,7 @@ def _json(board: Board) -> str:
 
 @contextlib.contextmanager
 def _keys(terminal: TextIO) -> Generator[bool]:
-    """Read single keys; False without a terminal."""
+    """Read single keys; yield False without a terminal."""
     if not terminal.isatty():
         yield False
         return
@@ -178,10 +178,10 @@ def _keys(terminal: TextIO) -> Generator[bool]:
 
 
 def _key(timeout_s: float, can_type: bool) -> str:
-    """The next key, "" when none was typed in time."""
+    """Return the next key, "" if none was typed in time."""
     sources = [sys.stdin.fileno()] if can_type else []
     ready, _, _ = select.select(sources, [], [], timeout_s)
     if not ready:
         return ""
-    # Past Python's buffer, which select does not see. At the end of input: as if q was typed.
+    # Bypasses Python's buffer, which select does not see. The end of input acts as q.
     return os.read(sys.stdin.fileno(), 1).decode("utf-8", "replace") or "q"

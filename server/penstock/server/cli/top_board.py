@@ -1,4 +1,4 @@
-"""What `penstock top` has seen: the last answer, recent figures, the order of requests.
+"""The state of `penstock top`: the last answer, recent figures, the order of requests.
 
 Sends no queries and draws nothing: every command imports this, so it needs no package.
 """
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from penstock.client import LiveRequest, ServerStats
 
 MAX_COURSE = 120
-"""How many values a history keeps."""
+"""Number of values in a history."""
 MAX_REQUESTS = 1000
-"""How many requests are queried: the oldest."""
+"""Number of requests that are queried, the oldest ones."""
 
 SORT_KEYS: "dict[str, Callable[[LiveRequest], Any]]" = {
     "age": lambda request: request.arrival_s,
@@ -32,7 +32,7 @@ SORT_KEYS: "dict[str, Callable[[LiveRequest], Any]]" = {
 
 @dataclass(slots=True)
 class Board:
-    """The state of the view. `problem`: why the last query failed; empty when it did not."""
+    """The state of the view. `problem`: why the last query failed; empty if it succeeded."""
 
     address: str
     sort_key: str = "age"
@@ -50,7 +50,7 @@ class Board:
         self.tokens_per_s.append(sum(model.decode_tokens_per_s for model in stats.models))
 
     def miss(self, problem: str) -> None:
-        """A query failed; the last answer stays visible."""
+        """Record a failed query; the last answer stays visible."""
         self.problem = problem
 
     def sort_by_next(self) -> None:

@@ -29,7 +29,7 @@ _STATE_STYLES = {
     ModelState.DRAINING: "bold magenta",
 }
 _NUM_TABLE_EXTRAS = 2
-"""Lines of the table of requests that are not requests."""
+"""Lines of the request table besides the requests."""
 _COLUMNS = (
     ("REQUEST", False, 36),
     ("TENANT", False, 16),
@@ -46,13 +46,13 @@ _COLUMNS = (
 """Name, whether it is numeric, and maximum width. LEFT: until the deadline."""
 _WIDE = 110
 _WIDTH_OF_PAPER = 120
-"""For elements that would fill any width."""
+"""Width of elements that would fill any width."""
 _NUM_NARROW_COLUMNS = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def frame_of(board: Board, *, width: int | None, height: int | None = None) -> RenderableType:
-    """One frame. `height` None: as long as needed, for paper instead of a screen with keys.
+    """Return one frame. `height` None: as long as needed, for output without keys.
 
     `width` None: as wide as needed, nothing is truncated.
     """
@@ -159,7 +159,7 @@ def _percentiles(values: "Percentiles") -> tuple[str, str, str]:
 
 
 def _pool_lines(board: Board, model: "ModelStats", width: int) -> list[RenderableType]:
-    """The KV pool as a grid: used blocks by tenant, then cached and free ones."""
+    """Return the KV pool as a grid: used blocks by tenant, then cached and free ones."""
     cache = model.cache
     caption = _line(
         f"KV pool  {count(cache.num_total_blocks)} blocks of {cache.block_size_tokens} tokens: ",
@@ -189,10 +189,10 @@ def _pool_lines(board: Board, model: "ModelStats", width: int) -> list[Renderabl
 def _owners(
     requests: "tuple[LiveRequest, ...]", model: str, num_used_blocks: int
 ) -> dict[str, int]:
-    """Used blocks by tenant, the largest first; "other" for requests that were not queried.
+    """Return used blocks by tenant, the largest first; "other" for requests that were not queried.
 
-    Outputs that share a block count it each, and lists are older than sums, so shares are scaled
-    where they exceed the total.
+    Outputs that share a block each count it, and the list is older than the totals, so shares are
+    scaled down if they exceed the total.
     """
     held: Counter[str] = Counter()
     for request in requests:
@@ -276,7 +276,7 @@ def _clock(time_s: float) -> str:
 
 
 def duration(value_s: float | None) -> str:
-    """Three digits and a unit; "-" for none."""
+    """Format a duration with three digits and a unit; "-" for none."""
     if value_s is None:
         return "-"
     if value_s < 1e-3:
@@ -291,7 +291,7 @@ def duration(value_s: float | None) -> str:
 
 
 def span(value_s: float) -> str:
-    """A time from seconds to days, in its two largest units."""
+    """Format a time from seconds to days, in its two largest units."""
     whole = int(value_s)
     if whole < 60:
         return f"{value_s:.1f} s"
@@ -303,12 +303,12 @@ def span(value_s: float) -> str:
 
 
 def count(value: float) -> str:
-    """A number with separated thousands."""
+    """Format a number with separated thousands."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as bars from zero to their maximum; empty for a single one."""
+    """Draw the last `width` values as bars from zero to their maximum; empty for a single one."""
     shown = list(values)[-width:] if width > 0 and len(values) > 1 else []
     top = max(shown, default=0.0)
     if top <= 0:
@@ -318,9 +318,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
-    """How many of `num_cells` each share gets; they add up to it, each less than one cell off.
+    """Divide `num_cells` cells in proportion to `parts`; each is less than one cell off.
 
-    With fewer shares than cells, each gets at least one.
+    If the sum of `parts` is at most `num_cells`, each part gets as many cells as its value.
     """
     total = sum(parts)
     num_cells = min(num_cells, total)

@@ -1,7 +1,7 @@
-"""The engine's handling of frames from its fronts, independent of the transport.
+"""Dispatches frames of fronts to the engine, independent of the transport.
 
-Owns which front has which live requests, so that a front that disconnects has its requests
-cancelled. Does not know sockets or threads.
+Owns which front has which live requests, in order to cancel the requests of a front that
+disconnects. Does not know sockets or threads.
 """
 
 import logging
@@ -50,21 +50,21 @@ from penstock.server.link.wire import LinkError
 log = logging.getLogger(__name__)
 
 _MAX_CANCELS = 64
-"""Requests that are cancelled between two steps, some 20 us each: a thousand at once would delay
-every other stream.
+"""Most requests cancelled between two steps: each takes some 20 us, so a thousand at once would
+delay every other stream.
 """
 _RECONNECT_S = 5.0
-"""How long fronts may take to resubmit their requests after an engine's death."""
+"""Time that fronts have to resubmit their requests after an engine died."""
 
 
 class Dispatcher:
     """Turns fronts' frames into engine calls, and engine events into frames for fronts.
 
-    `carry_out`: runs a command of an observer; without it commands are refused. `quarantine`: holds
-    back requests that may have crashed an earlier engine. `mark_submitting` gets the first key of
-    the request that is being submitted, and 0 afterwards. `clock`: the engine's. `cache_index`: of
-    the engine's blocks; without it fronts cannot subscribe. `kept_limits`: for streams that outlive
-    their calls.
+    `carry_out` runs an observer's command; without it commands are refused. `quarantine` holds back
+    requests that may have crashed an earlier engine. `mark_submitting` receives the first key of
+    the request being submitted, and 0 afterwards. `clock` is the engine's. `cache_index` is the
+    index of the engine's blocks; without it fronts cannot subscribe. `kept_limits` bounds the
+    streams that outlive their calls.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Dispatcher:
         self.newest_queue_s: float | None = None
         """The estimated queue time of the last queued request, seconds."""
         self.num_output_tokens = 0
-        """Over all requests, so far."""
+        """Total of all requests so far."""
         self.kept = KeptStreams(clock, on_drop=self._drop, limits=kept_limits)
         self._clock = clock
         self._reconnected_at_s = clock() + _RECONNECT_S if hello.epoch > 1 else clock()
@@ -93,13 +93,13 @@ class Dispatcher:
         self._mark_submitting = mark_submitting
         self.hello_frame = encode(hello)
         self._carry_out = carry_out
-        # By front; under NO_FRONT those of kept streams without a front.
+        # By front id; NO_FRONT has the keys of kept streams without a front.
         self._live_keys: dict[int, set[int]] = {NO_FRONT: set()}
         self._to_cancel: deque[tuple[int, FinishReason]] = deque()
 
     @property
     def num_live(self) -> int:
-        """Requests of all fronts that have not ended."""
+        """Outputs of all fronts that have not ended."""
         return sum(map(len, self._live_keys.values()))
 
     @property
@@ -112,7 +112,7 @@ class Dispatcher:
         )
 
     def front_connected(self, front_id: int) -> bytes:
-        """A front connected; returns the frame that answers its hello."""
+        """Register a front; return the frame that answers its hello."""
         if self._to_cancel:
             # A front that reconnects may use its keys again.
             self._cancel_first(len(self._to_cancel))
@@ -120,7 +120,7 @@ class Dispatcher:
         return self.hello_frame
 
     def front_gone(self, front_id: int) -> None:
-        """A front has disconnected: cancel its requests that cannot be resumed elsewhere."""
+        """Cancel the requests of a disconnected front that cannot be resumed elsewhere."""
         keys = self._live_keys.pop(front_id, set())
         kept = self.kept.front_gone(front_id)
         orphaned = self._live_keys[NO_FRONT]
@@ -138,9 +138,9 @@ class Dispatcher:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 
     def handle(self, front_id: int, frame: Frame) -> bytes | None:
-        """Handle one frame of a front; returns the frame that answers it, if any.
+        """Handle one frame of a front; return the frame that answers it, if any.
 
-        Raises LinkError when the front violates the protocol: close its connection.
+        Raises LinkError if the front violates the protocol; the caller must close its connection.
         """
         match frame:
             case Submit(specs=specs, kept=kept):
@@ -164,9 +164,9 @@ class Dispatcher:
         return None
 
     def observe(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
-        """Handle one frame of an observer. `answer` takes frames for it, from any thread.
+        """Handle one frame of an observer. `answer` sends it a frame, from any thread.
 
-        Raises LinkError when the observer violates the protocol.
+        Raises LinkError if the observer violates the protocol.
         """
         match frame:
             case ViewQuery(ticket=ticket):
@@ -181,7 +181,7 @@ class Dispatcher:
                 raise LinkError(f"an observer does not send {type(other).__name__}")
 
     def step(self) -> list[tuple[int, bytes]]:
-        """One engine step; returns the frames for the fronts that have events."""
+        """Run one engine step; return the frames to send, with their front ids."""
         if self._to_cancel:
             self._cancel_first(_MAX_CANCELS)
         quarantine = self._quarantine
@@ -208,13 +208,13 @@ class Dispatcher:
         return frames
 
     def _note(self, events: StepEvents) -> None:
-        """Record what monitoring needs of a step."""
+        """Record the newest queue estimate, and log failed requests."""
         for change in events.changes:
             if isinstance(change, Queued):
                 self.newest_queue_s = change.estimated_queue_s
         for end in events.ends:
             if isinstance(end, Failed) and end.detail:
-                # The details are only logged here: clients get the reason alone.
+                # Clients get the reason only; the detail is logged.
                 log.warning(
                     "a request failed in its step: %s",
                     end.detail,
@@ -226,11 +226,11 @@ class Dispatcher:
                 )
 
     def sweep(self) -> None:
-        """Call about once a second: drops streams whose time is over."""
+        """Drop streams whose resume timeout has passed; call it about once a second."""
         self.kept.sweep()
 
     def _attach(self, front_id: int, attach: Attach) -> Attached:
-        """A client resumes at this front: send its request's events there from now on."""
+        """Attach a stream to this front: send its events there from now on."""
         stream = self.kept.find(attach.name)
         if stream is None or stream.is_lost:
             failure = AttachFailure.NOT_FOUND if stream is None else AttachFailure.LOST
@@ -250,7 +250,7 @@ class Dispatcher:
         )
 
     def _detach(self, stream: KeptStream) -> None:
-        """Notify the front that had the stream, with the next step's events."""
+        """Notify the stream's front, with the frames of the next step."""
         self._outgoing.append(
             (stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys)))
         )
@@ -263,10 +263,10 @@ class Dispatcher:
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
     def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
-        """Whether a resubmitted request is at another front, which has a reader or came first.
+        """Return whether another front has this resubmitted request; if not, drop its old stream.
 
-        Otherwise its old stream is dropped. `is_read`: it has a reader at the front that submits
-        it.
+        The other front has it if it has a reader, or if the submitting front has none. `is_read`:
+        the submitting front has a reader.
         """
         is_others = stream.front_id not in (NO_FRONT, front_id)
         if is_others and (stream.is_read or not is_read):
@@ -281,7 +281,7 @@ class Dispatcher:
         return self.engine.cancel_by_id(request_id) if state is None else state
 
     def _cancel_soon(self, keys: Iterable[int], reason: FinishReason) -> None:
-        """Cancel as many as allowed now, and the rest before the next steps."""
+        """Cancel as many requests as allowed now, and the rest before the next steps."""
         is_first = not self._to_cancel
         self._to_cancel.extend((key, reason) for key in keys)
         if is_first:
@@ -289,7 +289,7 @@ class Dispatcher:
 
     def _cancel_first(self, max_keys: int) -> None:
         for _ in range(min(max_keys, len(self._to_cancel))):
-            # One that has ended since is not live, and nothing happens.
+            # Cancelling an output that has ended meanwhile has no effect.
             key, reason = self._to_cancel.popleft()
             if not self._quarantine.cancel(key, reason):
                 self.engine.cancel(key, reason)
@@ -309,7 +309,7 @@ class Dispatcher:
         if kept is not None and self.kept.find(kept.name) is None:
             self.kept.begin(front_id, specs, kept)
             if self.kept.find(kept.name) is None:
-                return  # without a reader and without room: its front was notified
+                return  # dropped: no reader and no room; its front was notified
         live.update(keys)
         if specs and not self._quarantine.takes(front_id, specs):
             self._submit_to_engine(specs)
@@ -317,9 +317,9 @@ class Dispatcher:
     def _release_previous(
         self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
     ) -> bool:
-        """Drop an older stream of the submitted request; False when another front has it.
+        """Drop an older stream of the submitted request; return False if another front has it.
 
-        A request that is no longer kept leaves a stream if only its front's connection was lost.
+        A request that is no longer kept still has a stream if only its front's connection was lost.
         """
         if kept is not None:
             name, keys, is_read = kept.name, kept.keys, kept.is_read
@@ -347,7 +347,7 @@ class Dispatcher:
         if self._mark_submitting is None:
             self.engine.submit(specs)
             return
-        # An exception ends the engine: then the board still names the request.
+        # If this raises, the engine ends and the board still names the request.
         self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
         self._mark_submitting(0)

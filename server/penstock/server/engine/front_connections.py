@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 256 * 1024
 _MAX_ACCEPTS_PER_POLL = 64
 _LEAST_HANDLING_S = 0.005
-"""Frames are handled for so long, or for this share of the time since the last poll, until the next
-step gets its turn: 256 requests at once take some 65 ms, in which the device would be idle.
+"""Time to handle frames before the next step, or `_HANDLING_SHARE` of the time since the last poll
+if that is longer: 256 requests at once take some 65 ms, during which the device would be idle.
 """
 _HANDLING_SHARE = 0.5
 
@@ -33,7 +33,7 @@ _HANDLING_SHARE = 0.5
 class _Connection:
     """One front's socket. `front_id` is 0 until its hello, and for an observer.
 
-    `received`: bodies of frames that are still to be handled; nothing more is read until then.
+    `received`: bodies of frames not yet handled; nothing more is read until they are.
     """
 
     socket: socket.socket
@@ -42,11 +42,11 @@ class _Connection:
     output: bytearray = field(default_factory=bytearray)
     front_id: int = 0
     is_observer: bool = False
-    # Of the data in `output`: how many bytes, and since when.
+    # Sizes of the parts of `output`, and when each was buffered.
     waiting: deque[tuple[int, float]] = field(default_factory=deque[tuple[int, float]])
 
     def put(self, rest: memoryview, now_s: float) -> None:
-        """Buffer what the socket did not accept."""
+        """Buffer the bytes that the socket did not accept."""
         self.output += rest
         self.waiting.append((len(rest), now_s))
 
@@ -61,16 +61,16 @@ class _Connection:
 
     @property
     def blocked_since_s(self) -> float:
-        """The age of the oldest buffered byte; there must be one."""
+        """When the oldest buffered byte was buffered; there must be one."""
         return self.waiting[0][1]
 
 
 class FrontConnections:
-    """Accepts fronts on a listening socket and carries frames both ways.
+    """Accepts fronts on a listening socket and sends and receives their frames.
 
-    `max_output_bytes` and `max_blocked_s` bound what a front may leave unread, in bytes and in the
-    age of the oldest byte, so that reading a trickle does not help; beyond either it is
-    disconnected. `clock` gives monotonic seconds.
+    A front is disconnected when it leaves more than `max_output_bytes` unread, or any byte for
+    longer than `max_blocked_s`, so that reading a trickle does not help. `clock` returns monotonic
+    seconds.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FrontConnections:
         self._connections: set[_Connection] = set()
         self._by_front: dict[int, _Connection] = {}
         self._blocked: set[_Connection] = set()
-        # With `received` frames, the longest waiting first.
+        # Connections with `received` frames, the longest waiting first.
         self._unhandled: dict[_Connection, None] = {}
         self._polled_s = self._until_s = clock()
         self._late_answers: deque[tuple[_Connection, bytes]] = deque()
@@ -117,15 +117,15 @@ class FrontConnections:
         try:
             self._wake_sender.send(b"\0")
         except BlockingIOError:
-            return  # there are unread bytes already
+            return  # unread bytes wake it already
 
     def poll(self, timeout_s: float | None) -> bool:
-        """Receive frames of fronts, and send what they could not accept before.
+        """Receive frames of fronts, and send buffered output.
 
-        Frames that would delay the next step too long are left to the next poll.
+        Frames that would delay the next step too long are left for the next poll.
 
-        Waits up to `timeout_s` (None: without limit) for the first event; at least as often as
-        blocked fronts must be checked. True when the watched descriptor is readable.
+        Wait up to `timeout_s` (None: no limit) for the first event, but wake as often as blocked
+        fronts must be checked. Return True if the watched descriptor is readable.
         """
         is_watched_ready = False
         if self._blocked:
@@ -156,7 +156,7 @@ class FrontConnections:
         return is_watched_ready
 
     def send(self, front_id: int, frame: bytes) -> None:
-        """Send what the socket accepts, buffer the rest. No error for a front that has ended."""
+        """Send what the socket accepts, buffer the rest. A no-op for a disconnected front."""
         connection = self._by_front.get(front_id)
         if connection is not None:
             self._send(connection, frame)
@@ -203,7 +203,7 @@ class FrontConnections:
         self._handle_received(connection)
 
     def _handle_received(self, connection: _Connection) -> None:
-        """Handle at least one frame, and as many as there is time for."""
+        """Handle at least one frame, and more while time allows."""
         self._unhandled.pop(connection, None)
         try:
             for body in connection.received or ():
@@ -248,7 +248,7 @@ class FrontConnections:
             raise LinkError("the first frame is not a hello")
         earlier = self._by_front.get(hello.front_id)
         if earlier is not None:
-            # The front lost its connection and reconnected before we saw the end of the old one.
+            # The front reconnected before the end of its old connection was detected.
             self._drop(earlier, "it reconnected")
         connection.front_id = hello.front_id
         self._by_front[hello.front_id] = connection
@@ -299,10 +299,10 @@ class FrontConnections:
             self._drop(connection, f"its unread output is {self._max_blocked_s:g} s old")
 
     def _drop(self, connection: _Connection, fault: str = "") -> None:
-        """Close a connection; an empty `fault`: its peer has closed it.
+        """Close a connection; `fault` is empty if its peer closed it.
 
-        Then nothing is logged: a front drains before it closes, the supervisor reports a process
-        that dies and the dispatcher its requests, and a peer without hello is a probe.
+        In that case nothing is logged: a front drains before it closes, the supervisor reports a
+        process that dies, the dispatcher reports its requests, and a peer without hello is a probe.
         """
         if connection not in self._connections:
             return

@@ -1,10 +1,11 @@
-"""The streams of requests that outlive their calls, kept by the engine that generates them.
+"""Keeps the streams of requests that outlive their calls, in the engine that generates them.
 
-Owns which front has which, and the bounds on all of them: in time, by the resume timeout after the
-reader left; in bytes and in number: the tenant with most loses its longest unread streams first,
-and their requests if they still run. A stream is kept as the events of the steps that made it, with
-the tokens between two events put together; a front that gets it processes them like any others.
-Knows neither sockets nor the engine; times are seconds on the engine's clock.
+Owns which front has which stream, and the bounds of all streams. The bound in time is the resume
+timeout after the reader disconnected. Bounds in bytes and in number: the tenant with the most loses
+the streams that are unread for longest, and their requests if they still run. A stream is kept as
+the events of its steps, with the tokens between two other events merged; a front that attaches it
+processes them like any events. Knows neither sockets nor the engine; times are seconds on the
+engine's clock.
 """
 
 import operator
@@ -36,12 +37,12 @@ T = TypeVar("T")
 
 NO_FRONT: Final = 0
 _Change: TypeAlias = Queued | Admitted | Preempted | PrefixFound
-# Measured, objects and all.
+# Measured sizes, Python objects included.
 _STREAM_BYTES: Final = 1280
 _OUTPUT_BYTES: Final = 128
 _EVENT_BYTES: Final = 512
 _LOGPROBS_BYTES: Final = 512
-"""Of one `TokenLogprobs`, besides its rows."""
+"""Bytes of one `TokenLogprobs` without its rows."""
 _TOKEN_BYTES: Final = 12
 _LOGPROB_BYTES: Final = 8
 _key_of: Final = operator.attrgetter("key")
@@ -49,7 +50,7 @@ _first_of: Final = operator.itemgetter(0)
 
 
 class KeptStream:
-    """One stream. `keys`: of its outputs, by index. `live`: of those that have not ended.
+    """One stream. `keys`: keys of its outputs, by index. `live`: keys of those that have not ended.
 
     `front_id`: its front, or NO_FRONT. `is_read`: a client reads it there; otherwise it is kept
     until `expires_s`. `is_lost`: its events exceeded the bounds and were dropped.
@@ -102,13 +103,13 @@ class KeptStream:
 
     @property
     def was_accepted(self) -> bool:
-        """Whether the engine has accepted it: a rejected one cannot be resumed."""
+        """Whether the engine accepted the request: a rejected one cannot be resumed."""
         return bool(self._tokens) or any(
             segment.changes or len(segment.tokens) for segment in self._segments
         )
 
     def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
-        """Add a token, the `row`th of a step's events."""
+        """Add the token in row `row` of a step's events."""
         if self.is_lost:
             return
         if not self._tokens:
@@ -122,11 +123,11 @@ class KeptStream:
             self.num_bytes += _LOGPROB_BYTES * (1 + self._rows.num_top)
 
     def add_change(self, events: StepEvents, change: _Change) -> None:
-        """Add an event of an output other than tokens."""
+        """Add a state change of an output."""
         self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
 
     def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
-        """The engine's results for the prompt."""
+        """Add log probabilities of the prompt."""
         rows = entry[2]
         num_values = len(rows.chosen) * (1 + rows.top_ids.shape[1])
         size = _EVENT_BYTES + _LOGPROBS_BYTES + num_values * _LOGPROB_BYTES
@@ -134,13 +135,13 @@ class KeptStream:
         self._append(news, size)
 
     def add_end(self, events: StepEvents, end: Finished | Failed) -> None:
-        """An output has ended."""
+        """Add the end of an output."""
         self.live.discard(end.key)
         self.has_failed = self.has_failed or isinstance(end, Failed)
         self._append(StepEvents(step=events.step, at_s=events.at_s, ends=(end,)))
 
     def history(self) -> tuple[StepEvents, ...]:
-        """All events so far."""
+        """Return all events so far."""
         self._seal()
         return tuple(self._segments)
 
@@ -150,7 +151,7 @@ class KeptStream:
         self._segments.clear()
         self._keys, self._tokens, self._rows = array("q"), array("i"), None
         self.resume_spec = replace(self.resume_spec, message=b"")
-        self.num_bytes = 0  # no more than the request itself, of which there are only so many
+        self.num_bytes = 0  # only the request is left, and the number of requests is bounded
 
     def _append(self, events: StepEvents, num_bytes: int = _EVENT_BYTES) -> None:
         if not self.is_lost:
@@ -174,8 +175,9 @@ class KeptStream:
 
 
 class _LogprobRows:
-    """Rows of one stream's tokens, `num_top` tokens wide; a separate array for each row would
-    take twenty times their memory.
+    """Log probabilities of one stream's tokens, `num_top` alternatives per row.
+
+    A separate array for each row would take twenty times the memory.
     """
 
     __slots__ = ("_chosen", "_ranks", "_top_ids", "_top_logprobs", "num_top")
@@ -185,7 +187,7 @@ class _LogprobRows:
         self._clear()
 
     def append(self, logprobs: TokenLogprobs, row: int) -> None:
-        """Append a row of a step. A step has as many columns as its widest request, or more."""
+        """Append a row of a step. A step has at least as many columns as its widest request."""
         top = slice(self.num_top)
         self._chosen.append(logprobs.chosen[row])
         self._ranks.append(logprobs.ranks[row])
@@ -214,7 +216,7 @@ class _LogprobRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptLimits:
-    """Bounds: `max_bytes` of all streams together, `max_unread` streams without a reader."""
+    """`max_bytes`: bound on the bytes of all streams. `max_unread`: on streams without a reader."""
 
     max_bytes: int = 64 * 1024 * 1024
     max_unread: int = 1024
@@ -226,8 +228,8 @@ DEFAULT_LIMITS: Final = KeptLimits()
 class KeptStreams:
     """The kept streams of one engine.
 
-    `clock`: the engine's. `on_drop` is called with each dropped stream. `moved`: which front has
-    the live keys of those that are not with the front that submitted them.
+    `clock`: the engine's. `on_drop` is called with each dropped stream. `moved`: maps live keys to
+    their current front if another front submitted them.
     """
 
     def __init__(
@@ -243,7 +245,7 @@ class KeptStreams:
         self._max_unread = limits.max_unread
         self._streams: dict[str, KeptStream] = {}
         self._by_key: dict[int, KeptStream] = {}
-        # By tenant; of each the longest unread first.
+        # By tenant; streams that are unread for longest come first.
         self._unread: defaultdict[str, dict[KeptStream, None]] = defaultdict(dict)
         self._num_unread = 0
         self._sizes: defaultdict[str, dict[KeptStream, int]] = defaultdict(dict)
@@ -255,24 +257,22 @@ class KeptStreams:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all streams."""
+        """Total bytes of all streams."""
         return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
-        """The stream of this request."""
+        """Return the stream of this request, None if it is not kept."""
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
-        """The final state of a request whose stream is kept; None if it has not ended."""
+        """Return the final state of a request; None if it is not kept or has not ended."""
         stream = self._streams.get(name)
         if stream is None or stream.live:
             return None
         return RequestState.ERROR if stream.has_failed else RequestState.COMPLETED
 
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Start the stream of a request that is about to be submitted or has ended; its name is
-        unused.
-        """
+        """Start the stream, under an unused name, of a request to be submitted or already ended."""
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream
         self._by_key.update((key, stream) for key in stream.live)
@@ -281,7 +281,7 @@ class KeptStreams:
         self._grew(stream)
 
     def forget(self, stream: KeptStream) -> None:
-        """Drop its stream. Idempotent."""
+        """Remove the stream. Idempotent."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
         self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
@@ -301,14 +301,14 @@ class KeptStreams:
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
-        """Record that no client reads it at this front any more."""
+        """Record that no client reads the stream at this front any more."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
             self._park(stream)
             self._make_room()
 
     def front_gone(self, front_id: int) -> list[KeptStream]:
-        """A front has ended; returns its streams, which have no front now."""
+        """Detach the streams of a disconnected front; return them."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
         for stream in lost:
             stream.front_id = NO_FRONT
@@ -337,7 +337,7 @@ class KeptStreams:
             self._ended(stream, end.key)
         for stream in touched:
             if self._streams.get(stream.name) is not stream:
-                continue  # it made room for another
+                continue  # dropped to make room for another
             if stream.has_failed and not stream.live and not stream.was_accepted:
                 self.forget(stream)
             else:
@@ -346,7 +346,7 @@ class KeptStreams:
     def _of(
         self, news: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
-        """The part of `news` that belongs to a kept stream."""
+        """Yield the items of `news` that belong to a kept stream, with their streams."""
         find = self._by_key.get
         for item in news:
             stream = find(key_of(item))
@@ -371,7 +371,7 @@ class KeptStreams:
             self._park(stream)
 
     def _park(self, stream: KeptStream) -> None:
-        """Record that it has no reader: its resume timeout starts now."""
+        """Record that the stream has no reader: its resume timeout starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unpark(stream)
@@ -405,7 +405,7 @@ class KeptStreams:
             if tenant in unread:
                 self._drop(next(iter(unread[tenant])))
                 continue
-            # All that it has is read: its longest cannot be had again.
+            # All its streams have readers: its largest stream can no longer be resumed.
             sizes = self._sizes[tenant]
             stream = max(sizes, key=sizes.__getitem__)
             stream.lose()

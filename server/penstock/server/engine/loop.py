@@ -1,11 +1,12 @@
 """The engine process's loop: receive frames, step, send frames.
 
 Owns when to step, when to wait, when to run the integrity check and when chores are due. With an
-ordinary executor the engine steps while it has work; with a self-paced one it steps when that has
-results, when a front sent a frame and when time ends a request. An idle engine is checked, a piece
-at a time, so that a new request waits for one piece at most.
+ordinary executor the engine steps while it has work. With a self-paced executor it steps when the
+executor has results, when a front sent a frame and when a request's time limit passes. The
+integrity check runs while the engine is idle, one piece at a time, so that a new request waits for
+at most one piece.
 
-Owns when each entry of the status board is written, too. Requests are written before their step
+Also owns when each entry of the status board is written. Requests are written before their step
 starts, so that the board names them if the step kills the process.
 """
 
@@ -23,24 +24,22 @@ reports nothing may be dead.
 """
 _CHORES_EVERY_S = 1.0
 _QUIET_S = 0.05
-"""How long the engine must be idle before it is checked, so that checks do not run between
-requests.
-"""
+"""Idle time before the integrity check, so that it does not run between requests."""
 
 
 class StatusPublisher:
-    """Publishes the status of `dispatcher`'s engine on `board`, on the thread of its loop."""
+    """Publishes the status of the dispatcher's engine on `board`, on the loop's thread."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
         self._board = board
         self._dispatcher = dispatcher
 
     def heartbeat(self) -> None:
-        """The loop is running."""
+        """Publish that the loop is running."""
         self._board.beat()
 
     def after_step(self) -> None:
-        """A step has ended."""
+        """Publish the queue, the load and the retention cuts."""
         board, dispatcher = self._board, self._dispatcher
         engine = dispatcher.engine
         num_waiting, num_tokens = engine.queue_size
@@ -50,12 +49,12 @@ class StatusPublisher:
         board.show_retention_cuts(*engine.retention_cuts)
 
     def idle(self) -> None:
-        """All work is done, and the integrity check has passed."""
+        """Clear the board's steps: all work is done and the integrity check has passed."""
         self._board.no_step()
 
 
 class StatusBoardExecutor:
-    """A `penstock.scheduler.executor.Executor` that wraps another."""
+    """Wraps another `Executor`, and publishes each step's keys on `board` before its launch."""
 
     def __init__(self, executor: Executor, board: EngineBoard) -> None:
         self._executor = executor
@@ -91,8 +90,8 @@ class StatusBoardExecutor:
 class EngineLoop:
     """Runs one engine for the fronts of one hub, on the calling thread.
 
-    `clock` is the engine's. `display`: publishes its status, None for none. `stop()` may be called
-    from a signal handler or another thread.
+    `clock` is the engine's. `display` publishes the engine's status, None for none. `stop()` may be
+    called from a signal handler or another thread.
     """
 
     def __init__(
@@ -115,20 +114,20 @@ class EngineLoop:
     def add_chore(self, chore: Callable[[], object]) -> None:
         """Run `chore` between two steps, about once a second, also without work.
 
-        It must be quick: every stream waits for it. An exception of it ends the engine.
+        It must be quick: every stream waits for it. An exception that it raises ends the engine.
         """
         self._chores.append(chore)
 
     def stop(self) -> None:
-        """Leave `run` before the next step."""
+        """Make `run` return before the next step."""
         self._is_stopping = True
         self._hub.wake()
 
     def run(self) -> None:
-        """Serve until `stop`. An exception of the engine propagates: it has failed."""
+        """Serve until `stop`. Propagates an exception of the engine, which has then failed."""
         dispatcher, display = self._dispatcher, self._display
         engine = dispatcher.engine
-        # State of the check since the last step: not started; partly done.
+        # The integrity check since the last step: not started; partly done.
         was_busy = is_checking = False
         while not self._is_stopping:
             if display is not None:

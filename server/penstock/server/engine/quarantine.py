@@ -1,8 +1,8 @@
-"""Requests that may have crashed an engine: run one at a time (probation), or refused.
+"""Runs requests that may have crashed an engine one at a time (probation), or refuses them.
 
-Owns which requests are held back, which are on probation and how refused ones end. A request passes
-when it has generated some tokens beyond those it had; if the engine dies again, the supervisor
-decides. Knows neither boards nor sockets, and has no clock.
+Owns which requests are held back, which are on probation and how refused requests end. A request
+passes when it has generated some new tokens; if the engine dies again, the supervisor decides.
+Knows neither boards nor sockets, and has no clock.
 
 The supervisor decides which requests are suspected, and passes them to the next engine.
 """
@@ -23,7 +23,7 @@ class SuspectedRequest:
     """One output that was in an engine when it died. Raises ValueError naming the field.
 
     `num_probation_tokens`: how many tokens it must generate alone before it counts as harmless.
-    `is_poison`: it is refused.
+    `is_poison`: it must be refused.
     """
 
     key: int
@@ -48,9 +48,9 @@ class _Held:
 
 
 class Quarantine:
-    """Holds suspected requests that are submitted again. One thread calls it.
+    """Holds suspected requests that are submitted again. Not thread-safe.
 
-    `mark_probation` gets the keys on probation before they run, and none when it is over.
+    `mark_probation` receives the keys on probation before they run, and no keys when it is over.
     """
 
     def __init__(
@@ -68,9 +68,7 @@ class Quarantine:
         return bool(self._ended or (self._held and not self._on_probation))
 
     def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
-        """Whether these outputs of one request are held back here instead of going to the
-        engine.
-        """
+        """Hold back or refuse a request if any output is suspected; return whether it did."""
         if not self._suspects:
             return False
         suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]
@@ -83,7 +81,7 @@ class Quarantine:
         return True
 
     def next_probation(self) -> tuple[RequestSpec, ...]:
-        """The request to submit to the engine now; none while another is on probation."""
+        """Return the next request to submit to the engine; none during another's probation."""
         if self._on_probation or not self._held:
             return ()
         specs = self._held.popleft().specs
@@ -94,7 +92,7 @@ class Quarantine:
         return specs
 
     def with_ends(self, events: StepEvents) -> StepEvents:
-        """A step's events, with the ends that were decided here."""
+        """Count a step's tokens; return its events with the ends decided here added."""
         if self._on_probation:
             self._count_tokens(events)
         if not self._ended:
@@ -104,7 +102,7 @@ class Quarantine:
         return replace(events, ends=events.ends + ends)
 
     def cancel(self, key: int, reason: FinishReason) -> bool:
-        """End an output that is held; False when it is not held."""
+        """End a held output; return False if it is not held."""
         for held in self._held:
             for spec in held.specs:
                 if spec.key == key:
@@ -113,7 +111,7 @@ class Quarantine:
         return False
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End a request that is held; returns its state, None when it is not held."""
+        """End a held request; return its state, None if it is not held."""
         for held in self._held:
             if held.specs[0].request_id == request_id:
                 self._ended.extend((spec, FinishReason.CANCELLED) for spec in held.specs)
@@ -122,7 +120,7 @@ class Quarantine:
         return None
 
     def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
-        """Drop what that front submitted, except for these keys."""
+        """Drop what this front submitted, except requests with a key in `kept`."""
         self._held = deque(
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )
@@ -153,7 +151,7 @@ class Quarantine:
 
 
 def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Finished | Failed:
-    """The end event of `spec`; `reason` None: the request is refused."""
+    """Return the end event of `spec`. `reason` None: the request is refused."""
     if reason is not None:
         return Finished(key=spec.key, at_s=at_s, reason=reason)
     return Failed(

@@ -1,9 +1,9 @@
 """The account of each request of a front, from its arrival to its record.
 
 Owns what is known before the front has opened a request, its outcome, and that each request has
-exactly one record, which neither fails the request nor costs anything when records are off. The
-server of a request opens its account first and closes it last, and only the first close counts.
-Does not know gRPC: the status code is passed in. Single event loop.
+exactly one record. Recording never fails the request, and costs nothing when records are off. The
+server of a request opens its account first and closes it last; only the first close counts. Does
+not know gRPC: the status code is passed in. Single event loop.
 """
 
 import logging
@@ -33,13 +33,13 @@ from penstock.server.tenants import NO_CEILINGS, PriorityCeilings
 
 _log = logging.getLogger(__name__)
 MAX_WAITING: Final = 1024
-"""Records that may wait for their engine's end event; beyond this the oldest is written without."""
+"""Records that may wait for their engine's end event; beyond it the oldest is written early."""
 MAX_WAIT_S: Final = 1.0
 
 
 _NO_OPTIONS = RequestOptions()
 _Numbers: TypeAlias = tuple[int, int, int, float, int, float, int]
-"""`num_prompt_tokens` to `num_preemptions` of a record."""
+"""The fields `num_prompt_tokens` to `num_preemptions` of a record."""
 _NO_NUMBERS: _Numbers = (0, 0, 0, math.nan, -1, math.nan, 0)
 _NO_REASONS: tuple[str, ...] = ()
 
@@ -58,7 +58,7 @@ class RequestAccount:
 
     `call_timeout_s`: its call's timeout on arrival, infinite without one. `ceilings`: the highest
     priorities of its tenant's requests. `refusal`: reported to its caller, once known. `shared`:
-    the writer that it shares with others, if it does, and `shared_stalls` its stalls before.
+    the writer that it shares with others, if any, and `shared_stalls` that writer's earlier stalls.
     `num_messages`: sent other than by its own stream. `outcome` and `end_s`: set when it is closed.
     """
 
@@ -83,12 +83,12 @@ class RequestAccount:
     num_stalls: int = 0
 
     def share(self, writer: WatchedWrite) -> None:
-        """Record that `writer` sends its messages, with those of other requests."""
+        """Record that `writer` sends its messages together with those of other requests."""
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
 
     def seal(self, outcome: Outcome, now_s: float) -> None:
-        """Mark the request as over for its caller."""
+        """Set the outcome: the request has ended for its caller."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:
@@ -99,7 +99,7 @@ class RequestAccount:
             self.num_stalls += max(0, num_stalls - self.shared_stalls[1])
 
     def record(self, *, sequence: int, front_id: int, has_content: bool) -> RequestRecord:
-        """The record of a sealed account."""
+        """Return the record of a sealed account."""
         live, outcome = self.live, self.outcome or _NO_OUTCOME
         if live is None:
             request_id, end_s, finish_reasons = self.request_id, self.end_s, _NO_REASONS
@@ -170,8 +170,8 @@ def _content_of(live: LiveRequest) -> Content:
 class Accounts:
     """Opens accounts, and passes the record of each to `recorder` when it is closed.
 
-    Without a recorder nothing is recorded. `is_tracing`: requests get ids of traces. `has_content`:
-    their records include prompts and outputs.
+    Without a recorder nothing is recorded. `is_tracing`: requests get trace ids. `has_content`:
+    records include prompts and outputs.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Accounts:
     def open(
         self, method: str, *, arrival_s: float, peer: str = "", parent: RemoteParent | None = None
     ) -> RequestAccount:
-        """A request has arrived; `parent`: of its trace, if its caller sent one."""
+        """Open the account of an arrived request. `parent`: of its trace, if any was sent."""
         trace = self._ids.begin(parent) if self.is_tracing else NOT_TRACED
         return RequestAccount(method, peer, arrival_s, trace)
 
@@ -215,18 +215,18 @@ class Accounts:
             self._record(account)
 
     def on_late_event(self, event: Admitted | Finished | Failed) -> None:
-        """The admission or the end of a request that was released."""
+        """Handle the admission or the end of a request that was released."""
         if isinstance(event, Admitted):
             self._pending.on_admitted(event)
         else:
             self._pending.on_end(event)
 
     def sweep(self, now_s: float) -> None:
-        """Call about once a second: limits how long a record waits."""
+        """Write records that have waited too long; call it about once a second."""
         self._pending.flush(now_s - MAX_WAIT_S)
 
     def settle(self) -> None:
-        """The engine is lost: write the records that wait for its events."""
+        """Write the records that wait for events of an engine that is lost."""
         self._pending.flush(float("inf"))
 
     def _record(self, account: RequestAccount) -> None:
@@ -241,7 +241,7 @@ class Accounts:
                 )
             )
         except Exception as error:
-            # A bug of ours must not reach the request, which has had its answer.
+            # A bug here must not affect the request, which has been answered.
             if recorder.num_records == sequence:
                 outcome = account.outcome or Outcome(code=0)
                 recorder.note_unreadable(account.method, outcome.code, outcome.reason)
@@ -251,8 +251,8 @@ class Accounts:
 
 
 class PendingRecords:
-    """Accounts that are sealed but wait for the engine's end event, by the key of their first
-    output. Each is passed to `record` once.
+    """Sealed accounts that wait for the engine's end event, by the key of their first output. Each
+    is passed to `record` once.
     """
 
     def __init__(self, record: Callable[[RequestAccount], None]) -> None:
@@ -266,17 +266,16 @@ class PendingRecords:
             self._record(self._waiting.pop(next(iter(self._waiting))))
 
     def on_admitted(self, change: Admitted) -> None:
-        """A released request was admitted before its cancel reached the engine.
+        """Add the queue wait of a released request that was admitted before its cancel arrived.
 
-        Only this event has the reasons of its wait; the end that follows describes its time in the
-        batch.
+        Only this event has the reasons of its wait; the end event describes its time in the batch.
         """
         account = self._waiting.get(change.key)
         if account is not None and account.live is not None:
             account.live.phases.explain(wait=change.wait)
 
     def on_end(self, end: Finished | Failed) -> None:
-        """The end event of a request that was released."""
+        """Record a released request after its end event."""
         account = self._waiting.pop(end.key, None)
         if account is None:
             return
@@ -285,7 +284,7 @@ class PendingRecords:
         self._record(account)
 
     def flush(self, oldest_s: float) -> None:
-        """Record everything that was sealed before `oldest_s`."""
+        """Record all accounts that were sealed before `oldest_s`."""
         while self._waiting:
             key, account = next(iter(self._waiting.items()))
             if account.end_s >= oldest_s:

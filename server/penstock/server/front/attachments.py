@@ -1,8 +1,8 @@
 """Attaches kept streams of the engine to this front, and detaches them.
 
-Owns the path from an engine's answer to a live request: it is started as it was at first, then its
-history is applied like other events, without the part that its client has received. A client that
-disconnects does not stop that, so that an attached request is not lost. Does not know gRPC: the
+Owns the path from an engine's answer to a live request: the request is started like a new one, then
+its history is applied like other events, without the part that its client has received. Attaching
+continues when the client disconnects, so that the request is not lost. Does not know gRPC: the
 parser of a request is passed in.
 """
 
@@ -33,15 +33,15 @@ SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
 _POLL_INTERVAL_S: Final = 0.05
 """Polling interval while waiting for an engine to have a request."""
 _TOKENS_PER_TURN: Final = 256
-"""How many tokens of a history are applied per iteration of the event loop: about a millisecond."""
+"""Tokens of a history applied per iteration of the event loop: about a millisecond."""
 
 ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
-"""Parses a serialised request, under an id, for a tenant. Raises RequestError."""
+"""Parses a serialised request with the given id and tenant. Raises RequestError."""
 
 
 @dataclass(slots=True, eq=False)
 class _Attachment:
-    """A request that is being attached: its events so far, and their engine."""
+    """A request that is being attached: its events so far, and its engine's hello."""
 
     request: LiveRequest
     resume_spec: ResumeSpec
@@ -60,11 +60,12 @@ class Attachments:
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
-        """The request of a tenant, with all of its stream; the caller releases it.
+        """Return a tenant's request with its whole stream; the caller releases it.
 
         Without an engine, waits for one as long as requests do.
 
-        Raises RequestError: REQUEST_NOT_FOUND, or when it cannot be attached or found now.
+        Raises RequestError: REQUEST_NOT_FOUND, or the reason why it cannot be attached or found
+        now.
         """
         due_s = self._front.clock() + self._front.config.max_replay_wait_s
         task = asyncio.create_task(self._attach(request_id, tenant, ceilings, due_s), name="attach")
@@ -77,8 +78,8 @@ class Attachments:
             raise
 
     def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Another front took this request over, or it was dropped. `name`: the engine's; `keys`: of
-        its outputs.
+        """Detach a request that another front took over, or that was dropped. `name`: the engine's;
+        `keys`: of its outputs.
         """
         front = self._front
         front.results.forget(name, keys)
@@ -109,7 +110,7 @@ class Attachments:
             ) -> None:
                 answers.append(self._on_attached(answer, tenant, ceilings, port))
 
-            with contextlib.suppress(EngineUnavailable):  # it was lost meanwhile
+            with contextlib.suppress(EngineUnavailable):  # the engine was lost meanwhile
                 await port.attach_stream(name, on_attached)
             match answers:
                 case [_Attachment() as attachment]:
@@ -129,7 +130,7 @@ class Attachments:
                     await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _port(self, request_id: str, tenant: str, due_s: float) -> EnginePort:
-        """The port to an engine that has this front's requests. Raises RequestError."""
+        """Return the port to an engine that has this front's requests. Raises RequestError."""
         front = self._front
         while True:
             port = front.port
@@ -154,7 +155,7 @@ class Attachments:
     def _on_attached(
         self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: EnginePort
     ) -> "_Attachment | RequestError | AttachFailure":
-        """The engine attached a stream to this front: all its later events come here."""
+        """Register the attached request: all its later events come to this front."""
         front, resume_spec = self._front, answer.resume_spec
         if resume_spec is None:
             return answer.failure
@@ -173,7 +174,7 @@ class Attachments:
         return attachment
 
     async def _start(self, attachment: _Attachment) -> LiveRequest:
-        """Start the attached request: its prompt, its outputs, and their history."""
+        """Start the attached request: prompt, outputs and history."""
         front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
         try:
@@ -211,8 +212,7 @@ class Attachments:
         return request
 
     async def _catch_up(self, attachment: _Attachment) -> None:
-        """Apply the history, and the events that arrive meanwhile, a part per iteration of the
-        loop.
+        """Apply the history and the events that arrive meanwhile, a part per iteration of the loop.
 
         Raises RequestError.
         """
@@ -233,7 +233,7 @@ class Attachments:
 
 
 def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
-    """The same events, at most `_TOKENS_PER_TURN` tokens in each part."""
+    """Split the events into parts of at most `_TOKENS_PER_TURN` tokens."""
     logprobs = events.logprobs
     while len(events.tokens) > _TOKENS_PER_TURN:
         now, later = slice(_TOKENS_PER_TURN), slice(_TOKENS_PER_TURN, None)
@@ -257,14 +257,14 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 
 def _raise_if_over(request: LiveRequest) -> None:
-    """Raise RequestError if another front has attached it meanwhile, or it was cancelled."""
+    """Raise RequestError if the request was cancelled or another front has attached it."""
     if request.stream.refusal is not None:
         raise RequestError(request.stream.refusal)
 
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """`tokens`: how many of each output, by index.
+    """What a client has received. `tokens`: how many of each output, by index.
 
     `closed`: outputs whose last text, which is held back until the output ends, was delivered with
     their last token, if that was delivered.
@@ -276,7 +276,7 @@ class Received:
     closed: set[int] = field(default_factory=set[int])
 
     def rest_of(self, batch: Iterable[StreamEvent], live: LiveRequest) -> list[StreamEvent]:
-        """The new part of a request's `batch`. Every piece of it has one token at most."""
+        """Return the new part of a request's `batch`, whose pieces have at most one token each."""
         return [event for event in batch if self._is_new(event, live)]
 
     def _is_new(self, event: StreamEvent, live: LiveRequest) -> bool:
@@ -298,11 +298,11 @@ class Received:
 
 
 def received(generation: Generation, next_sequence: int, num_tokens: Sequence[int]) -> Received:
-    """The position of a client that got `num_tokens` of each output, and wants `next_sequence`
-    next.
+    """Return the position of a client that has `num_tokens` of each output and wants
+    `next_sequence` next.
 
     Raises RequestError, SEQUENCE_UNAVAILABLE, for an inconsistent position: more outputs or tokens
-    than there can be, or a position inside the prompt.
+    than possible, or a position inside the prompt.
     """
     most = generation.stopping.max_tokens
     fits = len(num_tokens) <= generation.sampling.num_outputs
@@ -318,13 +318,11 @@ def received(generation: Generation, next_sequence: int, num_tokens: Sequence[in
 
 
 def refuse_sequence() -> RequestError:
-    """The error to raise for a position at which a stream cannot continue; it may restart from
-    0.
-    """
+    """Return the error for a position at which a stream cannot continue; it may restart from 0."""
     return refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
 
 
 def _ended_by_itself(live: LiveRequest, index: int) -> bool:
-    """Whether an output ended with its own last token, and was not truncated."""
+    """Return whether an output ended with its own last token, and was not truncated."""
     end = live.outputs[index].end
     return end is not None and end.reason in (FinishReason.STOP, FinishReason.LENGTH)

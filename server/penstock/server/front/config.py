@@ -13,7 +13,7 @@ class TransportConfig:
     """Bounds of one front. Raises SettingError naming the invalid field.
 
     Connections beyond `max_connections` are refused, so that a flood of them cannot take all memory
-    and descriptors. After `max_connection_age_s`, give or take a tenth, a connection takes no more
+    and descriptors. After `max_connection_age_s`, plus or minus a tenth, a connection takes no more
     calls, and its client opens another, which may reach another server.
     """
 
@@ -58,21 +58,20 @@ _METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
 class FrontConfig:
     """Bounds and defaults of one front. Raises SettingError naming the invalid field.
 
-    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. Delivery: a
-    coalesced message is split at `max_message_bytes_hint`, or at `max_shared_message_bytes_hint`
-    when it carries the events of many requests or its client wants large messages;
-    `max_chunk_tokens` is the most tokens that a client may let a message wait for.
-    `acceptance_delay_s`: how long at most the first message waits for the engine's first event, so
-    that a refusal comes before it and clients may retry. `retry_after_s`: the value of RetryInfo
-    when the engine has no estimate. Without `is_prefix_caching`, requests do not share blocks,
-    except the outputs of one request. With `shares_prefixes_across_tenants`, a tenant can infer
-    from the time to first token what another has sent.
+    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. A coalesced message
+    is split at `max_message_bytes_hint`, or at `max_shared_message_bytes_hint` if it carries the
+    events of many requests or its client wants large messages. `max_chunk_tokens`: the most tokens
+    that a client may make a message wait for. `acceptance_delay_s`: how long at most the first
+    message waits for the engine's first event, so that a refusal precedes it and clients may retry.
+    `retry_after_s`: the value of RetryInfo if the engine has no estimate. Without
+    `is_prefix_caching`, requests do not share blocks, except the outputs of one request. With
+    `shares_prefixes_across_tenants`, a tenant can infer from the time to first token what another
+    has sent.
 
-    `max_text_bytes_per_tenant`: a single text that is longer is taken when its tenant has no other.
-    `tenant_metadata_key`: empty for a single tenant. What the engine keeps for Resume is
-    bounded by `max_resume_bytes`, prompts included, and `max_detached_requests`; beyond a bound the
-    tenant that has most gives way. `has_content`: prompts and outputs are a part of the records of
-    requests that have ended.
+    `max_text_bytes_per_tenant`: a longer single text is accepted if its tenant has no other.
+    `tenant_metadata_key`: empty for a single tenant. `max_resume_bytes`, prompts included, and
+    `max_detached_requests` bound what the engine keeps for Resume; beyond a bound the tenant with
+    the most loses streams. `has_content`: records of ended requests include prompts and outputs.
     """
 
     front_id: int = setting(1, at_least=1, below=2**31)

@@ -64,7 +64,7 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaViolation:
-    """The tenant and the limit that is exceeded, as in google.rpc.QuotaFailure."""
+    """The tenant and the exceeded limit, as in google.rpc.QuotaFailure."""
 
     subject: str
     description: str
@@ -75,8 +75,8 @@ class Refusal:
     """What the caller learns about a failed call.
 
     `message`: for people; empty for the standard message of `reason`. `metadata`: the keys that the
-    contract lists for `reason`. `retry_after_s`: when to retry; None for the front's default where
-    `reason` is retryable, infinite for never. `quota`: of QUOTA_EXCEEDED.
+    contract lists for `reason`. `retry_after_s`: seconds until a retry; None: the front's default
+    if `reason` is retryable; infinite: never. `quota`: the violation for QUOTA_EXCEEDED.
     """
 
     reason: ErrorReason
@@ -105,20 +105,20 @@ class RequestError(Exception):
 
 
 def refuse(reason: ErrorReason, message: str = "", **metadata: str) -> RequestError:
-    """The error to raise for `reason`."""
+    """Return the error for `reason`."""
     return RequestError(Refusal(reason=reason, message=message, metadata=metadata))
 
 
 def refuse_field(
     path: str, description: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT, **metadata: str
 ) -> RequestError:
-    """The error to raise for one invalid field."""
+    """Return the error for one invalid field."""
     violation = FieldViolation(path=path, description=description)
     return RequestError(Refusal(reason=reason, metadata=metadata, violations=(violation,)))
 
 
 def refuse_feature(feature: str, path: str = "", executor: str = "") -> RequestError:
-    """The error to raise for an unsupported feature, a field of ModelFeatures.
+    """Return the error for an unsupported feature, a field of ModelFeatures.
 
     `path`: the field that requested it. `executor`: the name of the executor that lacks it; empty
     if no executor would support it here.
@@ -140,7 +140,7 @@ def refuse_feature(feature: str, path: str = "", executor: str = "") -> RequestE
 def refusal_for(
     end: Failed, generation: Generation, *, phases: PhaseClock, deadline_kind: str, tenant: str
 ) -> Refusal:
-    """The refusal for a request of `tenant` that the engine ended with `end`."""
+    """Return the refusal for a request of `tenant` that the engine ended with `end`."""
     reason = _REASONS[end.reason]
     metadata: dict[str, str] = {}
     if reason in _OF_TIME:
@@ -149,7 +149,7 @@ def refusal_for(
             "phase": phases.phase.value,
             "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
-    # Rounded separately: an estimate that misses its deadline by less than a millisecond shows it.
+    # Rounded up: an estimate that misses its deadline by under a millisecond must still exceed it.
     if _is_known(end.deadline_s):
         metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))
     if _is_known(end.estimate_s):
@@ -169,7 +169,7 @@ def refusal_for(
 
 
 def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ...]:
-    """The violation, for reasons that concern a single field."""
+    """Return the violation, for reasons that concern a single field."""
     match end.reason:
         case FailureReason.PROMPT_TOO_LONG:
             path, description = generation.prompt_path, "exceeds the context"
@@ -188,7 +188,7 @@ def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ..
 
 
 def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:
-    """The limit that is exceeded, by the name of its setting."""
+    """Return the violation, which names the exceeded limit by its setting."""
     return QuotaViolation(
         subject=quota_subject(tenant),
         description=f"{_QUOTA_NAMES[breach.kind]} is {breach.limit}",
@@ -196,12 +196,12 @@ def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:
 
 
 def quota_subject(tenant: str) -> str:
-    """A tenant, as google.rpc.QuotaFailure names it."""
+    """Return the subject of google.rpc.QuotaFailure for a tenant."""
     return f"tenant:{tenant}" if tenant else "tenant"
 
 
 def _whole_ms(duration_s: float) -> int:
-    """Milliseconds, rounded down.
+    """Convert to milliseconds, rounded down.
 
     A client's whole number is returned unchanged, although floating-point sums on the engine's
     clock may have lost its last digits.
@@ -213,5 +213,4 @@ def _whole_ms(duration_s: float) -> int:
 
 
 def _is_known(duration_s: float | None) -> TypeGuard[float]:
-    """Neither unknown nor infinite."""
     return duration_s is not None and math.isfinite(duration_s)

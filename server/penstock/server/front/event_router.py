@@ -1,4 +1,4 @@
-"""Routes the events of an engine step to the streams they concern.
+"""Routes the events of an engine step to the streams that they concern.
 
 A bug in handling one request's events fails that request alone. Never raises, never blocks; writers
 are woken only after the whole step.
@@ -40,7 +40,7 @@ class EventRouter:
     """Finds the request of every event. `cancel` makes the engine drop keys.
 
     `on_late_event` gets the admissions and ends of requests that were released before.
-    `newest_place`: the queue position of the last queued request, whether it is still here or not.
+    `newest_place`: the queue position of the last queued request, even if it was released.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EventRouter:
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
         """Handle one step, received by this front at `now_s`.
 
-        `is_history`: kept events, whose reader has not started yet.
+        `is_history`: kept events of a request whose reader has not started yet.
         """
         touched: dict[LiveRequest, None] = {}
         newest = self.newest_place
@@ -83,7 +83,7 @@ class EventRouter:
             request.stream.wake()
 
     def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
-        """Disconnect a stalled reader; its request is cancelled unless it is resumable."""
+        """Disconnect a stalled reader; cancel its request unless it is resumable."""
         extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
         self._cuts.report(now_s, f"request {request.request_id}", why, extra)
         self._counters.num_cut_readers += 1
@@ -93,7 +93,7 @@ class EventRouter:
             self._cancel(request.live_keys, FinishReason.CANCELLED)
 
     def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
-        """Disconnect the stalled reader of many requests; its writer's owner releases them."""
+        """Disconnect the stalled reader of many requests; the writer's owner releases them."""
         self._cuts.report(now_s, "a shared stream", why, {})
         self._counters.num_cut_readers += 1
         writer.cut(STALLED)
@@ -101,7 +101,9 @@ class EventRouter:
     def cut_stalled(
         self, writers: Iterable[SharedWriter[Any]], max_stall_s: float, now_s: float
     ) -> None:
-        """Disconnect every reader that has blocked one write for longer; call it now and then."""
+        """Disconnect every reader that blocks one write for over `max_stall_s`; call it
+        periodically.
+        """
         for request in self._table:
             stalled_s = now_s - request.stream.blocked_since_s
             if stalled_s > max_stall_s and not request.stream.is_cut:
@@ -115,7 +117,7 @@ class EventRouter:
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":
         output = self._table.output(key)
         if output is None:
-            # Released here while the events travelled: expected, but counted.
+            # Released here while the events were in transit: expected, but counted.
             self._counters.num_late_events += 1
             return None
         touched[output.request] = None
@@ -168,8 +170,8 @@ class EventRouter:
                 continue
             try:
                 if output.is_plain:
-                    # Nearly every token takes this path. Most of its cost are cache misses, so
-                    # nothing else of its request is touched.
+                    # Nearly every token takes this path. Cache misses are most of its cost, so
+                    # nothing else of the request is touched.
                     output.token_ids.append(token_id)
                     stream = output.stream
                     stream.push_text(output.text.push_one(token_id))
@@ -202,7 +204,7 @@ class EventRouter:
                 self._break(output.request, error, now_s)
 
     def _break(self, request: LiveRequest, error: Exception, now_s: float) -> None:
-        """A bug in our own code: this request ends, the others must not be affected."""
+        """End a request after a bug in our code, without affecting others."""
         self._counters.num_internal_errors += 1
         # Frames only: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
@@ -221,8 +223,8 @@ class EventRouter:
 
 
 class CloseLog:
-    """Logs stalled readers: one warning at a time; those that follow within a second are counted
-    and logged afterwards.
+    """Logs stalled readers. At most one warning per second: further ones are counted and logged
+    afterwards.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -231,7 +233,7 @@ class CloseLog:
         self._num_unreported: int = 0
 
     def report(self, now_s: float, who: str, why: str, extra: dict[str, str]) -> None:
-        """A reader was disconnected at `now_s`, monotonic seconds that do not go back."""
+        """Report a disconnected reader. `now_s`: monotonic seconds that do not decrease."""
         if now_s < self._last_s + LOG_INTERVAL_S:
             self._num_unreported += 1
             self._log.debug("%s: stalled reader disconnected: %s", who, why, extra=extra)
@@ -241,7 +243,7 @@ class CloseLog:
         self._log.warning("%s: stalled reader disconnected: %s", who, why, extra=extra)
 
     def report_remaining(self, now_s: float) -> None:
-        """Log the count of the others, once their second is over."""
+        """Log the number of unreported readers, once the second has passed."""
         if self._num_unreported and now_s >= self._last_s + LOG_INTERVAL_S:
             self._log.warning(
                 "%d more stalled readers disconnected in the last %.1f s",

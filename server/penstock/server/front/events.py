@@ -1,8 +1,8 @@
 """The events of a stream, as domain values.
 
-Owns the pieces in a stream's backlog, and the records of single tokens from the arrays of a step,
-which become Python lists once per step and only when they are needed. The gRPC layer groups the
-pieces into messages and numbers them.
+Owns the pieces in a stream's backlog, and the records of single tokens. Records are made from the
+arrays of a step, which become Python lists once per step and only when needed. The gRPC layer
+groups the pieces into messages and numbers them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class TopToken(NamedTuple):
 
 
 class TokenRecord(NamedTuple):
-    """One token. `logprob` None when not asked for (or for the first token of a prompt)."""
+    """One token. `logprob`: None if not requested, or for the first token of a prompt."""
 
     token_id: int
     logprob: float | None = None
@@ -69,7 +69,7 @@ class TokensPiece(NamedTuple):
 
 
 class PromptPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the prompt, as asked for by echo or prompt logprobs: see `stream_head.py`."""
+    """A part of the prompt, as requested by echo or prompt logprobs: see `stream_head.py`."""
 
     text: str = ""
     records: Sequence[TokenRecord] = ()
@@ -94,8 +94,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The request changed its state, or has a position in the queue.
 
-    `queue_s` is the time spent waiting so far. `queue_position`: requests ahead of it, and
-    `estimated_queue_s`: the remaining queue time; None where that is not known.
+    `queue_s`: time spent waiting so far. `queue_position`: requests ahead of it.
+    `estimated_queue_s`: the remaining queue time. Both are None where unknown.
     """
 
     state: RequestState
@@ -117,7 +117,7 @@ class OutputEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token accounts; completion tokens over all outputs."""
+    """Token counts; completion tokens are the total of all outputs."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -125,7 +125,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. `ttft_s` is None when there was no token."""
+    """Durations in seconds. `ttft_s` is None if there was no token."""
 
     queue_s: float
     prefill_s: float
@@ -159,10 +159,10 @@ class LogprobRows:
         self._top_logprobs: Sequence[Sequence[float]] = ()
 
     def record(self, row: int, token_id: int, num_logprobs: int) -> TokenRecord:
-        """The record of the token in `row`, with `num_logprobs` alternatives.
+        """Return the record of the token in `row`, with `num_logprobs` alternatives.
 
-        `num_logprobs` -1 asks for the id alone. Raises ValueError when logprobs are requested and
-        the step has none: a bug of the executor.
+        `num_logprobs` -1 requests the id alone. Raises ValueError if logprobs are requested and the
+        step has none: a bug of the executor.
         """
         if num_logprobs < 0:
             return TokenRecord(token_id)

@@ -40,17 +40,16 @@ from penstock.server.text.model_text import ModelText
 
 log = logging.getLogger(__name__)
 _SEED_BITS = 53
-"""The largest integer that JSON and JavaScript represent exactly."""
+"""Bits of the largest integer that JSON and JavaScript represent exactly."""
 
 
 class Front:
     """The live requests of one front process and their path to the engine.
 
     `port`, `gate` and `prompts.quotas` may be set after construction, before the first request.
-    `clock` is the engine's.
-    `ready_time_s`: when the engine last connected, seconds since 1970. `shared_writers`: those
-    that serve several requests each; the task that runs one keeps it there. `recorder`: notes every
-    request that ended; with `is_tracing` they have a place in a trace.
+    `clock` is the engine's. `ready_time_s`: when the engine last connected, seconds since 1970.
+    `shared_writers`: writers that serve several requests each, added by the task that runs them.
+    `recorder` notes every ended request; with `is_tracing` these belong to traces.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Front:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Every name of the model, its own first."""
+        """All names of the model, its own first."""
         return (self.model, *self.config.model_aliases)
 
     @property
@@ -127,7 +126,7 @@ class Front:
         return self._dispatcher.newest_place
 
     def live_views(self) -> Iterator[FrontView]:
-        """Every live request, for operators.
+        """Yield a view of every live request, for operators.
 
         Views are made one by one, so that other tasks may run in between; requests released by then
         are skipped.
@@ -137,7 +136,7 @@ class Front:
                 yield view_of(request, self.config.front_id)
 
     def current_limits(self) -> Limits:
-        """The bounds in force; raises RequestError when the front accepts nothing now."""
+        """Return the bounds in force. Raises RequestError if the front accepts nothing now."""
         if self.is_draining:
             raise refuse(ErrorReason.DRAINING)
         if self.limits is None or not self.is_engine_up:
@@ -149,10 +148,10 @@ class Front:
     ) -> LiveRequest:
         """Open a request; the caller must `release` it in any case.
 
-        `account`: of this request; its opener closes it.
+        `account`: the account of this request, which its opener closes.
 
-        Raises RequestError for every refusal that does not need the engine; others come over the
-        stream.
+        Raises RequestError for every refusal that does not need the engine; other refusals arrive
+        on the stream.
         """
         request = self.reserve(generation, times, account)
         try:
@@ -165,7 +164,7 @@ class Front:
     def reserve(
         self, generation: Generation, times: CallTimes, account: RequestAccount | None = None
     ) -> LiveRequest:
-        """The first half of `open`: the request is registered here, but not sent to the engine.
+        """Register the request here, without sending it to the engine: the first half of `open`.
 
         Raises RequestError.
         """
@@ -193,9 +192,10 @@ class Front:
         return request
 
     async def start(self, request: LiveRequest, times: CallTimes) -> None:
-        """The second half: tokenise, and submit it to the engine. Raises RequestError.
+        """Tokenise the request and submit it to the engine: the second half of `open`.
 
-        A request that was cancelled or lost meanwhile has its end in its stream already.
+        A request that was cancelled or lost meanwhile has its end in its stream. Raises
+        RequestError.
         """
         if request.stream.is_closed:
             return
@@ -208,7 +208,7 @@ class Front:
         self.release_all((request,))
 
     def release_all(self, requests: Iterable[LiveRequest]) -> None:
-        """Release each, with one message to the engine for all of them.
+        """Release each request, with one message to the engine for all of them.
 
         A resumable request is only parked: it stays until it ends.
         """
@@ -223,7 +223,7 @@ class Front:
                 if request.stream.is_closed:
                     self._keep_result(request)
                     self._remove(request)
-                elif is_arriving:  # not all that has come of it is here
+                elif is_arriving:  # its stream is not complete here
                     self._remove(request)
                 else:
                     self._park(request)
@@ -235,7 +235,7 @@ class Front:
             self.port.detach(tuple(unread))
 
     def detach(self, request: LiveRequest, refusal: Refusal) -> None:
-        """The request continues elsewhere; its reader here gets `refusal`."""
+        """Remove a request that continues elsewhere; its reader here gets `refusal`."""
         request.fail(refusal, self.clock())
         self._remove(request)
 
@@ -249,10 +249,10 @@ class Front:
         self.table.remove_outputs(request)
 
     def finish_attach(self, request: LiveRequest, is_same_engine: bool) -> None:
-        """The stream of a request of `attaching` is complete: the request is live here now.
+        """Make a request of `attaching` live here: its stream is complete.
 
         `is_same_engine`: the engine of its history is still connected. Otherwise it is submitted to
-        the next.
+        the next engine.
         """
         del self.attaching[request]
         self.table.add_outputs(request)
@@ -265,15 +265,15 @@ class Front:
             self.replays.adopt(request, self.limits)
 
     async def cancel(self, request_id: str, tenant: str = NO_TENANT) -> RequestState:
-        """Cancel a live request of `tenant`, here or on another front; returns its state.
+        """Cancel a live request of `tenant`, here or on another front; return its state.
 
-        Raises RequestError when it is not found or no engine is connected.
+        Raises RequestError if it is not found or no engine is connected.
         """
         request = self.table.get(request_id, tenant)
         if request is not None and request not in self.attaching:
             return self.cancel_here(request)
         if request is not None:
-            # The engine has it, and only that knows where it stands; unless it goes first.
+            # Only the engine knows its state; if the engine is lost first, this flag counts.
             request.is_cancelled = True
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
@@ -288,7 +288,7 @@ class Front:
         return known
 
     def cancel_here(self, request: LiveRequest) -> RequestState:
-        """Cancel a live request of this front; returns its state. It finishes as CANCELLED."""
+        """Cancel a live request of this front; return its state. It finishes as CANCELLED."""
         state = request.state
         if self.replays.cancel(request):
             return state
@@ -307,16 +307,16 @@ class Front:
             writer.wake()
 
     def on_hello(self, hello: EngineHello) -> None:
-        """An engine has connected. Requests that are live here belonged to an earlier one.
+        """Handle a new connection. Requests that are live here belonged to an earlier engine.
 
-        With a known epoch only the connection had been lost.
+        If the epoch is unchanged, only the connection had been lost.
         """
         self.on_lost()
         is_same_engine = self.hello is not None and self.hello.epoch == hello.epoch
         self.hello = hello
         self.ready_time_s = time.time()
         self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
-        # Its tokenizer may be another model's: a sampled id must not end a stream.
+        # The tokenizer may be another model's: an unknown sampled id must not end a stream.
         self.text.detokenizer.cover(hello.executor.vocab_size)
         num_known = self.text.files.tokenizer.get_vocab_size(True)
         if num_known > self.limits.vocab_size:
@@ -330,27 +330,27 @@ class Front:
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
         if self.port is not None:
             for request in self.table:
-                self._keep_result(request)  # of those whose readers have not reached the end
+                self._keep_result(request)  # for readers that have not reached the end
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
                 for result in self.results:
                     self.port.submit_kept((), result)
 
     def on_events(self, events: StepEvents) -> None:
-        """The events of one step."""
+        """Handle the events of one step."""
         for waiting in self.attaching.values():
             waiting.append(events)
         self._dispatcher.dispatch(events, self.clock())
 
     def on_lost(self) -> None:
-        """The engine is lost, and every request waits for the next one."""
+        """Make every request wait for the next engine: the current one is lost."""
         self.accounts.settle()
         self._dispatcher.newest_place = None
-        # Requests being attached are incomplete: the next engine gets them afterwards.
+        # Requests being attached are incomplete: they are submitted to the next engine later.
         waits = [one for one in self.table if one not in self.attaching or not self.replays.are_on]
         self.replays.lose(waits)
 
     def on_given_up(self) -> None:
-        """No further engine will start: end the requests that wait for one."""
+        """End the requests that wait for an engine: no further engine will start."""
         self.replays.give_up()
 
     def fail_all(self, refusal: Refusal) -> None:
@@ -360,7 +360,7 @@ class Front:
             request.fail(refusal, now_s)
 
     def leave_resumable(self, refusal: Refusal) -> None:
-        """This front is about to stop: pass resumable requests to the engine.
+        """Leave resumable requests to the engine, because this front is about to stop.
 
         Their readers get `refusal`.
         """
@@ -375,13 +375,15 @@ class Front:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
-        """Disconnect every reader that has blocked one write for longer than allowed."""
+        """Disconnect every reader that blocks one write for over `max_reader_stall_s`."""
         self._dispatcher.cut_stalled(
             self.shared_writers, self.config.max_reader_stall_s, self.clock()
         )
 
     def known_limits(self) -> Limits:
-        """The engine's limits; the last one's while replays are on. Raises RequestError."""
+        """Return the limits of the engine, or of a lost one while replays are on. Raises
+        RequestError.
+        """
         if self.limits is None or not (self.is_engine_up or self.replays.are_on):
             raise refuse(ErrorReason.ENGINE_DOWN)
         return self.limits
@@ -398,7 +400,7 @@ class Front:
             return
         limits = self.known_limits()
         if limits.block_size != began_with.block_size:
-            # Another engine has connected, and the prompt was hashed for the one before.
+            # Another engine has connected; the prompt was hashed for the previous one.
             await self._submit(request, times, is_again=True)
             return
         num_outputs = generation.sampling.num_outputs
@@ -440,17 +442,17 @@ class Front:
         except EngineUnavailable:
             if not self.replays.are_on:
                 raise refuse(ErrorReason.ENGINE_DOWN) from None
-            # It was lost while the request was prepared: the next one gets it.
+            # The engine was lost while the request was prepared: the next one gets it.
             self.replays.suspend(request)
             return
         self._note_sent(request)
         self.counters.num_submitted += 1
-        # An engine that refuses reports it with its next step. A client can retry only before the
-        # first message, so that waits a little for the engine's first event.
+        # An engine reports a refusal with its next step. A client can retry only before the first
+        # message, so the first message waits a little for the engine's first event.
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
     def _end_unread(self) -> None:
-        """Free places in a full front: end requests that only wait to be read."""
+        """Free places in a full front: end requests that have ended and are not read."""
         now_s = self.clock()
         unread = self.table.unread(now_s)
         for request in unread:
@@ -490,7 +492,7 @@ class Front:
             self.results.add(result)
 
     def _note_sent(self, request: LiveRequest) -> None:
-        """The request was submitted: its outputs wait in the engine's queue."""
+        """Record that the outputs of a submitted request wait in the engine's queue."""
         request.is_at_engine = True
         num_queued = request.num_queued
         self.gate.note_sent(num_queued, num_queued * request.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""One validated generation, before its prompt is tokenised.
+"""One validated generation request, before its prompt is tokenised.
 
 Every value here is within the published bounds; `submission.py` checks what depends on the number
 of prompt tokens.
@@ -36,7 +36,7 @@ class TokenInput:
         return len(self.ids)
 
     def read(self) -> NDArray[np.int32]:
-        """The ids, int32 [num_tokens]."""
+        """Return the ids, int32 [num_tokens]."""
         return np.asarray(self.ids, dtype=np.int32)
 
     def __eq__(self, other: object) -> bool:
@@ -48,9 +48,9 @@ class TokenInput:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LongTokenInput:
-    """Token ids that take too long to convert on the event loop.
+    """Token ids whose conversion would take too long on the event loop.
 
-    `convert` returns int32 [num_tokens], or raises RequestError where one is not within the
+    `convert` returns int32 [num_tokens], or raises RequestError if an id is not within the
     vocabulary.
     """
 
@@ -58,14 +58,14 @@ class LongTokenInput:
     convert: Callable[[], NDArray[np.int32]] = field(repr=False)
 
     def read(self) -> NDArray[np.int32]:
-        """The converted ids; the source values are released."""
+        """Return the converted ids, and release the source values."""
         ids = self.convert()
         self.convert = lambda: ids
         return ids
 
 
 class ChatInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat for the model's chat template; `window_tokens` bounds what is kept of it."""
+    """A chat for the model's chat template; `window_tokens` bounds the part that is kept."""
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
@@ -77,7 +77,7 @@ PromptInput = TextInput | TokenInput | LongTokenInput | ChatInput
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are sampled. `params.seed` is set later; `seed` None: a random one."""
+    """How tokens are sampled. `params.seed` is set later. `seed` None: use a random seed."""
 
     params: SamplingParams = SamplingParams()
     seed: int | None = None
@@ -85,7 +85,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
-    """When an output ends. `max_tokens` None means the default of the model."""
+    """When an output ends. `max_tokens` None: the default of the model."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -103,12 +103,12 @@ class ChunkLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_holding(self) -> bool:
-        """False when every token is sent at once."""
+        """Whether tokens are held back; False if each is sent at once."""
         return self.min_tokens > 1 and self.max_delay_s > 0
 
 
 WHOLE_BACKLOG: Final = ChunkLimits()
-"""A message carries the whole backlog."""
+"""Each message carries the whole backlog."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Urgency(msgspec.Struct, frozen=True, kw_only=True):
-    """Priority and times, the latter in seconds from arrival; None for none."""
+    """Priority, deadlines and time limit; times in seconds from arrival, None for none."""
 
     priority: int = 0
     ttft_deadline_s: float | None = None
@@ -151,11 +151,11 @@ class Resumption:
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated request. `prompt_path` is the proto path of the prompt, for errors.
+    """A validated request. `prompt_path`: the proto path of the prompt, for errors.
 
     `adapter`: a name that the executor knows, empty for none. `tenant` and `trace_id` (16 bytes,
-    empty for an untraced request) come with the call, not from the message. `session_id`: the
-    tenant's name of the session, empty for none. `resumption`: None when the request ends with its
+    empty for an untraced request) are properties of the call, not of the message. `session_id`: the
+    tenant's name of the session, empty for none. `resumption`: None if the request ends with its
     call.
     """
 

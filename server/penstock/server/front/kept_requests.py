@@ -1,7 +1,8 @@
 """Submits resumable requests, so that the engine keeps their streams.
 
-Owns the conversion of a live request to a `KeptRequest`, at first and for a later engine; then its
-history is included, for the front that resumes it. Pure, apart from sending.
+Owns the conversion of a live request to a `KeptRequest`, for its first engine and for later ones.
+For a later engine it includes the history, for the front that resumes the request. Pure, apart from
+sending.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from penstock.server.tenants import TenantBytes, engine_request_id
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:
     """Submit the `specs` of a request to the engine. Raises EngineUnavailable.
 
-    False, without effect, for a request without a reader that cannot be resumed.
+    Return False, without effect, for a request without a reader that cannot be resumed.
     """
     kept = kept_of(request)
     if kept is not None:
@@ -35,10 +36,9 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
 
 
 def kept_of(request: LiveRequest) -> KeptRequest | None:
-    """The `KeptRequest` of a started request; None when it ends with its call.
+    """Return the `KeptRequest` of a started request; None if it ends with its call.
 
-    Also None after an engine's death when log probabilities were delivered, since they are not
-    kept.
+    Also None after an engine's death if log probabilities were delivered, since they are not kept.
     """
     resumption = request.generation.resumption
     if resumption is None:
@@ -65,7 +65,7 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def result_of(request: LiveRequest) -> KeptRequest | None:
-    """The `KeptRequest` of a request that ended with STOP or LENGTH; None for any other."""
+    """Return the `KeptRequest` of a request that ended with STOP or LENGTH, else None."""
     own = (FinishReason.STOP, FinishReason.LENGTH)
     if not request.ends or any(end.reason not in own for end in request.ends):
         return None
@@ -74,14 +74,14 @@ def result_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def submit_result(port: EnginePort, request: LiveRequest) -> None:
-    """Have the engine keep what an earlier engine generated. Raises EngineUnavailable."""
+    """Make the engine keep what an earlier engine generated. Raises EngineUnavailable."""
     result = result_of(request)
     if result is not None:
         port.submit_kept((), result)
 
 
 def _history_of(request: LiveRequest) -> StepFrame | None:
-    """Events of an earlier engine that will not be repeated."""
+    """Return the events of earlier engines that will not be repeated."""
     delivered = [output for output in request.outputs if not output.num_repeating]
     keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in delivered]
     tokens = [np.array(output.token_ids, dtype=np.int32) for output in delivered]
@@ -115,26 +115,26 @@ _TOKEN_BYTES: Final = 12
 class KeptResults:
     """Results of ended requests, by the engine's request names, as long as the engine keeps them.
 
-    `max_bytes`: of all results. Above it the oldest ones of the tenant with most are removed, and
-    cannot be restored when the engine dies.
+    `max_bytes`: of all results. Above it the oldest results of the tenant with the most bytes are
+    removed; they cannot be restored if the engine dies.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._by_name: dict[str, KeptRequest] = {}
-        self._names: dict[str, dict[str, None]] = {}  # by tenant, each the oldest first
+        self._names: dict[str, dict[str, None]] = {}  # by tenant, oldest first
         self._bytes = TenantBytes()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all results."""
+        """Total bytes of all results."""
         return self._bytes.total
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[KeptRequest]:
-        """The oldest first."""
+        """Iterate over a snapshot, oldest first."""
         return iter(tuple(self._by_name.values()))
 
     def add(self, result: KeptRequest) -> None:
@@ -147,7 +147,7 @@ class KeptResults:
             self._remove(next(iter(self._names[self._bytes.largest])))
 
     def forget(self, name: str, keys: tuple[int, ...]) -> None:
-        """The engine has dropped the request with these keys."""
+        """Remove the result of a request that the engine has dropped."""
         result = self._by_name.get(name)
         if result is not None and result.keys == keys:
             self._remove(name)

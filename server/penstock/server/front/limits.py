@@ -15,9 +15,9 @@ _CONSTRAINTS = frozenset({Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, F
 class Limits:
     """Bounds of one model on one engine, in tokens unless the name has another unit.
 
-    `max_total_tokens` is the context length, or the size of the KV cache if that is less.
+    `max_total_tokens`: the context length, or the size of the KV cache if that is less.
     `max_engine_prompt_tokens`: the executor's own bound on prompts, None for none. `adapters`:
-    names of its adapters. `executor`: its name, for error messages.
+    names of the executor's adapters. `executor`: its name, for error messages.
     """
 
     config: FrontConfig
@@ -32,9 +32,9 @@ class Limits:
 
     @staticmethod
     def of(config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None) -> "Limits":
-        """The limits of an engine under these settings.
+        """Return the limits of an engine under these settings.
 
-        `vocab_size` of the tokenizer, when known: ids without a text are refused.
+        `vocab_size`: of the tokenizer, if known; ids without a text are refused.
         """
         return Limits(
             config=config,
@@ -55,13 +55,12 @@ class Limits:
 
     @property
     def max_total_tokens(self) -> int:
-        """Prompt and output together."""
+        """Maximum of prompt and output together."""
         return min(self.max_context_tokens, self.num_blocks * self.block_size)
 
     @property
     def max_context_prompt_tokens(self) -> int:
-        """The longest prompt that the model and its executor accept, whatever the size of the
-        cache.
+        """The longest prompt that the model and its executor accept, regardless of the cache size.
 
         One less than the context: a prompt without room for output is useless.
         """
@@ -85,7 +84,7 @@ class Limits:
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Largest `min_chunk_tokens`: held tokens of all outputs fit into a stream's backlog."""
+        """Largest `min_chunk_tokens`: the backlog must hold the held tokens of all outputs."""
         config = self.config
         return max(
             1, min(config.max_chunk_tokens, config.max_backlog_tokens // config.max_num_outputs)
@@ -93,7 +92,7 @@ class Limits:
 
     @property
     def max_constraint_bytes(self) -> int:
-        """UTF-8 bytes of a constraint; 0 where none is supported."""
+        """Largest constraint, in UTF-8 bytes; 0 if constraints are unsupported."""
         is_any = not self.features.isdisjoint(_CONSTRAINTS)
         return self.config.max_constraint_bytes if is_any else 0
 
@@ -102,12 +101,12 @@ class Limits:
         return max(1, most if engine is None else min(most, engine))
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens`."""
+        """Return the number of blocks that hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
 
 def _features_of(config: FrontConfig, info: ExecutorInfo) -> frozenset[Feature]:
-    """The executor's features, and those of the scheduler when it manages the blocks."""
+    """Return the executor's features, and the scheduler's if it manages the blocks."""
     kept = frozenset({Feature.CACHE_RETENTION})
     if not config.is_prefix_caching:
         return info.features - kept

@@ -1,7 +1,7 @@
 """One output of a live request.
 
 Owns what was delivered of one output, the parts of a request that affect detokenising, and how much
-of a text is kept for traces (`FrontConfig.has_content`). Its request interprets the events.
+text is kept for traces (`FrontConfig.has_content`). Its request interprets the events.
 """
 
 from array import array
@@ -23,7 +23,7 @@ _TOKEN_IDS = "[token ids]"
 
 
 def captured_prompt(generation: Generation) -> str:
-    """The start of the prompt, as its client sent it."""
+    """Return the start of the prompt, as its client sent it."""
     match generation.prompt:
         case TextInput(text=text):
             return cut(text)
@@ -55,7 +55,7 @@ class CapturedText:
 
 
 def cut(text: str) -> str:
-    """At most MAX_CONTENT_BYTES of `text`, in whole characters."""
+    """Return at most MAX_CONTENT_BYTES of `text`, in whole characters."""
     # A character has at least one byte, so most of a long text need not be encoded.
     data = text[:MAX_CONTENT_BYTES].encode()
     return data[:MAX_CONTENT_BYTES].decode(errors="ignore")
@@ -67,11 +67,11 @@ def _no_tokens() -> "array[int]":
 
 @dataclass(slots=True, eq=False)
 class LiveOutput(Generic[RequestT]):
-    """One output of a request: its text, and how it ended. `stream`: its request's.
+    """One output of a request: its text, and how it ended. `stream`: its request's stream.
 
     `is_plain`: for its next token `on_token` would only push the text. `captured`: its text for
     traces. `token_ids`: all its tokens, four bytes each, from which another engine continues.
-    `num_repeating`: how many of the last of them the current engine will generate again before new
+    `num_repeating`: how many of the last tokens the current engine will generate again before new
     ones.
     """
 
@@ -90,7 +90,7 @@ class LiveOutput(Generic[RequestT]):
     num_repeating: int = 0
 
     def repeats(self, token_id: int) -> bool:
-        """Whether the next token equals the one before the replay. Only while `num_repeating`."""
+        """Consume one repeated token; return whether it is the same. Only while `num_repeating`."""
         is_same = self.token_ids[-self.num_repeating] == token_id
         self.num_repeating -= 1
         return is_same
@@ -99,7 +99,7 @@ class LiveOutput(Generic[RequestT]):
 def output_texts(
     generation: Generation, text: ModelText, stop_ids: Iterable[int]
 ) -> list[TextStream]:
-    """A new text stream for each output. `stop_ids`: all stop token ids, the model's own
+    """Create a text stream for each output. `stop_ids`: all stop token ids, the model's own
     included.
     """
     stopping = generation.stopping

@@ -1,4 +1,4 @@
-"""One request from acceptance to its end: outputs merged into one stream, and usage.
+"""One request from acceptance to its end: its outputs merged into one stream, and its usage.
 
 Owns the meaning of the engine's events for one request. Does not know gRPC, the engine port, or
 other requests. Never blocks. Call every method on the event loop; times are seconds on the engine's
@@ -43,10 +43,11 @@ class LiveRequest:
     """A request that has not been released yet.
 
     `ends`: of its outputs, once all have ended. `has_engine_end`: the engine has reported how its
-    first output ended. `first_token_s`: NO_TIME before it. `is_cancelled`: its cancellation was
-    sent to the engine. `num_replays`: engines that received it after the first. `is_detached`: no
-    client reads it; it is kept here only to be sent to another engine. `is_catching_up`: its events
-    wait here without a limit, because the delay is not its client's.
+    first output ended. `first_token_s`: NO_TIME before the first token. `is_cancelled`: its
+    cancellation was sent to the engine. `num_replays`: engines that received it after the first.
+    `is_detached`: no client reads it; it is kept here only to be sent to another engine.
+    `is_catching_up`: its events wait here without a limit, because its client does not cause the
+    delay.
     """
 
     __slots__ = (
@@ -104,7 +105,7 @@ class LiveRequest:
         now_s: float,
         has_content: bool = False,
     ) -> None:
-        """The request is about to be submitted; echo delivers `prompt_text`."""
+        """Prepare the outputs and the head before submission; echo delivers `prompt_text`."""
         self._submission = submission
         self.phases.submit(now_s)
         self.outputs = tuple(
@@ -127,22 +128,22 @@ class LiveRequest:
 
     @property
     def tenant(self) -> str:
-        """The tenant it belongs to."""
+        """The tenant that the request belongs to."""
         return self.generation.tenant
 
     @property
     def trace_id(self) -> bytes:
-        """16 bytes, empty for an untraced request."""
+        """The trace id, 16 bytes; empty for an untraced request."""
         return self.generation.trace_id
 
     @property
     def live_keys(self) -> tuple[int, ...]:
-        """Keys of the outputs that have not ended, as known here."""
+        """Keys of the outputs that have not ended, as far as this front knows."""
         return tuple([output.key for output in self.outputs if output.is_live])
 
     @property
     def num_queued(self) -> int:
-        """Outputs that wait for a slot, as known here."""
+        """Outputs that wait for a slot, as far as this front knows."""
         return sum([output.is_live and not output.is_running for output in self.outputs])
 
     @property
@@ -153,7 +154,7 @@ class LiveRequest:
         return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
 
     def is_unread_since(self, since_s: float) -> bool:
-        """Whether it ended before `since_s`, and its reader has started and not finished."""
+        """Return whether it ended before `since_s`, and its reader started but did not finish."""
         is_over = self.stream.is_closed and not self.is_catching_up
         return is_over and self.phases.segments[-1].start_s < since_s
 
@@ -165,31 +166,31 @@ class LiveRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """0 while the prompt is not tokenised."""
+        """Prompt tokens; 0 before the prompt is tokenised."""
         return self._submission.specs[0].num_prompt_tokens if self._submission else 0
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far, over all outputs."""
+        """Output tokens so far, of all outputs."""
         return sum([output.text.num_tokens for output in self.outputs])
 
     @property
     def num_preemptions(self) -> int:
-        """Preemptions so far, over all outputs."""
+        """Preemptions so far, of all outputs."""
         return sum([output.num_preemptions for output in self.outputs])
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """The first submission's specs; empty before `start`."""
+        """The specs of the first submission; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
     @property
     def submission(self) -> Submission | None:
-        """The first submission."""
+        """The first submission, with the keys of the latest one."""
         return self._submission
 
     def on_queued(self, output: OwnOutput, change: Queued) -> None:
-        """The engine has queued the request: report its acceptance."""
+        """Report acceptance: the engine has queued the request."""
         if output.index == 0:
             self.head.queued(change, is_waiting=self.phases.phase is QUEUE)
         self.head.accept()
@@ -199,10 +200,10 @@ class LiveRequest:
         self.head.report_queue_position(self.state, self.phases.spent_s(QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
-        """An output got a slot, for the first time or again."""
+        """Handle an output's first or repeated admission to a slot."""
         self.head.accept()
-        # A replay finds the request's own output in the cache; that is not what its caller asked
-        # about.
+        # A replay finds the request's own output in the cache, which must not count as cached
+        # prompt.
         if output.index == 0 and change.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         output.is_running = True
@@ -212,7 +213,7 @@ class LiveRequest:
             self._change_state(num_cached)
 
     def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
-        """An output lost its slot and waits again."""
+        """Handle an output's loss of its slot: it waits again."""
         output.num_preemptions += 1
         output.is_running = False
         if output.index == 0:
@@ -221,14 +222,14 @@ class LiveRequest:
             self._change_state(0)
 
     def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
-        """The executor's report on its cache, in place of the prediction."""
+        """Replace the predicted cached tokens by those that the executor reports."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
             self.phases.find_prefix(change.num_cached_tokens)
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
-        """Rows for prompt tokens from `first_position` on; a recomputed prompt repeats some."""
+        """Push new rows for prompt tokens from `first_position` on; skip recomputed ones."""
         self.head.accept()
         for piece in self.head.prompt.rows(first_position, logprobs):
             self.stream.push(piece)
@@ -243,8 +244,8 @@ class LiveRequest:
         rows: LogprobRows,
         row: int,
     ) -> bool:
-        """One new token. True when the output ended by a stop string: the engine must be
-        notified.
+        """Handle one new token. Return True if a stop string ended the output: the caller must
+        notify the engine.
         """
         if not output.is_live:
             return False
@@ -278,12 +279,12 @@ class LiveRequest:
         return True
 
     def on_finished(self, output: OwnOutput, end: EngineFinished, now_s: float) -> None:
-        """The engine completed an output."""
+        """Handle an output that the engine completed."""
         self._note_engine_end(output, end)
         if not output.is_live:
             return
         if output.num_repeating and end.reason in _OWN_ENDS:
-            # It ended before it reached its earlier length: this is a different output.
+            # It ended before its earlier length: this is a different output.
             self.fail(ENGINE_DOWN, now_s)
             return
         self.head.accept()
@@ -305,7 +306,7 @@ class LiveRequest:
         )
 
     def on_failed(self, output: OwnOutput, end: Failed) -> None:
-        """The engine refused or failed an output: the request as a whole fails."""
+        """Fail the whole request: the engine refused or failed an output."""
         self._note_engine_end(output, end)
         if not output.is_live:
             return
@@ -323,13 +324,13 @@ class LiveRequest:
         )
 
     def fail(self, refusal: Refusal, now_s: float) -> None:
-        """End with an error. Idempotent; wakes the writer."""
+        """End the request with an error. Idempotent; wakes the writer."""
         self.phases.stop(now_s)
         self.stream.fail(refusal)
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:
-        """The engine is lost: the request waits for another, which continues where it was."""
+        """Make the request wait for another engine, which continues where this one stopped."""
         self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:
@@ -339,13 +340,13 @@ class LiveRequest:
         self.stream.wake()
 
     def resubmit(self, submission: Submission, now_s: float) -> None:
-        """Another engine gets it; `submission`: the first one with new keys."""
+        """Record the submission to another engine. `submission`: the first one with new keys."""
         self._submission = submission
         self.num_replays += 1
         self.phases.resubmit(now_s)
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
-        """Cancelled before it was submitted: end it as the engine would have."""
+        """End a request that was cancelled before submission as the engine would have."""
         self.phases.stop(now_s)
         self.ends = tuple(
             OutputEnd(output_index=index, reason=FinishReason.CANCELLED, num_completion_tokens=0)
@@ -373,7 +374,7 @@ class LiveRequest:
             self.fail(ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
-        """The request runs or waits again: report it, and let the next token be timed."""
+        """Report that the request runs or waits again; `on_token` times the next token."""
         for output in self.outputs:
             output.is_plain = False
         self.stream.push(

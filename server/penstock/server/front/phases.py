@@ -1,7 +1,7 @@
 """The phases of a request: queue, prefill, decode.
 
-Turns admissions, preemptions and tokens into a state, three sums, and the segments of a record.
-Takes every time as an argument, in seconds on the engine's clock, and reads no clock.
+Turns admissions, preemptions and tokens into a state, three total durations, and the segments of a
+record. Takes every time as an argument, in seconds on the engine's clock, and reads no clock.
 
 A request with several outputs waits only while none of them runs. The engine's details are those of
 its first output.
@@ -21,12 +21,12 @@ DELIVER: Final = SegmentKind.DELIVER
 
 
 class PhaseClock:
-    """The sums of one request. Starts in the queue at `now_s`.
+    """The time that one request spends in each phase. Starts in the queue at `now_s`.
 
-    `phase`: what the request is doing, QUEUE, PREFILL or DECODE. `segments`: every phase so far,
-    oldest first; the last one has no length yet. Before it is submitted that is its preparation,
-    which counts as waiting for its client. After `stop` nothing changes: an output may run in the
-    engine for a moment longer.
+    `phase`: the current phase, QUEUE, PREFILL or DECODE. `segments`: every phase so far, oldest
+    first; the last one has no length yet. Before submission that is its preparation, which counts
+    as waiting for its client. After `stop` nothing changes: an output may run in the engine for a
+    moment longer.
     """
 
     __slots__ = (
@@ -48,16 +48,16 @@ class PhaseClock:
         return RequestState.PENDING if self.phase is QUEUE else RequestState.PROCESSING
 
     def spent_s(self, phase: SegmentKind) -> float:
-        """Time spent in `phase`, up to the last change."""
+        """Return the time spent in `phase`, up to the last change."""
         return self._spent_s[phase]
 
     def submit(self, now_s: float) -> None:
-        """The request is submitted: from now on it waits in the engine's queue."""
+        """Begin the wait in the engine's queue: the request is submitted."""
         self._since_s = max(now_s, self._since_s)
         self._begin(QUEUE)
 
     def admit(self, now_s: float, *, num_cached_tokens: int = 0, wait: Wait | None = None) -> bool:
-        """One more output runs. True when the request's state changed.
+        """Record that one more output runs. Return True if the request's state changed.
 
         `num_cached_tokens` and `wait`: of an admission that changes it.
         """
@@ -70,9 +70,9 @@ class PhaseClock:
         return True
 
     def leave(self, now_s: float, *, has_more: bool, num_tokens: int = 0) -> bool:
-        """An output stopped running. True when the request, having more, waits again.
+        """Record that an output stopped running. Return True if the request waits again.
 
-        `num_tokens`: of output, so far.
+        `has_more`: not all outputs have ended. `num_tokens`: output tokens so far.
         """
         self._num_running = max(0, self._num_running - 1)
         if self._num_running or not has_more or self.phase is QUEUE or self._is_over:
@@ -82,9 +82,9 @@ class PhaseClock:
         return True
 
     def lose(self, now_s: float, *, num_tokens: int) -> bool:
-        """The engine is lost. True when the request's state changed.
+        """Record the loss of the engine. Return True if the request's state changed.
 
-        `num_tokens`: of output, so far.
+        `num_tokens`: output tokens so far.
         """
         self._num_running = 0
         if self._is_over:
@@ -97,22 +97,22 @@ class PhaseClock:
         return was_running
 
     def resubmit(self, now_s: float) -> None:
-        """Another engine gets the request: it waits in a queue again."""
+        """Begin another wait in a queue: another engine gets the request."""
         if not self._is_over:
             self._enter(QUEUE, now_s)
 
     def token(self, now_s: float) -> None:
-        """A token was sampled: prefill has ended, decode has begun."""
+        """Record a sampled token: the first one ends prefill and begins decode."""
         if self.phase is PREFILL and not self._is_over:
             self._enter(DECODE, now_s)
 
     def find_prefix(self, num_cached_tokens: int) -> None:
-        """The cached tokens of the prompt that is computed now."""
+        """Record the cached tokens of the prompt that is being computed."""
         if self.segments[-1].kind is PREFILL:
             self.segments[-1].num_cached_tokens = num_cached_tokens
 
     def explain(self, *, wait: Wait | None = None, stay: Stay | None = None) -> None:
-        """The engine's details on the latest wait in its queue, and on the latest residency in its
+        """Add the engine's details on the latest wait in its queue and the latest residency in its
         batch.
         """
         if wait is not None:
@@ -125,7 +125,7 @@ class PhaseClock:
                 segment.stay = stay
 
     def stop(self, now_s: float) -> None:
-        """The request ended; close the running sum; the rest of the time is delivery."""
+        """End the current phase: the request has ended, and the rest of the time is delivery."""
         if self._is_over:
             return
         self._add(now_s)
@@ -133,11 +133,11 @@ class PhaseClock:
         self._begin(DELIVER)
 
     def segments_until(self, end_s: float, *, num_tokens: int) -> tuple[Segment, ...]:
-        """The segments from the first to `end_s`; `num_tokens`: of output, by then.
+        """Return the segments from the first to `end_s`. `num_tokens`: output tokens by then.
 
-        None begins after `end_s`. An empty phase is left out, except that there is always one
-        segment; the details of a residency in the batch then go to the part of it that is left. The
-        first token of a residency counts to its DECODE, though computed before.
+        No segment begins after `end_s`. An empty phase is left out, except that there is always one
+        segment; the details of a residency in the batch then go to its remaining part. The first
+        token of a residency counts towards its DECODE, though computed before.
         """
         segments = self.segments
         segments[-1].end_s = end_s
@@ -153,7 +153,7 @@ class PhaseClock:
         return tuple(found) or (Segment(segments[0].kind, segments[0].start_s, end_s),)
 
     def _count(self, segment: Segment, num_tokens: int) -> None:
-        """A segment has ended by a preemption, with so many tokens of output by then."""
+        """Count the output tokens of a segment that ended by a preemption or a lost engine."""
         if segment.kind is DECODE:
             segment.num_tokens = num_tokens - self._num_counted
             self._num_counted = num_tokens
@@ -172,8 +172,7 @@ class PhaseClock:
         self.segments.append(Segment(kind, since_s, since_s))
 
     def _add(self, now_s: float) -> None:
-        # The front's clock readings and the engine's are compared: no phase may have a negative
-        # length.
+        # Times are read by the front and by the engine: no phase may have a negative length.
         now_s = max(now_s, self._since_s)
         self._spent_s[self.phase] += now_s - self._since_s
         self._since_s = now_s

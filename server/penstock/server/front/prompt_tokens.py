@@ -1,10 +1,10 @@
 """Converts prompts of every kind to token ids, and ids to text, on threads where that takes long.
 
 Owns the order of the checks: what can be refused by counting bytes or ids is refused before any
-work, and a prompt counts against its tenant's quotas first. Every prompt is charged, also those
-that are refused afterwards and those of calls that only tokenise or detokenise, to this front's
-accounts of the limits per minute; the engine's accounts, which all fronts share, are charged for
-admitted requests, so a tenant must meet both. The rule is the same (`scheduler/quotas.py`).
+work, and a prompt is charged to its tenant's quotas first. Every prompt is charged to this front's
+accounts of the limits per minute, even if it is refused afterwards or its call only tokenises or
+detokenises. The engine's accounts, which all fronts share, are charged for admitted requests, so a
+tenant must meet both. The rule is the same (`scheduler/quotas.py`).
 """
 
 import secrets
@@ -58,10 +58,10 @@ from penstock.server.text.tokenizer import TextAccount
 from penstock.server.text.tokenizer_pool import Steps, in_one_step, run_at_once
 
 _MAX_TOKENS_HASHED_ON_LOOP = 4096
-"""About a third of a millisecond."""
+"""Hashing this many takes about a third of a millisecond."""
 _MAX_TOKENS_DECODED_ON_LOOP = 1024
 _BYTES_PER_TOKEN: Final = 4
-"""Of the text of token ids, about: by it they take turns, and are bounded, as texts are."""
+"""Approximate text bytes of a token id, by which token ids are scheduled and bounded like texts."""
 _SALT_BYTES = 16
 _WINDOW_PATH = "chat_prompt.window_tokens"
 _TOOLS_PATH = "chat_prompt.tools"
@@ -74,7 +74,7 @@ _MAX_KEPT: Final = 1024
 
 @dataclass(slots=True)
 class _Account:
-    """When each limit is full again, on the front's clock."""
+    """When each limit is fully replenished, on the front's clock."""
 
     requests_full_s: float
     tokens_full_s: float
@@ -86,7 +86,7 @@ def _no_quota(tenant: str) -> TenantQuota:
 
 
 class TextQuotas:
-    """The accounts of one front. `quota_of`: a tenant's current limits."""
+    """The quota accounts of one front. `quota_of`: returns a tenant's current limits."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class TextQuotas:
         self._accounts: dict[str, _Account] = {}
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """Charge one prompt of at least `num_tokens`; `settle` once they are known.
+        """Charge one prompt of at least `num_tokens`; call `settle` when the number is known.
 
-        Raises RequestError (QUOTA_EXCEEDED), without charging, where a limit is exceeded.
+        Raises RequestError (QUOTA_EXCEEDED), without charging, if a limit is exceeded.
         """
         quota = self._quota_of(tenant)
         if quota.max_requests_per_minute is None and quota.max_tokens_per_minute is None:
@@ -149,7 +149,7 @@ class TextQuotas:
 
 
 def refuse_waiting_text(tenant: str, error: TooMuchText) -> RequestError:
-    """The error to raise where a tenant has too much text waiting to be tokenised."""
+    """Return the error for a tenant with too much text waiting to be tokenised."""
     return RequestError(
         Refusal(
             reason=ErrorReason.QUOTA_EXCEEDED,
@@ -164,9 +164,9 @@ def refuse_waiting_text(tenant: str, error: TooMuchText) -> RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedPrompt:
-    """Token ids int32 [n] and their `text`, empty for token ids unless it was asked for.
+    """Token ids int32 [n] and their `text`, which for token ids is empty unless requested.
 
-    `num_dropped_messages`: the oldest chat messages that its window left out.
+    `num_dropped_messages`: the number of oldest chat messages that its window left out.
     """
 
     ids: NDArray[np.int32]
@@ -177,7 +177,7 @@ class EncodedPrompt:
 class Prompts:
     """Converts the prompts of one front to ids, and ids to text. `quotas`: of tenants.
 
-    `is_replay`: a prompt that was admitted before; it is not counted again, and not refused because
+    `is_replay`: the prompt was admitted before; it is not charged again, and not refused because
     many wait.
     """
 
@@ -196,11 +196,11 @@ class Prompts:
         has_text: bool = False,
         is_replay: bool = False,
     ) -> EncodedPrompt:
-        """The prompt as token ids. `has_text`: the text of token ids is needed too.
+        """Convert the prompt to token ids. `has_text`: the text of token ids is needed too.
 
-        Raises RequestError when the text is too long to ever fit, is invalid, has more than
+        Raises RequestError if the text is too long to ever fit, is invalid, has more than
         `max_tokens`, exceeds the tenant's quotas, or contains tokens that the model does not have
-        (a tokenizer may have more of them than the model embeds).
+        (a tokenizer may have more tokens than the model embeds).
         """
         least = self._least(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
@@ -232,12 +232,12 @@ class Prompts:
     async def tokenise(
         self, generation: Generation, limits: Limits, *, is_replay: bool = False
     ) -> tuple[TokenisedPrompt, str]:
-        """The prompt as ids with block hashes, and its text, where it is echoed.
+        """Return the prompt as ids with block hashes, and its text if echo is requested.
 
         Raises RequestError.
         """
         if isinstance(generation.prompt, TokenInput | LongTokenInput):
-            # Refused by the count alone, before the ids are converted or decoded.
+            # Refuse by the count alone, before the ids are converted or decoded.
             check_prompt_fits(generation, generation.prompt.num_tokens, limits)
         encoded = await self.encode(
             generation.prompt,
@@ -250,7 +250,7 @@ class Prompts:
         )
         ids = encoded.ids
         if len(ids) > limits.max_prompt_tokens:
-            # Refused with the exact count by the check that follows; not worth hashing.
+            # Not hashed: the next check refuses it with the exact count.
             return TokenisedPrompt(ids=ids), ""
 
         def hashed() -> TokenisedPrompt:
@@ -274,7 +274,7 @@ class Prompts:
     async def detokenise(
         self, ids: TokenInput | LongTokenInput, *, tenant: str, skip_special_tokens: bool
     ) -> str:
-        """The text of token ids, for Detokenize. Raises RequestError."""
+        """Return the text of token ids, for Detokenize. Raises RequestError."""
         self.quotas.charge(tenant, ids.num_tokens)
         try:
             read = await self._read(
@@ -301,7 +301,9 @@ class Prompts:
         skip_special_tokens: bool = True,
         is_bounded: bool = True,
     ) -> EncodedPrompt:
-        """Token ids, and their text if needed. Raises TooMuchText, as for a text of that length."""
+        """Return token ids, and their text if needed. Raises TooMuchText like a text of that
+        length.
+        """
         if isinstance(prompt, TokenInput) and not has_text:
             return EncodedPrompt(ids=prompt.read())
         num_bytes = prompt.num_tokens * _BYTES_PER_TOKEN
@@ -354,7 +356,7 @@ class Prompts:
         )
 
     def _least(self, prompt: PromptInput) -> int:
-        """A lower bound of the number of its tokens; the exact number for token ids."""
+        """Return a lower bound on the prompt's tokens; for token ids the exact number."""
         if isinstance(prompt, TokenInput | LongTokenInput):
             return prompt.num_tokens
         if isinstance(prompt, TextInput):
@@ -365,7 +367,7 @@ class Prompts:
 
 
 def _refuse_text(error: TextError, path: str) -> RequestError:
-    """The refusal of a text; `path`: where it is in the request."""
+    """Return the error for a refused text. `path`: of the text in the request."""
     match error:
         case ChatTemplateMissing():
             return refuse_feature("chat_prompt", path)
@@ -380,7 +382,7 @@ def _refuse_text(error: TextError, path: str) -> RequestError:
 
 
 def _check_embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> None:
-    """Raise RequestError where the tokenizer has a token that the model has not."""
+    """Raise RequestError if a token of the prompt is outside the model's vocabulary."""
     highest = int(ids.max(initial=-1))
     if highest >= limits.vocab_size:
         raise refuse_field(

@@ -1,13 +1,14 @@
 """Refuses requests that do not fit the engine's queue, without a query to the engine.
 
-Owns the front's estimate of the queue: the state the engine published last, and what this front has
-sent or withdrawn since. The engine decides: it knows the requests of all fronts, and refuses what
-passes here wrongly. So an estimate that is slightly off only makes a refusal a step late or early,
-and never breaks the bound.
+Owns the front's estimate of the queue: the state that the engine published last, and what this
+front has sent or withdrawn since. The engine decides: it knows the requests of all fronts, and
+refuses what passes here wrongly. So a slightly wrong estimate only makes a refusal a step late or
+early, and never breaks the bound.
 
-With a full queue a request passes if it could displace another in the engine (the rules of
-`penstock.scheduler.displacement`), judged by the requests of this front: its tenant has fewer of
-them waiting than another, or some of a lower class, or so few that only other fronts can know.
+If the queue is full, a request passes if it could displace another in the engine (the rules of
+`penstock.scheduler.displacement`), judged by the requests of this front: its tenant has fewer
+waiting requests than another tenant, or some of a lower class, or so few that only the engine can
+decide.
 """
 
 from collections import deque
@@ -20,11 +21,11 @@ from penstock.server.link.board import BoardView
 from penstock.server.link.frames import EngineHello
 
 _CLOSE = 8
-"""When at most so many places per front are free, fronts share them: the others see the
-same ones.
+"""With at most this many free places per front, fronts share them, since the others see the same
+places.
 """
 _NUM_UNSEEN_TURNS = 2
-"""What is sent during a step is read by the next one, and published at the end of that."""
+"""The next step reads what is sent during a step, and publishes it at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,9 @@ class QueueGate:
     """The queue as estimated by this front.
 
     `show` None, for engines without a board: everything passes. `num_fronts` share one engine: when
-    few places are left, each uses its share of them, so that they do not all send a request for the
-    same one, which the engine would refuse a step later. `waiting`: the live requests of this
-    front. `weight_of`: a tenant's weight.
+    few places are left, each uses its share of them. Otherwise all would send a request for the
+    same place, and the engine would refuse it a step later. `waiting`: the live requests of this
+    front. `weight_of`: returns a tenant's weight.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class QueueGate:
         self._num_fronts = num_fronts
         self._waiting = waiting
         self._weight_of = weight_of
-        # By tenant, as of that iteration of the engine.
+        # By tenant, as of iteration `_parts_turn` of the engine.
         self._parts: dict[str, _Part] = {}
         self._parts_turn = -1
         self._unseen: deque[_Sent] = deque()
@@ -80,11 +81,11 @@ class QueueGate:
         tenant: str = "",
         priority: int = 0,
     ) -> None:
-        """Raise RequestError (QUEUE_FULL) when so many requests of a tenant and class do not fit.
+        """Raise RequestError (QUEUE_FULL) if `num_requests` of a tenant and class do not fit.
 
         INVALID_ARGUMENT for more outputs than the queue has places. `num_tokens`: of their prompts,
-        0 while unknown. As in the engine, prompts that exceed the bound of tokens on their own pass
-        while nothing waits.
+        0 while unknown. As in the engine, prompts that alone exceed the bound of tokens pass while
+        nothing waits.
         """
         if self._show is None or hello is None:
             return
@@ -94,7 +95,7 @@ class QueueGate:
         self._forget_seen(self._show.num_beats)
         queue = self._show.queue
         if queue.epoch != hello.epoch:
-            return  # another engine's, or before an engine's first step
+            return  # of another engine, or from before an engine's first step
         num_waiting = queue.num_waiting + self._num_requests
         if num_waiting <= 0:
             return
@@ -108,24 +109,24 @@ class QueueGate:
         if self._may_displace(tenant, priority, num_requests, most):
             return
         self.num_refused += 1
-        # Not before the queue is processed: a caller refused here would find it full again.
+        # Retry only after the queue is processed: before that it would be full again.
         queue_s = queue.estimated_queue_s
         raise RequestError(Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=queue_s or None))
 
     def _may_displace(
         self, tenant: str, priority: int, num_requests: int, max_num_waiting: int
     ) -> bool:
-        """Whether the engine may have a request that this tenant's requests displace."""
+        """Return whether the engine may have a request that this tenant's requests displace."""
         turn = 0 if self._show is None else self._show.num_beats
         if turn != self._parts_turn:
-            # Once per step at most: in a flood, a refusal must be cheaper than a request.
+            # At most once per step: in a flood, a refusal must be cheaper than a request.
             self._parts_turn, self._parts = turn, _parts_of(self._waiting)
         own = self._parts.get(tenant)
         if own is not None and own.lowest < priority:
             return True
         num_own = num_requests + (0 if own is None else own.num_requests)
         part = num_own / self._weight_of(tenant)
-        # The largest share may wait at another front: then the engine decides about a small one.
+        # The largest share may wait at another front, so the engine decides about small shares.
         num_tenants = len(self._parts) + (own is None)
         num_fair = max_num_waiting // (2 * self._num_fronts * num_tenants)
         is_small = self._num_fronts > 1 and num_own <= num_fair
@@ -135,19 +136,19 @@ class QueueGate:
             if name != tenant
         )
         if may:
-            # Requests sent before the engine's next step come on top of it.
+            # Requests sent before the engine's next step are counted too.
             self._parts[tenant] = _Part(num_own, min(priority, own.lowest if own else priority))
         return may
 
     def _share_of(self, room: int, max_num_waiting: int) -> int:
-        # In a short queue, no front could use the last places then.
+        # Not in a short queue: no front could use the last places.
         close = _CLOSE * self._num_fronts
         return room // self._num_fronts if room < close <= max_num_waiting else room
 
     def note_sent(self, num_requests: int, num_tokens: int) -> None:
-        """Record so many requests that were sent to the engine and are not published yet.
+        """Record requests that were sent to the engine and are not published yet.
 
-        Negative: withdrawn ones that are still published.
+        Negative: withdrawn requests that are still published.
         """
         if self._show is None:
             return

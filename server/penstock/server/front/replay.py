@@ -1,7 +1,7 @@
 """Replays: requests whose engine is lost wait for the next one, which continues them.
 
-Owns which requests wait, for how long, and the end of those that cannot continue: without an
-engine, only this checks their deadlines. Does not know how an engine is reached, nor what is
+Owns which requests wait, for how long, and the end of requests that cannot continue: without an
+engine, only this module checks their deadlines. Does not know how an engine is reached, nor what is
 submitted (`kept_requests.py`). Single event loop.
 """
 
@@ -32,7 +32,7 @@ from penstock.server.link.ports import EnginePort, EngineUnavailable
 _log = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES: Final = 1024 * 1024
-"""How much may wait in the connection before more is added: an engine reads between two steps, and
+"""Most bytes unsent in the connection before more are added: an engine reads between two steps, and
 thousands of requests exceed its buffer.
 """
 _MAX_AT_ONCE: Final = 32
@@ -40,7 +40,7 @@ _PAUSE_S: Final = 0.002
 
 
 class Replays:
-    """The requests of one front that wait for an engine. `port`: to the current engine.
+    """The requests of one front that wait for an engine. `port`: returns the current engine's port.
 
     `note_sent` is called for each request that was submitted.
     """
@@ -60,8 +60,8 @@ class Replays:
         self._clock = clock
         self._note_sent = note_sent
         self._waiting: dict[LiveRequest, int] = {}
-        # Deadlines of waits: due time, a number that distinguishes waits, the request. Entries of
-        # requests that are gone stay until they are due.
+        # Deadlines of waits: due time, the number of the wait, the request. Entries of requests
+        # that no longer wait stay until they are due.
         self._due: list[tuple[float, int, LiveRequest]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -79,7 +79,7 @@ class Replays:
         return self._config.max_replays > 0 and not self._is_given_up
 
     def lose(self, requests: Iterable[LiveRequest]) -> None:
-        """The engine is lost. `requests`: all live ones, oldest first."""
+        """Suspend the requests of a lost engine. `requests`: all live ones, oldest first."""
         self._stop_sending()
         num_before = len(self._waiting)
         for request in requests:
@@ -91,7 +91,7 @@ class Replays:
             _log.info("%d requests wait for the next engine", num_lost)
 
     def suspend(self, request: LiveRequest) -> None:
-        """Let one wait, or end it if it cannot; no effect on one that has ended or waits."""
+        """Make a request wait, or end it if it cannot. A no-op if it has ended or waits."""
         if request.stream.is_closed or request in self._waiting:
             return
         now_s = self._clock()
@@ -109,17 +109,17 @@ class Replays:
                 self._set_timer()
 
     def resubmit(self, limits: Limits, *, is_same_engine: bool) -> None:
-        """An engine has connected: submit the waiting requests, as fast as it reads them.
+        """Submit the waiting requests to a connected engine, as fast as it reads them.
 
-        `is_same_engine`: only the connection was lost; events of what was submitted before may
-        still arrive.
+        `is_same_engine`: only the connection was lost; events of earlier submissions may still
+        arrive.
         """
         self._limits = limits
         self._has_new_keys = is_same_engine
         self._send_some()
 
     def adopt(self, request: LiveRequest, limits: Limits | None) -> None:
-        """Continue a request that was attached from a lost engine with the next one."""
+        """Continue, with the next engine, a request that was attached from a lost engine."""
         port = self._port()
         if port is None or limits is None or request.is_cancelled:
             self.suspend(request)
@@ -130,18 +130,18 @@ class Replays:
             self.suspend(request)
 
     def cancel(self, request: LiveRequest) -> bool:
-        """End a waiting request as CANCELLED. False when it does not wait."""
+        """End a waiting request as CANCELLED. Return False if it does not wait."""
         if self._waiting.pop(request, None) is None:
             return False
         _end(request, FinishReason.CANCELLED, self._clock())
         return True
 
     def forget(self, request: LiveRequest) -> None:
-        """The request was released. Idempotent."""
+        """Stop waiting for a released request. Idempotent."""
         self._waiting.pop(request, None)
 
     def give_up(self) -> None:
-        """No further engine will start: end all waiting requests and refuse new ones."""
+        """End all waiting requests and refuse new ones: no further engine will start."""
         self._is_given_up = True
         self._stop_sending()
         waiting, self._waiting = self._waiting, {}
@@ -169,7 +169,7 @@ class Replays:
             try:
                 self._send(request, limits, port)
             except EngineUnavailable:
-                return  # it is lost again, which is reported separately
+                return  # the engine is lost again, which is reported separately
             self._waiting.pop(request, None)
         if self._waiting:
             pause_s = _PAUSE_S if port.num_unsent_bytes > MAX_UNSENT_BYTES else 0.0
@@ -206,7 +206,7 @@ class Replays:
             self._timer = loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        """End every request whose time is up."""
+        """End every request whose deadline has passed."""
         now_s = self._clock()
         while self._due and self._due[0][0] <= now_s:
             _, number, request = heapq.heappop(self._due)
@@ -217,7 +217,7 @@ class Replays:
 
 
 def _next_due_s(request: LiveRequest) -> float:
-    """The next deadline of a request, with or without an engine."""
+    """Return the next deadline of a request, with or without an engine."""
     leader = request.specs[0]
     ttft_s = leader.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
     return min(leader.deadline_s, leader.time_limit_s, ttft_s)
@@ -243,14 +243,14 @@ def _fail(request: LiveRequest, reason: FailureReason, deadline_s: float, now_s:
 
 
 def _end(request: LiveRequest, reason: FinishReason, now_s: float) -> None:
-    """End all of its outputs with the tokens they have."""
+    """End all outputs of a request with the tokens that they have."""
     for output in _live_outputs(request):
         request.on_finished(output, Finished(key=output.key, at_s=now_s, reason=reason), now_s)
     request.stream.wake()
 
 
 def _end_complete(request: LiveRequest, now_s: float) -> None:
-    """End the outputs that are complete but for the end event, which was lost with the engine."""
+    """End outputs that lack only the end event, which was lost with the engine."""
     for output in _live_outputs(request):
         spec = request.specs[output.index]
         token_ids = output.token_ids
@@ -270,7 +270,7 @@ def _live_outputs(request: LiveRequest) -> list[OwnOutput]:
 
 
 def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...]:
-    """One spec for each output that has not ended, leader first, under the outputs' keys.
+    """Return a spec for each output that has not ended, leader first, under the outputs' keys.
 
     Sets how many tokens each output repeats. Every output must lack at least one token.
     """
@@ -304,7 +304,7 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
 
 
 def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
-    """The block hashes of the client's prompt, the same for all outputs."""
+    """Return the block hashes of the client's prompt, the same for all outputs."""
     leader = submission.specs[0]
     if not leader.hash_salt or submission.block_size == limits.block_size:
         return leader.block_hashes
@@ -314,14 +314,14 @@ def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
 def _continued(
     spec: RequestSpec, output: OwnOutput, limits: Limits, *, is_kept: bool
 ) -> RequestSpec:
-    """`spec`, continued after the tokens of the output so far."""
+    """Return `spec`, continued after the output's tokens so far."""
     num_tokens = len(output.token_ids)
     output.num_repeating = 0
     if not num_tokens:
         return spec
     has_logprobs = spec.sampling.num_logprobs >= 0 and Feature.SEED in limits.features
     if _must_restart(spec, num_tokens, limits) or (is_kept and has_logprobs):
-        # Log probabilities are not kept: a resuming client needs them again.
+        # Log probabilities are not kept, and a resuming client needs them: generate them again.
         output.num_repeating = num_tokens
         return spec
     prompt_ids = np.concatenate((spec.prompt_ids, np.array(output.token_ids, dtype=np.int32)))
@@ -334,10 +334,10 @@ def _continued(
 
 
 def _must_restart(spec: RequestSpec, num_tokens: int, limits: Limits) -> bool:
-    """Whether no executor can continue the output in the middle.
+    """Return whether no executor can continue the output in the middle.
 
-    A constraint is tracked from the start of the output, and an executor may limit prompts below
-    its context length.
+    A constraint is tracked from the start of the output, and an executor may limit prompts to less
+    than its context length.
     """
     most = limits.max_engine_prompt_tokens
     is_too_long = most is not None and spec.num_prompt_tokens + num_tokens > most

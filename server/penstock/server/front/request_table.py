@@ -1,7 +1,7 @@
 """The live requests of a front, by id and by key.
 
-Owns the two indexes and the keys. Ids are per tenant: another tenant may use the same. `remove` is
-the only place where a request leaves.
+Owns the two indexes and the keys. Ids are per tenant: another tenant may use the same id. Only
+`remove` removes a request.
 """
 
 import math
@@ -14,23 +14,23 @@ from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.observe.frames import FrontView
 
 MIN_UNREAD_S: Final = 1.0
-"""An ended request that is read at all is read by then."""
+"""A reader that reads an ended request at all has read it by then."""
 _SEARCH_INTERVAL_S: Final = 0.1
 _NUM_COUNTER_BITS = 32
 
 
 class RequestTable:
-    """Live requests of one front. `max_live_requests` bounds them, of which no tenant has the last
-    eighth (rounded down): a request that ended at the engine and is not yet read counts against no
-    quota, but it is here until it is read, its reader counts as stalled, or others need its place.
+    """Live requests of one front, at most `max_live_requests`; no tenant may use the last eighth
+    (rounded down). A request that ended at the engine and is not yet read counts against no quota,
+    but it stays here until it is read, its reader counts as stalled, or others need its place.
 
-    `find_output`: the output of a key, of a live request.
+    `find_output`: returns the output of a key, if its request is live.
     """
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
         self._by_id: dict[tuple[str, str], LiveRequest] = {}
         self._by_key: dict[int, OwnOutput] = {}
-        # Of the dictionary itself: it is called for every token.
+        # The dictionary's own method: it is called for every token.
         self.find_output: Callable[[int], OwnOutput | None] = self._by_key.get
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
@@ -43,19 +43,19 @@ class RequestTable:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        """A snapshot, so that requests may be removed during the loop."""
+        """Iterate over a snapshot, so that requests may be removed during the loop."""
         return iter(tuple(self._by_id.values()))
 
     def get(self, request_id: str, tenant: str) -> LiveRequest | None:
-        """The live request of this id and tenant."""
+        """Return the live request of this id and tenant."""
         return self._by_id.get((tenant, request_id))
 
     def output(self, key: int) -> "OwnOutput | None":
-        """The output of this key, of a live request."""
+        """Return the output of this key, if its request is live."""
         return self.find_output(key)
 
     def new_keys(self, num_keys: int) -> tuple[int, ...]:
-        """Keys that no live output has."""
+        """Return keys that no live output has."""
         keys: list[int] = []
         while len(keys) < num_keys:
             self._counter = self._counter % (2**_NUM_COUNTER_BITS - 1) + 1
@@ -70,7 +70,7 @@ class RequestTable:
         return len(self._by_id) >= self._max_live_requests
 
     def unread(self, now_s: float) -> list[LiveRequest]:
-        """The ended requests that are unread after `MIN_UNREAD_S`, of the tenant with most of them.
+        """Return the ended requests unread after `MIN_UNREAD_S`, of the tenant with most of them.
 
         None within `_SEARCH_INTERVAL_S` of the last search: refusing must be cheaper than serving.
         """
@@ -84,8 +84,9 @@ class RequestTable:
         return max(by_tenant.values(), key=len) if by_tenant else []
 
     def add(self, request: LiveRequest) -> None:
-        """Reserve the id. Raises RequestError when it is in use, or the front or the tenant's part
-        of it is full."""
+        """Reserve the id. Raises RequestError if it is in use, or if the front or the tenant's part
+        of it is full.
+        """
         tenant = request.tenant
         if (tenant, request.request_id) in self._by_id:
             raise refuse(ErrorReason.REQUEST_ID_IN_USE)
@@ -104,17 +105,17 @@ class RequestTable:
             self._by_key[output.key] = output
 
     def remove_outputs(self, request: LiveRequest) -> None:
-        """Remove its outputs from the index by key. Idempotent."""
+        """Remove a request's outputs from the index by key. Idempotent."""
         for output in request.outputs:
             self._by_key.pop(output.key, None)
 
     def owns_keys(self, request: LiveRequest) -> bool:
-        """Whether all its keys belong to this front, and not to another that submitted it."""
+        """Return whether all its keys are this front's, not those of another that submitted it."""
         first = self._first_key
         return all(first < key <= first + 2**_NUM_COUNTER_BITS - 1 for key in request.live_keys)
 
     def renew_keys(self, request: LiveRequest) -> None:
-        """Give the live outputs new keys; events under the old ones are late."""
+        """Give the live outputs new keys; events for the old keys are late."""
         outputs = [output for output in request.outputs if output.is_live]
         for output, key in zip(outputs, self.new_keys(len(outputs)), strict=True):
             del self._by_key[output.key]
@@ -132,7 +133,7 @@ class RequestTable:
 
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:
-    """The view of `request` now."""
+    """Return the current view of `request`."""
     segments = request.phases.segments
     return FrontView(
         front_id=front_id,

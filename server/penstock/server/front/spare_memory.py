@@ -1,9 +1,9 @@
 """Returns freed memory to the system after a flood of calls.
 
-Owns when that is worth its cost. glibc keeps nearly all freed memory: it lies in pages between live
-allocations, in an arena for each thread of the gRPC core. Large blocks are best allocated
-separately from the start: glibc maps the first one from the system, but adapts its threshold and
-puts the next into an arena. A no-op without glibc.
+Owns when trimming is worth its cost. glibc keeps nearly all freed memory, in pages between live
+allocations, in an arena for each thread of the gRPC core. Large blocks are best mapped separately
+from the start: glibc maps the first one from the system, but adapts its threshold and puts the next
+into an arena. A no-op without glibc.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 GROWTH_BYTES = 8 << 20
-"""Growth since the last trim that justifies another."""
+"""Growth since the last trim that justifies another trim."""
 INTERVAL_S = 2.0
 LARGE_BYTES = 256 << 10
 """Larger blocks are mapped from the system and unmapped when freed."""
@@ -21,7 +21,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class SpareMemory:
-    """Decides when to `trim`. `rss_bytes` and `now_s` are arguments; None: not known here."""
+    """Decides when to `trim`. `rss_bytes` returns None where the size is not known."""
 
     def __init__(self, rss_bytes: Callable[[], int | None], clock: Callable[[], float]) -> None:
         self._rss_bytes = rss_bytes
@@ -30,7 +30,7 @@ class SpareMemory:
         self._next_s = clock() + INTERVAL_S
 
     def is_worth_trimming(self) -> bool:
-        """Whether the memory has grown much since the last trim, some time ago."""
+        """Return whether memory grew by GROWTH_BYTES; checked at most every INTERVAL_S."""
         if self._least_bytes is None or self._clock() < self._next_s:
             return False
         self._next_s = self._clock() + INTERVAL_S
@@ -38,24 +38,26 @@ class SpareMemory:
         return now_bytes is not None and now_bytes > self._least_bytes + GROWTH_BYTES
 
     def note_trimmed(self) -> None:
-        """Measure growth from the current size."""
+        """Measure growth from the current size on."""
         self._least_bytes = self._rss_bytes()
 
 
 def keep_large_apart() -> None:
-    """Give large blocks separate mappings; call once, at a process's start."""
+    """Give large blocks separate mappings; call once, when the process starts."""
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def trim() -> None:
-    """Return free memory, some milliseconds of work; for a thread other than the loop's."""
+    """Return free memory to the system. Takes some milliseconds: call on another thread than the
+    loop's.
+    """
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process; None where that is not known, or cannot be returned."""
+    """Return the memory of this process; None if that is unknown, or memory cannot be returned."""
     if _malloc_trim is None:
         return None
     try:

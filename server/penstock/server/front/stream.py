@@ -1,11 +1,11 @@
 """The backlog of one request: events that its writer has not taken yet.
 
-Owns one list: the engine's events are appended, the writer takes everything at once. So a write
-carries all events since the last one: one token while the reader keeps up, more under load, and at
-least as many as its client wants in a message. Those are counted for each output separately,
-because a message carries tokens of one only; at most one timer runs at a time, and it is not reset
-for each token. The writer is the stream's own, or one that serves many (`watched_write.py`). Does
-not know gRPC, nor what the events mean.
+Owns one list: the engine's events are appended, and the writer takes everything at once. So a write
+carries all events since the last write: one token while the reader keeps up, more under load, and
+at least as many as its client wants in a message. Tokens are counted per output, because a message
+carries tokens of one output only; at most one timer runs at a time, and it is not reset for each
+token. The writer serves this stream alone, or many streams (`watched_write.py`). Does not know
+gRPC, nor what the events mean.
 
 Single event loop; appending never blocks.
 """
@@ -20,16 +20,16 @@ from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
 from penstock.server.front.watched_write import WatchedWrite
 
 _FEW: Final = 256
-"""So many pieces of output are taken at once without checking their size."""
+"""Up to this many pieces of output are taken at once without checking their size."""
 _MAX_COST: Final = 6000
-"""Of what is taken at once: a piece of output costs one, each of its records and alternatives one
-more; three characters of a prompt cost one, and a part with log probabilities all. Writing that
-much takes some milliseconds.
+"""Maximum cost of the events taken at once: a piece of output costs one, each of its records and
+alternatives one more; three characters of a prompt cost one, and a part with log probabilities the
+maximum. Writing that much takes some milliseconds.
 """
 
 
 class Timer(Protocol):
-    """What `Timers.call_at` returns."""
+    """The result of `Timers.call_at`."""
 
     def cancel(self) -> None:
         """Cancel the callback."""
@@ -37,10 +37,10 @@ class Timer(Protocol):
 
 
 class Timers(Protocol):
-    """The part of an event loop that is used here. Times are seconds on its clock."""
+    """The methods of an event loop that are used here. Times are seconds on its clock."""
 
     def time(self) -> float:
-        """The time now."""
+        """Return the current time."""
         ...
 
     def call_at(self, when: float, callback: Callable[[], None], /) -> Timer:
@@ -98,18 +98,18 @@ class ChunkHold:
             self._send_at.pop(index, None)
 
     def release(self) -> None:
-        """Everything so far is due."""
+        """Make everything so far due."""
         self._is_all_due = True
 
     def stop(self) -> None:
-        """The stream has ended: nothing is held any more."""
+        """Hold nothing any more: the stream has ended."""
         self._is_all_due = self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def settle(self) -> bool:
-        """Whether any events are due after a batch of them. Sets the timer for the rest."""
+        """Return whether events are due after a batch; set the timer for the rest."""
         if self._is_all_due:
             return True
         if self._timer is None and self._send_at:
@@ -131,7 +131,7 @@ class ChunkHold:
         return due, held
 
     def forget_due(self) -> None:
-        """All that was due has been taken."""
+        """Record that everything due has been taken."""
         if self._is_all_due:
             self._is_all_due = self._is_stopped
             self._num_held.clear()
@@ -153,7 +153,7 @@ class TokenStream(WatchedWrite):
     """The backlog between the engine and one writer.
 
     `num_backlog_tokens`: tokens appended and not taken. `is_closed`: nothing more will be appended.
-    `timers`: of the running loop unless given; needed for `chunks` that hold tokens back.
+    `timers`: the running loop unless given; required by `chunks` that hold tokens back.
     """
 
     __slots__ = (
@@ -197,18 +197,18 @@ class TokenStream(WatchedWrite):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the stream failed, if it did."""
+        """The error that the stream failed with; None if it did not fail."""
         return self._refusal
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Call `on_ready` where `take` would be woken: the stream shares its writer with others.
+        """Call `on_ready` instead of waking `take`: the stream shares its writer with others.
 
         It is not called for the present backlog.
         """
         self._on_ready = on_ready
 
     def push(self, event: StreamEvent) -> None:
-        """Append; dropped once closed. Does not wake the writer: see `wake`."""
+        """Append an event; a closed stream drops it. Does not wake the writer: see `wake`."""
         if isinstance(event, TokensPiece):
             self.push_tokens(event)
         elif not self.is_closed:
@@ -219,7 +219,7 @@ class TokenStream(WatchedWrite):
                 self._hold.add(event)
 
     def push_tokens(self, piece: TokensPiece) -> None:
-        """As `push`, for the most frequent event."""
+        """Like `push`, for the most frequent event."""
         if self.is_closed:
             return
         self._keep_text()
@@ -229,9 +229,9 @@ class TokenStream(WatchedWrite):
             self._hold.add(piece)
 
     def push_text(self, text: str) -> None:
-        """As `push`, for one token of output 0 that is only text.
+        """Like `push`, for one token of output 0 that has only text.
 
-        This is the most frequent case; `take_text` takes the token before the next one comes, and
+        This is the most frequent case; `take_text` takes the token before the next one arrives, and
         no event is made.
         """
         if self._events or self.num_backlog_tokens or self._hold is not None or self.is_closed:
@@ -241,7 +241,7 @@ class TokenStream(WatchedWrite):
         self.num_backlog_tokens = 1
 
     def take_text(self) -> str | None:
-        """All of the backlog, if it is the text of one token of output 0, else None."""
+        """Take the backlog if it is the text of one token of output 0; else return None."""
         text = self._text
         if text is not None:
             self._text = None
@@ -249,18 +249,18 @@ class TokenStream(WatchedWrite):
         return text
 
     def release_held(self) -> None:
-        """Send what is held back for a larger message with the next write."""
+        """Send tokens held back for a larger message with the next write."""
         if self._hold is not None:
             self._hold.release()
 
     def close(self) -> None:
-        """The end: the backlog will be taken, then `take` returns nothing."""
+        """End the stream: the backlog will be taken, then `take` returns nothing."""
         self.is_closed = True
         if self._hold is not None:
             self._hold.stop()
 
     def fail(self, refusal: Refusal) -> None:
-        """The end with an error: the backlog will be taken, then `take` raises."""
+        """End the stream with an error: the backlog will be taken, then `take` raises."""
         if not self.is_closed:
             self._refusal = refusal
             self.close()
@@ -268,8 +268,8 @@ class TokenStream(WatchedWrite):
     def cut(self, refusal: Refusal) -> None:
         """Disconnect the reader: drop the backlog and interrupt a blocked write.
 
-        Works on a closed stream too, whose end was not taken. The writer is cancelled; it
-        distinguishes this from a cancellation by its peer with `was_cut_off`.
+        Also works on a closed stream whose end was not taken. The writer is cancelled;
+        `was_cut_off` distinguishes this from a cancellation by its peer.
         """
         if self.is_cut:
             return
@@ -283,7 +283,7 @@ class TokenStream(WatchedWrite):
         self.wake()
 
     def wake(self) -> None:
-        """Wake the writer, if there is something to take. Call once after a batch of events."""
+        """Wake the writer if there is something to take. Call once after a batch of events."""
         if self._hold is not None and not self._hold.settle():
             return
         if self._on_ready is not None:
@@ -294,9 +294,9 @@ class TokenStream(WatchedWrite):
             waiter.set_result(None)
 
     async def take(self) -> list[StreamEvent]:
-        """Everything that is due since the last call; waits for at least one event.
+        """Take everything that is due since the last call; wait for at least one event.
 
-        Returns an empty list at the end; raises RequestError when the stream failed.
+        Returns an empty list at the end; raises RequestError if the stream failed.
         """
         while not (events := self.take_due()):
             if self._refusal is not None:
@@ -311,7 +311,7 @@ class TokenStream(WatchedWrite):
         return events
 
     def take_due(self, max_tokens: int | None = None) -> list[StreamEvent]:
-        """What is due now, at most `max_tokens` of output; may be empty.
+        """Take what is due now, at most `max_tokens` of output; may return nothing.
 
         Events behind a piece that exceeds `max_tokens` wait with it. Returns no more than can be
         written in one iteration of the event loop; `on_ready` is called again for the rest.
@@ -334,7 +334,7 @@ class TokenStream(WatchedWrite):
         return taken
 
     def _num_at_once(self, due: list[StreamEvent], num_due: int) -> int:
-        """How many of the first `num_due` are taken now; schedules the others."""
+        """Return how many of the first `num_due` are taken now; schedule the others."""
         num_now = _num_in_a_turn(due, num_due)
         if num_now < num_due and self._on_ready is not None:
             asyncio.get_running_loop().call_soon(self.wake)
@@ -350,12 +350,12 @@ class TokenStream(WatchedWrite):
 
 
 def num_tokens_of(events: list[StreamEvent]) -> int:
-    """Tokens of output in `events`."""
+    """Return the number of output tokens in `events`."""
     return sum(event.num_tokens for event in events if isinstance(event, TokensPiece))
 
 
 def _num_within(events: list[StreamEvent], max_tokens: int) -> int:
-    """How many of `events`, from the first, have at most `max_tokens` of output together."""
+    """Return how many of `events`, from the first, have at most `max_tokens` of output in total."""
     num_left = max_tokens
     for position, event in enumerate(events):
         if isinstance(event, TokensPiece):
@@ -366,7 +366,7 @@ def _num_within(events: list[StreamEvent], max_tokens: int) -> int:
 
 
 def _num_in_a_turn(events: list[StreamEvent], num: int) -> int:
-    """How many of the first `num` fit one iteration of the loop: one part of a long prompt."""
+    """Return how many of the first `num` fit one iteration of the loop."""
     cost = 0
     for position in range(num):
         event = events[position]

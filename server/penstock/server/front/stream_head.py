@@ -1,7 +1,7 @@
 """The events of a stream before its output: acceptance, prompt, queue position.
 
 Owns when they are sent. The first message waits a little for the engine's first event, so that a
-refusal comes before it and clients may retry. Does not know other requests.
+refusal precedes it and clients may retry. Does not know other requests.
 """
 
 import asyncio
@@ -30,14 +30,16 @@ from penstock.server.front.submission import Submission
 MAX_PART_CHARS: Final = 16 << 10
 MAX_PART_IDS: Final = 4096
 MAX_PART_LOGPROBS: Final = 1280
-"""Per part, each some two milliseconds of writing; a row has its token's and the alternatives'."""
+"""Bounds of one part, each some two milliseconds of writing. A row has the log probabilities of its
+token and of the alternatives.
+"""
 _NO_IDS: Final = np.empty(0, dtype=np.int32)
 
 
 class PromptEcho:
     """The prompt of one request.
 
-    `ids`: its tokens, if requested. `text`: delivered by echo. `num_logprobs`: how many
+    `ids`: its tokens, if requested. `text`: the text that echo delivers. `num_logprobs`: number of
     alternatives, -1 without logprobs.
     """
 
@@ -57,7 +59,7 @@ class PromptEcho:
         return self._num_logprobs < 0 or self._next_position >= len(self._ids)
 
     def head(self) -> Iterator[PromptPiece]:
-        """The part that needs no computation."""
+        """Yield the part that needs no computation."""
         for start in range(0, len(self._text), MAX_PART_CHARS):
             yield PromptPiece(text=self._text[start : start + MAX_PART_CHARS])
         # The first token has no predecessor, so it has no log probability.
@@ -66,7 +68,7 @@ class PromptEcho:
             yield PromptPiece(records=IdRecords(ids[start : start + MAX_PART_IDS]))
 
     def rows(self, first_position: int, logprobs: TokenLogprobs) -> Iterator[PromptPiece]:
-        """The new part of rows for the tokens from `first_position` on."""
+        """Yield the new part of rows for the tokens from `first_position` on."""
         end = min(first_position + len(logprobs.chosen), len(self._ids))
         num_rows = max(1, MAX_PART_LOGPROBS // (1 + self._num_logprobs))
         for start in range(max(self._next_position, first_position), end, num_rows):
@@ -109,7 +111,7 @@ class _RowRecords(Sequence[TokenRecord]):
 def accepted_event(
     request_id: str, submission: Submission, wanted: Output, *, model: str, prompt_text: str
 ) -> tuple[Accepted, PromptEcho]:
-    """The first events of a request that is submitted; echo delivers `prompt_text`."""
+    """Return the acceptance and the prompt of a submitted request; echo delivers `prompt_text`."""
     leader = submission.specs[0]
     has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
     prompt = PromptEcho(
@@ -146,12 +148,12 @@ class StreamHead:
         self._unreported_place: Queued | None = None
 
     def prepare(self, accepted: Accepted, prompt: PromptEcho) -> None:
-        """Set the acceptance and the prompt, to be sent later."""
+        """Set the acceptance and the prompt, which are sent later."""
         self._accepted, self.prompt = accepted, prompt
         self.is_due = True
 
     def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Send the acceptance after a delay, unless the engine's first event comes before."""
+        """Send the acceptance after a delay, unless the engine's first event comes first."""
 
         def accept() -> None:
             self.accept()
@@ -160,15 +162,13 @@ class StreamHead:
         self._timer = loop.call_later(delay_s, accept)
 
     def stop_waiting(self) -> None:
-        """The stream has ended."""
+        """Cancel the delayed acceptance."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def accept(self) -> None:
-        """The engine has queued the request: send the acceptance, once, and the prompt. Does not
-        wake the writer.
-        """
+        """Send the acceptance, once, and the prompt. Does not wake the writer."""
         accepted, self._accepted = self._accepted, None
         if accepted is None:
             return
@@ -182,17 +182,17 @@ class StreamHead:
             self._stream.push(piece)
 
     def queued(self, place: Queued, *, is_waiting: bool) -> None:
-        """The first output is queued; `is_waiting`: none of the others runs."""
+        """Record the first output's queue position. `is_waiting`: no other output runs."""
         if self.place is None:
             self.place = place
         if is_waiting:
             self._unreported_place = place
 
     def report_queue_position(self, state: RequestState, queue_s: float) -> None:
-        """After all of a step's events: send the queue position, if it still waits.
+        """Send the queue position, after all of a step's events, if the request still waits.
 
-        Only once and only behind other requests: one that runs in the step that queued it has no
-        queue position.
+        Sent only once, and only behind other requests: a request that runs in the step that queued
+        it has no queue position.
         """
         place, self._unreported_place = self._unreported_place, None
         if place is None or not place.num_ahead or state is not RequestState.PENDING:

@@ -2,7 +2,7 @@
 
 Owns the checks that need the number of prompt tokens, the seeds of several outputs, the block
 hashes of the prompt and the conversion of durations to times. Pure: clock readings and random
-numbers are arguments, and it may run on a thread.
+numbers are arguments, so it may run on a thread.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The specs for the engine, leader first, and what the stream reports about them.
 
-    `deadline_kind` names the origin of the deadline: `total`, `grpc` or `server`. `seed` is 0 where
-    the executor does not honour seeds. `block_size`: of the hashed blocks, in tokens.
-    `num_dropped_messages`: chat messages that a window left out of the prompt.
+    `deadline_kind`: the origin of the deadline, `total`, `grpc` or `server`. `seed`: 0 if the
+    executor does not honour seeds. `block_size`: tokens per hashed block. `num_dropped_messages`:
+    chat messages that a window left out of the prompt.
     """
 
     specs: tuple[RequestSpec, ...]
@@ -54,7 +54,7 @@ class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def output_seed(seed: int, output_index: int) -> int:
-    """The seed of one output: the request's own for the first, a hash of both for the others."""
+    """Return an output's seed: the request's for the first, else a hash of it and the index."""
     if output_index == 0:
         return seed
     data = seed.to_bytes(8, "little") + output_index.to_bytes(8, "little")
@@ -62,9 +62,9 @@ def output_seed(seed: int, output_index: int) -> int:
 
 
 def refuse_prompt(path: str, num_tokens: int, limits: Limits, qualifier: str = "") -> RequestError:
-    """The error to raise for a prompt that is too long for any request.
+    """Return the error for a prompt that is too long for any request.
 
-    `qualifier`: "at least " where `num_tokens` is a lower bound.
+    `qualifier`: "at least " if `num_tokens` is a lower bound.
     """
     return refuse_field(
         path,
@@ -77,13 +77,13 @@ def refuse_prompt(path: str, num_tokens: int, limits: Limits, qualifier: str = "
 
 
 def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Limits) -> int:
-    """Return the resolved `max_tokens`; raise RequestError when it can never fit."""
+    """Return the resolved `max_tokens`. Raises RequestError if the request can never fit."""
     if num_prompt_tokens < 1:
         raise refuse_field(generation.prompt_path, "has no tokens")
     asked = generation.stopping.max_tokens
     max_total = limits.max_context_tokens
     room = max_total - num_prompt_tokens
-    # A prompt without any room is the prompt's error, otherwise that of max_tokens.
+    # If the prompt leaves no room, the prompt is at fault, otherwise max_tokens.
     if room < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
         raise refuse_prompt(generation.prompt_path, num_prompt_tokens, limits)
     if asked is not None and asked > room:
@@ -122,7 +122,7 @@ def hash_prompt(
     """Hash the prompt's full blocks, with the salt of the requests that may share them.
 
     Sharing is off for prompt logprobs, which need every position computed, and without prefix
-    caching; then only the outputs of one request share, under a random salt.
+    caching; then only the outputs of one request share blocks, under a random salt.
     """
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:
@@ -137,17 +137,17 @@ def hash_prompt(
 
 
 def shared_salt(tenant: str, adapter: str = "", cache_salt: str = "") -> bytes:
-    """What requests that may share blocks have in common: tenant, adapter and salt.
+    """Return the salt common to requests that may share blocks: tenant, adapter and client salt.
 
-    The first byte separates client salts from random ones, and those with a tenant from those
-    without; the length before a name separates it from the next.
+    The first byte separates client salts from random ones, and salts with a tenant from others; the
+    length before a name separates it from the next.
     """
     parts: list[bytes] = []
     for kind, name in ((b"t", tenant), (b"a", adapter)):
         if name:
             data = name.encode()
             parts += [kind, len(data).to_bytes(4, "little"), data]
-    # After an adapter no letter is needed: the rest is the salt.
+    # After an adapter no marker is needed: the rest is the salt.
     if not adapter:
         parts.append(b"c")
     return b"".join((*parts, cache_salt.encode()))
@@ -164,7 +164,7 @@ def submission_for(
     seed: int,
     eos_ids: tuple[int, ...],
 ) -> Submission:
-    """Build one spec per output; raise RequestError when the request can never fit."""
+    """Build one spec per output. Raises RequestError if the request can never fit."""
     max_tokens = check_prompt_fits(generation, len(prompt.ids), limits)
     stopping, urgency = generation.stopping, generation.urgency
     deadline_s, deadline_kind = _deadline(generation, times, limits)
@@ -213,14 +213,14 @@ def submission_for(
 
 
 def _follower_sampling(sampling: SamplingParams, seed: int) -> SamplingParams:
-    """A follower samples on its own, and reports nothing about the prompt again."""
+    """Return a follower's sampling: its own seed, and no prompt logprobs."""
     return replace(sampling, seed=seed, num_prompt_logprobs=-1)
 
 
 def _least_tokens(generation: Generation, stop_ids: tuple[int, ...], max_tokens: int) -> int:
-    """The fewest tokens of an output: all, where only `max_tokens` can end it.
+    """Return the fewest tokens of an output: all of them if only `max_tokens` can end it.
 
-    The engine does not know stop strings. It predicts deadlines by the certain length.
+    The engine does not know stop strings. It predicts deadlines from this minimum.
     """
     stopping = generation.stopping
     is_ended = stop_ids or stopping.stop_strings or generation.constraint is not None
@@ -234,7 +234,7 @@ def _after(start_s: float, duration_s: float | None) -> float:
 
 
 def _deadline(generation: Generation, times: CallTimes, limits: Limits) -> tuple[float, str]:
-    """The earliest deadline: of the client, of its call, and of the server."""
+    """Return the earliest deadline (of client, call or server) and its kind."""
     config = limits.config
     total_s = _after(times.arrival_s, generation.urgency.total_deadline_s)
     is_bounded = min(total_s, times.call_deadline_s) < NO_TIME

@@ -1,9 +1,9 @@
 """One write at a time that a reader may block, and how to interrupt it.
 
-Owns which task writes, since when, and the difference between an interrupted writer and one whose
-peer left: both see a CancelledError. A writer of many streams has the list of those that are ready
-and waits on one future: a step's events mark each stream they touch and wake the writer once. Does
-not know what is written. Single event loop; marking never blocks.
+Owns which task writes, since when, and the difference between an interrupted writer and a writer
+whose peer disconnected: both get a CancelledError. A writer of many streams has the list of ready
+streams and waits on one future: a step's events mark each stream that they touch and wake the
+writer once. Does not know what is written. Single event loop; marking never blocks.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.front.errors import Refusal, RequestError
 
 STALL_S: Final = 0.05
-"""A longer write counts as waiting for its reader."""
+"""A write that takes longer counts as waiting for its reader."""
 S = TypeVar("S")
 
 
 class WatchedWrite:
     """The current write.
 
-    `blocked_since_s`: since when the reader is waited for: the start of the current write, NO_TIME
+    `blocked_since_s`: when waiting for the reader began: the start of the current write, NO_TIME
     between writes. `num_writes`: completed writes.
     """
 
@@ -42,12 +42,12 @@ class WatchedWrite:
         self._num_stalls = 0
 
     def begin_write(self, now_s: float) -> None:
-        """The calling task starts a write, which its reader may block."""
+        """Record that the calling task starts a write, which its reader may block."""
         self.blocked_since_s = now_s
         self._writer = asyncio.current_task()
 
     def end_write(self, now_s: float) -> None:
-        """The write is complete."""
+        """Record that the write is complete."""
         if now_s - self.blocked_since_s > STALL_S:
             self._stalled_s += now_s - self.blocked_since_s - STALL_S
             self._num_stalls += 1
@@ -56,7 +56,7 @@ class WatchedWrite:
         self._writer = None
 
     def stalls(self, now_s: float) -> tuple[float, int]:
-        """Seconds by which writes took longer than STALL_S, and how many did, up to now."""
+        """Return the seconds by which writes exceeded STALL_S, and how many did, up to now."""
         open_s = now_s - self.blocked_since_s - STALL_S
         if open_s > 0:
             return self._stalled_s + open_s, self._num_stalls + 1
@@ -73,9 +73,9 @@ class WatchedWrite:
             self._writer.cancel()
 
     def was_cut_off(self) -> bool:
-        """Whether the CancelledError just caught came from `break_off` alone.
+        """Return whether the CancelledError just caught came from `break_off` alone.
 
-        If so the calling task is no longer being cancelled and may report the reason to its peer.
+        If so, the calling task is no longer being cancelled and may report the reason to its peer.
         """
         task = asyncio.current_task()
         if task is None or self._cut_writer is not task:
@@ -85,7 +85,7 @@ class WatchedWrite:
 
 
 class SharedWriter(WatchedWrite, Generic[S]):
-    """The writer of some sources of type S; a source marks itself once until it is taken."""
+    """The writer of several sources of type S. A source marks itself once until it is taken."""
 
     __slots__ = ("_ready", "_refusal", "_waiter")
 
@@ -102,13 +102,13 @@ class SharedWriter(WatchedWrite, Generic[S]):
 
     @property
     def refusal(self) -> Refusal | None:
-        """The error that the writer was closed with, if it was."""
+        """The error that the writer was closed with; None before."""
         return self._refusal
 
     def mark(self, source: S) -> None:
-        """`source` has something to write."""
+        """Mark `source` as having something to write."""
         if not self._ready:
-            # It waits for the first mark only.
+            # The writer waits only for the first mark.
             self.wake()
         self._ready.append(source)
 
@@ -119,17 +119,17 @@ class SharedWriter(WatchedWrite, Generic[S]):
             waiter.set_result(None)
 
     def cut(self, refusal: Refusal) -> None:
-        """Close the writer with `refusal`, also during a blocked write."""
+        """Close the writer with `refusal`, even during a blocked write."""
         if self._refusal is None:
             self._refusal = refusal
             self.break_off()
             self.wake()
 
     async def take(self) -> list[S]:
-        """The sources that were marked since the last call, in that order.
+        """Return the sources that were marked since the last call, in that order.
 
-        Waits while there are none, but returns none when `wake` was called. Raises RequestError
-        once closed.
+        Waits while there are none, but returns none if `wake` was called. Raises RequestError once
+        closed.
         """
         if not self._ready and self._refusal is None:
             self._waiter = asyncio.get_running_loop().create_future()

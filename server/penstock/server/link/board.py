@@ -3,7 +3,7 @@
 Owns two layouts of whole 8-byte words. The engine's board has a heartbeat, the state of its queue,
 its load and the requests of the current step, so that they are known after a crash. The fronts'
 beats have one heartbeat per row. The memory belongs to its descriptor and outlives its writers.
-Does not import numpy: the supervisor reads it.
+Does not import numpy, because the supervisor uses this module.
 """
 
 import math
@@ -29,7 +29,7 @@ _MAGIC_AT, _MAX_KEYS, _EPOCH, _NUM_BEATS, _BEAT_NS = range(5)
 _NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_PROBATION, _SUBMITTING_KEY = range(5, 10)
 _BANK_SIZES = 10
 _NUM_BANKS = 2
-"""Steps that may be in flight at once, each with its own keys."""
+"""Most steps in flight at once, each with its own keys."""
 _NUM_RUNNING, _NUM_USED_BLOCKS, _NUM_OUTPUT_TOKENS = range(12, 15)
 _NUM_SHORTENED_RETENTIONS, _NUM_DROPPED_BLOCKS = range(15, 17)
 _PROBATION_KEYS, _MAX_ON_PROBATION = 17, 64
@@ -40,15 +40,15 @@ _ROW_OWNER, _ROW_BEATS, _ROW_NS = range(3)
 
 
 class BoardError(Exception):
-    """The descriptor is not a board."""
+    """The descriptor does not refer to a status board."""
 
 
 class QueueState(NamedTuple):
     """An engine's queue after its last step.
 
     `num_waiting_tokens`: prompt tokens of the waiting requests. `estimated_queue_s`: the estimated
-    queue time of a request that arrives now, seconds; None without an estimate. `at_s`: when that
-    was, on the monotonic clock; 0 before an engine's first step.
+    queue time of a request that arrives now, seconds; None without an estimate. `at_s`: the time of
+    the last heartbeat, on the monotonic clock; 0 before the first.
     """
 
     epoch: int
@@ -62,9 +62,9 @@ class QueueState(NamedTuple):
 class LoadState:
     """An engine's load after its last step.
 
-    `num_used_blocks`: of the KV cache, without cached blocks that no request uses.
-    `num_output_tokens`: since the engine started; so are `num_shortened_retentions` and
-    `num_dropped_blocks`, see `RetentionCuts`.
+    `num_used_blocks`: blocks of the KV cache, without cached blocks that no request uses.
+    `num_output_tokens`, `num_shortened_retentions` and `num_dropped_blocks` (see `RetentionCuts`)
+    count since the engine started.
     """
 
     epoch: int
@@ -78,9 +78,9 @@ class LoadState:
 
 
 def create_board(max_num_keys: int) -> int:
-    """Create an engine's board for steps of at most `max_num_keys` keys; returns its descriptor.
+    """Create an engine's board for steps of at most `max_num_keys` keys; return its descriptor.
 
-    Not inherited unless passed explicitly. Raises OSError when there is no memory for it.
+    Child processes do not inherit it unless it is passed explicitly. Raises OSError without memory.
     """
     num_words = _KEYS + _NUM_BANKS * max_num_keys
     fd = _nameless_file("penstock-board", num_words * _WORD_BYTES)
@@ -89,7 +89,7 @@ def create_board(max_num_keys: int) -> int:
 
 
 def create_beats(num_rows: int) -> int:
-    """Create the memory for the heartbeats of fronts; returns its descriptor. Raises OSError."""
+    """Create the memory for the heartbeats of fronts; return its descriptor. Raises OSError."""
     return _nameless_file("penstock-beats", num_rows * _ROW_WORDS * _WORD_BYTES)
 
 
@@ -121,7 +121,7 @@ class EngineBoard:
     def show_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
-        """Publish the queue, for fronts that refuse requests without asking the engine."""
+        """Publish the queue; fronts use it to refuse requests without asking the engine."""
         words = self._words
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
@@ -135,16 +135,16 @@ class EngineBoard:
         words[_NUM_OUTPUT_TOKENS] = num_output_tokens
 
     def show_retention_cuts(self, num_shortened: int, num_dropped_blocks: int) -> None:
-        """Publish what the retention budget has cut."""
+        """Publish what the retention budget cut."""
         words = self._words
         words[_NUM_SHORTENED_RETENTIONS] = num_shortened
         words[_NUM_DROPPED_BLOCKS] = num_dropped_blocks
 
     def step_begins(self, keys: "NDArray[np.int64]") -> None:
-        """The executor is about to get a step with these keys, int64 [n]."""
+        """Publish the keys, int64 [n], of the step that the executor is about to get."""
         words, bank = self._words, self._bank
         keys = keys[: self._max_keys]
-        # Killed in between, the step has not started: it has no requests.
+        # If the process is killed in between, the board has no requests: the step never started.
         words[_BANK_SIZES + bank] = 0
         start = (_KEYS + bank * self._max_keys) * _WORD_BYTES
         self._map[start : start + len(keys) * _WORD_BYTES] = keys.tobytes()
@@ -152,15 +152,15 @@ class EngineBoard:
         self._bank = (bank + 1) % self._num_banks
 
     def no_step(self) -> None:
-        """No step is in flight. Until then the last steps stay on the board.
+        """Publish that no step is in flight.
 
-        A crash may follow from their results.
+        Until then the last steps stay on the board, because their results may cause a crash.
         """
         for bank in range(_NUM_BANKS):
             self._words[_BANK_SIZES + bank] = 0
 
     def mark_probation(self, keys: Sequence[int]) -> None:
-        """The outputs of the suspected request that runs alone; empty for none."""
+        """Publish the outputs of the suspected request that runs alone; empty for none."""
         words = self._words
         words[_NUM_ON_PROBATION] = 0
         for place, key in enumerate(keys[:_MAX_ON_PROBATION]):
@@ -168,11 +168,11 @@ class EngineBoard:
         words[_NUM_ON_PROBATION] = min(len(keys), _MAX_ON_PROBATION)
 
     def mark_submitting(self, key: int) -> None:
-        """The leader of the request that is being submitted; 0: none."""
+        """Publish the leader of the request being submitted; 0: none."""
         self._words[_SUBMITTING_KEY] = key
 
     def close(self) -> None:
-        """Unmap; the content stays. Idempotent."""
+        """Unmap the memory; its content stays. Idempotent."""
         for view in (self._words, self._floats):
             view.release()
         self._map.close()
@@ -181,7 +181,7 @@ class EngineBoard:
 class BoardView:
     """The reading side; the descriptor may be closed afterwards. Raises BoardError, OSError.
 
-    Words are written one by one: each is consistent, two may be of different steps.
+    Words are written one by one: each is consistent, but two may be of different steps.
     """
 
     def __init__(self, fd: int) -> None:
@@ -191,7 +191,7 @@ class BoardView:
 
     @classmethod
     def taking(cls, fd: int) -> "BoardView | None":
-        """The view of a descriptor, which is closed; None where it is negative: no board."""
+        """Return the view of a descriptor and close it; None for a negative one: no board."""
         if fd < 0:
             return None
         try:
@@ -201,7 +201,7 @@ class BoardView:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the engine that wrote last; 0 before the first."""
+        """The epoch of the engine that wrote last; 0 before the first engine."""
         return self._words[_EPOCH]
 
     @property
@@ -237,12 +237,12 @@ class BoardView:
         )
 
     def keys_on_probation(self) -> frozenset[int]:
-        """The outputs of the suspected request that ran alone; empty for none."""
+        """Return the outputs of the suspected request that ran alone; empty for none."""
         num_keys = min(self._words[_NUM_ON_PROBATION], _MAX_ON_PROBATION)
         return frozenset(self._words[_PROBATION_KEYS : _PROBATION_KEYS + num_keys])
 
     def keys_in_progress(self) -> frozenset[int]:
-        """The outputs of the last steps, until those were complete, and of the request being
+        """Return the outputs of the last steps, until these were complete, and of the request being
         submitted.
         """
         keys: set[int] = set()
@@ -255,7 +255,7 @@ class BoardView:
         return frozenset(keys)
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the memory. Idempotent."""
         for view in (self._words, self._floats):
             view.release()
         self._map.close()
@@ -279,7 +279,7 @@ class FrontBeat:
         words[first + _ROW_NS] = time.monotonic_ns()
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the memory. Idempotent."""
         self._words.release()
         self._map.close()
 
@@ -291,14 +291,14 @@ class BeatsView:
         self._map, self._words = _map_words(fd, is_writer=False)
 
     def num_beats(self, row: int, front_id: int) -> int:
-        """Heartbeats of that front's loop; 0 while the row is not its own."""
+        """Return the heartbeats of this front's loop; 0 if the row is not its own."""
         first = row * _ROW_WORDS
         if self._words[first + _ROW_OWNER] != front_id:
             return 0
         return self._words[first + _ROW_BEATS]
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the memory. Idempotent."""
         self._words.release()
         self._map.close()
 
@@ -322,7 +322,7 @@ def _nameless_file(name: str, num_bytes: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
     else:
-        # Not Linux: an unlinked file, in memory where the system keeps temporary files there.
+        # Not Linux: an unlinked file, in memory if temporary files are kept in memory.
         fd, path = tempfile.mkstemp(prefix=f"{name}-")
         Path(path).unlink()
     os.ftruncate(fd, num_bytes)

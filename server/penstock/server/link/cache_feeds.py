@@ -1,8 +1,8 @@
 """Cache subscriptions: an engine publishes its cached blocks to subscribed fronts.
 
-Owns both sides. A snapshot is sent in parts, a few per step, so that tokens need not wait for it;
-changes that happen meanwhile follow it. A front's listeners are notified when the engine is lost,
-and get a new snapshot from the next one. Does not know how frames travel.
+Owns both sides. A snapshot is sent in parts, a few per step, so that it does not delay tokens;
+changes during the snapshot are sent after it. A front's listeners are notified when the engine is
+lost, and receive a new snapshot from the next engine. Does not know how frames are sent.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from penstock.server.link.wire import LinkError
 
 MAX_FEEDS_PER_FRONT = 64
 BLOCKS_PER_PART = 256
-"""Blocks in a frame of a snapshot or of changes. A gateway gets it as one message of at most four
-megabytes: blocks of four thousand tokens would still fit.
+"""Blocks in a frame of a snapshot or of changes. A gateway receives it as one message of at most
+four megabytes: blocks of four thousand tokens would still fit.
 """
 _PARTS_PER_TURN = 4
-"""About a millisecond of a step with so many blocks."""
+"""Parts sent per step: about a millisecond."""
 
 
 @dataclass(slots=True)
 class _Feed:
-    """`next_part`: of the snapshot; equals `num_parts` when it was sent."""
+    """One subscription. `next_part`: next part of the snapshot; `num_parts` when all are sent."""
 
     ticket: int
     watch: CacheWatch
@@ -35,7 +35,7 @@ class _Feed:
 
 
 class CacheFeeds:
-    """The feeds of all fronts; without an index no front may subscribe."""
+    """The feeds of all fronts; without an index every subscription is refused."""
 
     def __init__(self, cache_index: CacheIndex | None) -> None:
         self._cache_index = cache_index
@@ -43,11 +43,11 @@ class CacheFeeds:
 
     @property
     def has_work(self) -> bool:
-        """Whether a snapshot is not sent yet. Changes come with the steps that make them."""
+        """Whether part of a snapshot is unsent. Changes are sent with the step that makes them."""
         return any(feed.next_part < feed.num_parts for feed in self._feeds.values())
 
     def follow(self, front_id: int, request: Follow) -> None:
-        """Subscribe a front. Raises LinkError where it may not."""
+        """Subscribe a front. Raises LinkError if that is not possible."""
         if self._cache_index is None:
             raise LinkError("cached blocks are not published")
         if (front_id, request.ticket) in self._feeds:
@@ -59,23 +59,23 @@ class CacheFeeds:
         )
 
     def unfollow(self, front_id: int, ticket: int) -> None:
-        """Unsubscribe; no error if there is no such subscription."""
+        """Unsubscribe; a no-op if there is no such subscription."""
         feed = self._feeds.pop((front_id, ticket), None)
         if feed is not None and self._cache_index is not None:
             self._cache_index.unwatch(feed.watch)
 
     def front_gone(self, front_id: int) -> None:
-        """The front has disconnected."""
+        """Remove the subscriptions of a disconnected front."""
         for front, ticket in list(self._feeds):
             if front == front_id:
                 self.unfollow(front, ticket)
 
     def take(self) -> list[tuple[int, CacheUpdate]]:
-        """The updates to send to each front now."""
+        """Return the updates to send now, with their front ids."""
         updates: list[tuple[int, CacheUpdate]] = []
         for (front_id, ticket), feed in self._feeds.items():
             if feed.watch.is_overrun and self._cache_index is not None:
-                # More has changed than is kept: a new snapshot is shorter.
+                # The kept changes are incomplete: send a new snapshot, which is shorter.
                 self._cache_index.unwatch(feed.watch)
                 feed = self._feeds[front_id, ticket] = _feed_of(
                     self._cache_index, ticket, feed.watch.salt
@@ -86,7 +86,7 @@ class CacheFeeds:
 
 def _feed_of(cache_index: CacheIndex, ticket: int, salt: bytes) -> _Feed:
     watch = cache_index.watch(salt)
-    # An empty one is sent too: it voids earlier updates.
+    # An empty snapshot is sent too: it voids earlier updates.
     num_parts = max(1, -(-watch.num_blocks // BLOCKS_PER_PART))
     return _Feed(ticket=ticket, watch=watch, num_parts=num_parts)
 
@@ -132,20 +132,20 @@ class CacheSubscriber:
         return stop
 
     def on_hello(self, hello: EngineHello) -> None:
-        """An engine has connected: send it the subscriptions."""
+        """Send the subscriptions to an engine that has connected."""
         self._is_published = hello.publishes_cache
         for ticket, (salt, _) in self._listeners.items():
             self._send(Follow(ticket=ticket, salt=salt))
 
     def on_update(self, update: CacheUpdate) -> None:
-        """A frame of the engine; its listener may just have unsubscribed."""
+        """Pass an update to its listener, if that has not just unsubscribed."""
         found = self._listeners.get(update.ticket)
         if found is not None:
             _, listener = found
             listener(update)
 
     def on_lost(self) -> None:
-        """The connection to the engine is lost."""
+        """Notify the listeners that the engine is lost."""
         if not self._is_published:
             return
         self._is_published = False
@@ -154,6 +154,6 @@ class CacheSubscriber:
 
     def _send(self, frame: Follow | Unfollow) -> None:
         if self._is_published:
-            # The connection is being lost; the next engine gets it at its hello.
+            # The connection is being lost; `on_hello` subscribes to the next engine.
             with contextlib.suppress(EngineUnavailable):
                 self._write(frame)

@@ -1,6 +1,6 @@
-"""One connection over a Unix socket, on asyncio: frames to bytes and back, and how it is reopened.
+"""One connection over a Unix socket, on asyncio: frames to bytes and back, and reconnecting.
 
-Does not know what frames mean. The engine, which has no event loop, keeps its own connections
+Does not know what frames mean. The engine has no event loop and its own connections
 (front_connections.py).
 """
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class Connection(asyncio.Protocol, Generic[FrameT]):
-    """One socket from open to close. `name`: of the peer, for logs.
+    """One socket from open to close. `name`: the peer's name, for logs.
 
-    `decode` reads the body of a frame, `on_frame` gets the result; when either raises LinkError the
-    connection is closed. `on_open` and `on_closed` are called once each. A peer that leaves more
-    than `max_unsent_bytes` unread is disconnected. With `on_writable`, at most one frame is
-    buffered here: write only while `is_writable`, and again when this is called.
+    `decode` reads the body of a frame, `on_frame` receives the result; if either raises LinkError
+    the connection is closed. `on_open` and `on_closed` are called once each. A peer that leaves
+    more than `max_unsent_bytes` unread is disconnected. With `on_writable`, at most one frame is
+    buffered here: write only while `is_writable`, and again when `on_writable` is called.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
     ) -> None:
         self.name = name
         self.is_established = False
-        """Set by the user once the peer is accepted: a `PersistentConnection` then returns to its
-        shortest pause.
+        """Set by the owner when it has accepted the peer: a `PersistentConnection` then returns to
+        its shortest pause.
         """
         self.is_broken = False
         """Whether the peer has violated the protocol."""
@@ -81,9 +81,9 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
         return self._is_paused
 
     def write(self, frame: bytes) -> bool:
-        """Send one frame; it is discarded when the connection is lost.
+        """Send one frame; it is discarded if the connection is lost.
 
-        False when the peer has left too much unread: the connection is closed.
+        Return False, and close the connection, if the peer has left too much unread.
         """
         if self._transport is None:
             return True
@@ -100,8 +100,8 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the socket is open."""
-        # uvloop's transports are no instances of asyncio's class, but have its interface.
+        """Called by asyncio when the socket is open."""
+        # uvloop's transports are not instances of asyncio's class, but have its interface.
         self._transport = cast(asyncio.Transport, transport)
         if self._on_writable is not None:
             self._transport.set_write_buffer_limits(0)
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes arrived."""
+        """Called by asyncio with received bytes."""
         try:
             for body in self._frames.feed(data):
                 self._on_frame(self, self._decode(body))
@@ -119,17 +119,17 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
             self.abort()
 
     def pause_writing(self) -> None:
-        """asyncio: the kernel accepted only a part."""
+        """Called by asyncio when the kernel accepted only a part."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """asyncio: the kernel accepted the rest."""
+        """Called by asyncio when the kernel accepted the rest."""
         self._is_paused = False
         if self._on_writable is not None:
             self._on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's name)
-        """asyncio: the socket is closed, for any reason."""
+        """Called by asyncio when the socket is closed, for any reason."""
         self._transport = None
         if self._on_closed is not None:
             self._on_closed(self)
@@ -137,11 +137,11 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
 
 
 class PersistentConnection(Generic[FrameT]):
-    """The connection to the socket at `path`, from `start` to `close`: reopened when it is lost.
+    """Keeps a connection to the socket at `path` open from `start` to `close`.
 
-    `connect` makes each one from `on_open` and `on_closed`. `pauses_s`: the shortest and the
-    longest pause between attempts. `on_absent` is called when nothing listens there. `current`: the
-    open one, if there is one.
+    `connect` creates each connection from `on_open` and `on_closed`. `pauses_s`: the shortest and
+    the longest pause between attempts. `on_absent` is called when nothing listens at `path`.
+    `current`: the open connection, if any.
     """
 
     def __init__(
@@ -164,13 +164,13 @@ class PersistentConnection(Generic[FrameT]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to connect, on the running loop. Does not wait for the peer."""
+        """Start connecting, on the running loop. Does not wait for the peer."""
         if self._task is not None:
             raise RuntimeError("the connection was started before")
         self._task = asyncio.create_task(self._keep_open(), name=f"connection to {self._path.name}")
 
     async def close(self) -> None:
-        """Close it for good. Returns when `on_closed` has been called, if one was open."""
+        """Close permanently. Returns after `on_closed` was called, if a connection was open."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -209,14 +209,14 @@ class PersistentConnection(Generic[FrameT]):
 
 
 class PendingCalls(Generic[T]):
-    """The calls of one kind, by ticket. Lives on one event loop."""
+    """The pending calls of one kind, by ticket. Single event loop."""
 
     def __init__(self) -> None:
         self._calls: dict[int, asyncio.Future[T]] = {}
         self._tickets = itertools.count()
 
     def add(self) -> tuple[int, asyncio.Future[T]]:
-        """Register a call; returns its ticket and the future of its answer."""
+        """Register a call; return its ticket and the future of its answer."""
         ticket = next(self._tickets)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._calls[ticket] = answer
@@ -224,13 +224,13 @@ class PendingCalls(Generic[T]):
         return ticket, answer
 
     def answer(self, ticket: int, value: T) -> None:
-        """The answer has arrived. A no-op when it is no longer waited for."""
+        """Resolve a call with its answer. A no-op if the call is no longer pending."""
         call = self._calls.get(ticket)
         if call is not None and not call.done():
             call.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """No answer will arrive."""
+        """Fail all pending calls with `error`."""
         for call in list(self._calls.values()):
             if not call.done():
                 call.set_exception(error)

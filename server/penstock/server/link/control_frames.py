@@ -1,4 +1,4 @@
-"""The frames between the supervisor and a child process, on the connection that is also its
+"""The frames between the supervisor and a child process. Their connection is also the child's
 lifeline.
 """
 
@@ -14,7 +14,7 @@ class Launch(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Stop(TaggedFrame, frozen=True, kw_only=True):
-    """Finish. `grace_s` overrides the configured grace period, unless None.
+    """Drain and stop. `grace_s` overrides the configured grace period, unless None.
 
     `is_hand_over`: a successor already serves.
     """
@@ -24,7 +24,7 @@ class Stop(TaggedFrame, frozen=True, kw_only=True):
 
 
 class EngineLost(TaggedFrame, frozen=True, kw_only=True):
-    """For a front: no engine will start any more."""
+    """Sent to a front: no further engine will start."""
 
 
 class Ready(TaggedFrame, frozen=True, kw_only=True):
@@ -34,17 +34,17 @@ class Ready(TaggedFrame, frozen=True, kw_only=True):
 
 
 class StartFailed(TaggedFrame, frozen=True, kw_only=True):
-    """The child cannot start. `message`: the reason, worded for the operator."""
+    """The child cannot start. `message`: the reason, for the operator."""
 
     message: str
 
 
 class StopReceived(TaggedFrame, frozen=True, kw_only=True):
-    """The child has received the order to finish."""
+    """The child has received `Stop`."""
 
 
 class Drain(TaggedFrame, frozen=True, kw_only=True):
-    """An operator's command to drain the service, in `timeout_s` or the configured time."""
+    """An operator's command to drain the service, within `timeout_s` or the configured time."""
 
     timeout_s: float | None
 

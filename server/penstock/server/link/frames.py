@@ -1,13 +1,13 @@
-"""The frames between fronts, observers and the engine, and their bytes.
+"""The frames between fronts, observers and the engine, and their encoding.
 
-Owns all of them but those of a step (`step_frames.py`): hello, submission, cancellation, cached
-blocks, kept streams, queries and commands of operators. Does not know sockets, and does not
-validate requests: the front did.
+Owns all frames except those of a step (`step_frames.py`): hello, submission, cancellation, cached
+blocks, kept streams, queries and operators' commands. Does not know sockets, and does not validate
+requests: the front did.
 
 A request that outlives its call is submitted with a `ResumeSpec`, and its engine keeps its stream.
-A front takes the stream over with ATTACH. DETACH from a front: the stream has no reader there any
-more. From the engine: another front has taken it over. What is kept contains prompts and outputs:
-never log it.
+A front takes the stream over with ATTACH. DETACH from a front means that the stream has no reader
+there any more; from the engine, that another front has taken it over. Kept streams contain prompts
+and outputs: never log them.
 """
 
 import enum
@@ -36,7 +36,7 @@ TRACE_ID_BYTES = 16
 
 _NAMES = tuple(field.name for field in fields(RequestSpec))
 
-# The fields of RequestSpec, each of which may be left out.
+# All fields of RequestSpec, each optional.
 _make_difference: Any = msgspec.defstruct(
     "Difference",
     [
@@ -54,10 +54,10 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeSpec:
-    """What a front needs to recreate a request. `request_id`: the client's.
+    """What a front needs to recreate a request. `request_id`: the client's id.
 
-    `seed`: of its first output. `deadline_s`: the earliest of its deadlines, seconds on the
-    engine's clock, as `arrival_s`. `message`: the request as its client sent it, serialised.
+    `seed`: of its first output. `deadline_s`: the earliest of its deadlines, in seconds on the
+    engine's clock, like `arrival_s`. `message`: the request as its client sent it, serialised.
     """
 
     request_id: str
@@ -72,9 +72,9 @@ class ResumeSpec:
 class KeptRequest:
     """The part of a submission that makes a request resumable.
 
-    `name`: the engine's. `tenant`: the one that its bytes count for. `keys`: of all outputs, those
-    that have ended included, by index. `is_read`: a client reads its stream. `history`: tokens and
-    ends from an earlier engine, under these keys; None without any.
+    `name`: the engine's name of the request. `tenant`: the tenant that its bytes count for. `keys`:
+    of all outputs by index, ended ones included. `is_read`: a client reads its stream. `history`:
+    tokens and ends from an earlier engine, under these keys; None without any.
     """
 
     name: str
@@ -86,7 +86,7 @@ class KeptRequest:
 
 
 class AttachFailure(enum.IntEnum):
-    """Why there is no stream."""
+    """Why a stream cannot be attached."""
 
     NOT_FOUND = 0
     NOT_SETTLED = 1
@@ -103,9 +103,10 @@ class Attach(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
-    """The engine's answer: all events of the request so far; later ones go to the asking front.
+    """The engine's answer: all events of the request so far; later ones go to the requesting front.
 
-    `keys`: of its outputs, by index. `resume_spec` None: there is no stream, and `failure` is why.
+    `keys`: of its outputs, by index. `resume_spec` None: there is no stream, for the reason
+    `failure`.
     """
 
     ticket: int
@@ -118,8 +119,8 @@ class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
 class Detach(TaggedFrame, frozen=True, kw_only=True):
     """The streams of these requests, by the engine's names, are detached: see the module.
 
-    `keys`: in a frame from the engine, the outputs of the one request, since its name may be in use
-    again.
+    `keys`: in a frame from the engine, the outputs of the one request, since its name may have been
+    reused.
     """
 
     names: tuple[str, ...]
@@ -135,7 +136,7 @@ class CommandKind(enum.IntEnum):
     LOG_LEVEL = 1
     """Set the log level; the argument is its name."""
     PROFILE = 2
-    """Sample the threads for the seconds of the argument; the payload is a speedscope
+    """Sample the threads for the given seconds (the argument); the payload is a speedscope
     file.
     """
 
@@ -147,14 +148,14 @@ class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
 
 
 class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """Every output that has not ended, as the engine sees it."""
+    """All outputs that have not ended, as the engine sees them."""
 
     ticket: int
     views: tuple[LiveView, ...]
 
 
 class Command(TaggedFrame, frozen=True, kw_only=True):
-    """The answer has the same `ticket`."""
+    """An operator's command. The answer has the same `ticket`."""
 
     ticket: int
     kind: CommandKind
@@ -162,7 +163,7 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
 
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):
-    """`problem`: why it failed, empty when it succeeded; `payload`: its output."""
+    """A command's result. `problem`: why it failed, else empty; `payload`: its output."""
 
     ticket: int
     problem: str = ""
@@ -190,7 +191,7 @@ class Unfollow(TaggedFrame, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPart:
-    """A part of a snapshot: `index` from 0, of `num_parts` with `num_blocks` in all of them."""
+    """Part `index` (from 0) of a snapshot with `num_parts` parts and `num_blocks` blocks."""
 
     index: int
     num_parts: int
@@ -200,7 +201,7 @@ class SnapshotPart:
 class CacheUpdate(TaggedFrame, frozen=True, kw_only=True):
     """Changes since the last update of this ticket, in order.
 
-    With `part`: the cached blocks instead of changes; part 0 voids all earlier updates.
+    With `part`: cached blocks instead of changes; part 0 voids all earlier updates.
     """
 
     ticket: int
@@ -215,7 +216,7 @@ CacheFrame: TypeAlias = Follow | Unfollow | CacheUpdate
 class Submit:
     """The outputs of one request, leader first. `kept` None: it ends with its front.
 
-    Without outputs it has ended, and only its stream is kept.
+    Without outputs the request has ended, and only its stream is kept.
     """
 
     specs: tuple[RequestSpec, ...]
@@ -231,7 +232,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
 
     @classmethod
     def of(cls, submit: Submit) -> "SubmitFrame":
-        """The frame of `submit`. Raises ValueError for an id or a digest of a wrong length."""
+        """Return the frame of `submit`. Raises ValueError for an id or digest of wrong length."""
         if not submit.specs:
             return cls(None, (), submit.kept)
         leader, *others = submit.specs
@@ -239,7 +240,7 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
         return cls(leader, tuple(_difference(other, leader) for other in others), submit.kept)
 
     def value(self) -> Submit:
-        """The decoded request; outputs share common parts. Raises ValueError like `of`."""
+        """Return the decoded request; outputs share common parts. Raises ValueError like `of`."""
         leader = self.leader
         if leader is None:
             return Submit(specs=(), kept=self.kept)
@@ -264,7 +265,7 @@ def _given(difference: _Difference) -> dict[str, Any]:
 
 
 def _check_lengths(specs: Sequence[RequestSpec]) -> None:
-    """Check the lengths of ids and digests; those that outputs share are checked once."""
+    """Check the lengths of ids and digests; those that outputs share only once."""
     for trace_id in {spec.trace_id for spec in specs}:
         if len(trace_id) not in (0, TRACE_ID_BYTES):
             raise ValueError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(trace_id)}")
@@ -299,21 +300,21 @@ class ObserverHello(TaggedFrame, frozen=True, kw_only=True):
 
 
 class Cancel(TaggedFrame, frozen=True, kw_only=True, eq=False):
-    """End these requests with `reason`. `keys` int64 [n]."""
+    """End the requests with these `keys`, int64 [n], for `reason`."""
 
     keys: NDArray[np.int64]
     reason: FinishReason
 
 
 class CancelById(TaggedFrame, frozen=True, kw_only=True):
-    """End a request of any front; the answer has the same `ticket` (32 bits)."""
+    """End a request of any front. The answer has the same `ticket` (32 bits)."""
 
     ticket: int
     request_id: str
 
 
 class CancelAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """The state of the request of a `CancelById`, None when it is not live."""
+    """The state of the request of a `CancelById`, None if it is not live."""
 
     ticket: int
     state: RequestState | None
@@ -339,7 +340,7 @@ _CODEC: Codec[_Plain | SubmitFrame | StepFrame] = Codec(_Plain | SubmitFrame | S
 
 
 def encode(frame: Frame) -> bytes:
-    """One frame, header included. Raises LinkError when it is too large."""
+    """Encode one frame, header included. Raises LinkError if it is too large."""
     match frame:
         case StepEvents():
             return _CODEC.encode(StepFrame.of(frame))
@@ -350,7 +351,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(body: bytes) -> Frame:
-    """The frame of a body from `FrameBuffer.feed`. Raises LinkError when it is malformed."""
+    """Decode a body from `FrameBuffer.feed`. Raises LinkError if it is malformed."""
     frame = _CODEC.decode(body)
     if not isinstance(frame, (StepFrame, SubmitFrame)):
         return frame
@@ -361,5 +362,5 @@ def decode(body: bytes) -> Frame:
 
 
 def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:
-    """The frame that cancels requests."""
+    """Return the frame that cancels requests."""
     return encode(Cancel(keys=np.array(keys, dtype=np.int64), reason=reason))

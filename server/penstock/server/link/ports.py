@@ -25,9 +25,9 @@ from penstock.server.link.frames import (
 
 AttachListener: TypeAlias = Callable[[Attached], None]
 DetachListener: TypeAlias = Callable[[str, tuple[int, ...]], None]
-"""Takes the engine's name of a request, and the keys of its outputs."""
+"""Called with the engine's name of a request, and the keys of its outputs."""
 CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
-"""Takes an update; None: the engine is lost, and so is its cache. Must not raise."""
+"""Called with an update; None: the engine is lost, and its cache with it. Must not raise."""
 
 
 class EnginePort(Protocol):
@@ -40,13 +40,13 @@ class EnginePort(Protocol):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes that wait here until the engine reads them."""
+        """Bytes buffered here until the engine reads them."""
         ...
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Submit the outputs of one request, leader first.
 
-        A refusal (queue full, id in use, too large) comes back as one `Failed` end per spec. Raises
+        A refusal (queue full, id in use, too large) arrives as one `Failed` end per spec. Raises
         `EngineUnavailable` when the engine is down.
         """
         ...
@@ -61,21 +61,21 @@ class EnginePort(Protocol):
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         """Cancel a live request of any front by its id.
 
-        Returns its state, None when there is none. The front that owns it gets `Finished` with
-        CANCELLED. Raises `EngineUnavailable`.
+        Returns its state, None if there is none. Its front receives `Finished` with CANCELLED.
+        Raises `EngineUnavailable`.
         """
         ...
 
     async def wait_up(self) -> None:
-        """Return when an engine has connected."""
+        """Wait until an engine has connected."""
         ...
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """As `submit`, for a request that outlives its call."""
+        """Like `submit`, for a request that outlives its call."""
         ...
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """Request a stream by the engine's name of its request.
+        """Request the stream of a request, by the engine's name.
 
         `on_attached` is called with the answer, before any later event. Raises `EngineUnavailable`.
         """
@@ -86,16 +86,14 @@ class EnginePort(Protocol):
         ...
 
     def on_detached(self, listener: DetachListener) -> None:
-        """`listener` is called for each request that another front took over, or that was
-        dropped.
-        """
+        """Call `listener` for each request that another front took over, or that was dropped."""
         ...
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
         """Subscribe `listener` to the blocks hashed from `salt`; call the result to unsubscribe.
 
-        The first updates are a snapshot. Without an engine, or with one that does not publish
-        (`EngineHello.publishes_cache`), none come until there is one that does.
+        The first updates are a snapshot. There are none until an engine that publishes its cache
+        (`EngineHello.publishes_cache`) has connected.
         """
         ...
 
@@ -104,15 +102,15 @@ class EnginePortListener(Protocol):
     """A front as the engine sees it. Must not block; must not raise."""
 
     def on_hello(self, hello: EngineHello) -> None:
-        """An engine has connected. It knows no request of an earlier engine."""
+        """Handle a new connection. The engine knows no request of an earlier engine."""
         ...
 
     def on_events(self, events: StepEvents) -> None:
-        """One step's events, only of this front's keys."""
+        """Handle one step's events, which concern only this front's keys."""
         ...
 
     def on_lost(self) -> None:
-        """The engine died or disconnected: all its requests are lost."""
+        """Handle the loss of the engine: all its requests are lost."""
         ...
 
 
@@ -145,7 +143,7 @@ class AttachCalls:
             self._open.pop(ticket, None)
 
     def on_frame(self, frame: Attached | Detach) -> None:
-        """A frame of the engine."""
+        """Handle a frame of the engine."""
         if isinstance(frame, Detach):
             for name in frame.names:
                 if self._on_detached is not None:
@@ -157,7 +155,7 @@ class AttachCalls:
             answered.set_result(None)
 
     def on_lost(self) -> None:
-        """The engine is lost, and with it the pending calls."""
+        """Fail the pending calls: the engine is lost."""
         questions, self._open = self._open, {}
         for answered, _ in questions.values():
             if not answered.done():

@@ -1,7 +1,7 @@
 """STEP: the events of one step, split by front.
 
-Tokens travel as arrays, never one by one; events that happen once to a request travel as the
-engine's value.
+Tokens are encoded as arrays, never one by one; events that happen once per request are encoded as
+the engine's values.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class _Change(msgspec.Struct, frozen=True, array_like=True):
-    """A union of dataclasses, one of them set: msgspec distinguishes only structs in a union."""
+    """A union of dataclasses, one of them set: in a union msgspec distinguishes only structs."""
 
     queued: Queued | None = None
     admitted: Admitted | None = None
@@ -98,7 +98,7 @@ class _End(msgspec.Struct, frozen=True, array_like=True):
         if isinstance(end, Finished):
             return cls(finished=end)
         if end.detail or end.request_id or end.trace_id:
-            # They are for the engine's own log only.
+            # Only the engine's log uses these.
             end = replace(end, detail="", request_id="", trace_id=b"")
         return cls(failed=end)
 
@@ -123,7 +123,7 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
 
     @classmethod
     def of(cls, events: StepEvents) -> "StepFrame":
-        """The frame of `events`."""
+        """Return the frame of `events`."""
         return cls(
             events.step,
             events.at_s,
@@ -138,7 +138,7 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
         )
 
     def value(self) -> StepEvents:
-        """The decoded events. Raises ValueError where the columns do not fit each other."""
+        """Return the decoded events. Raises ValueError if the columns differ in length."""
         num_tokens = len(self.keys)
         prompts = self.prompt_logprobs
         logprobs = None if self.logprobs is None else self.logprobs.value()
@@ -163,7 +163,7 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
 def split_by_front(
     events: StepEvents, moved: Mapping[int, int] = _NOTHING_MOVED
 ) -> list[tuple[int, StepEvents]]:
-    """The step's events by front id; fronts without events are left out.
+    """Split the step's events by front id; fronts without events are left out.
 
     `moved`: keys whose events go to another front than the one that owns them.
     """
@@ -200,7 +200,7 @@ def split_by_front(
 def part_of(
     events: StepEvents, is_mine: Callable[[int], bool], rows: NDArray[np.intp]
 ) -> StepEvents:
-    """The part of a step's events that concerns some keys. `rows`: of their tokens."""
+    """Return the part of a step's events that concerns some keys. `rows`: of their tokens."""
     logprobs = events.logprobs
     return replace(
         events,

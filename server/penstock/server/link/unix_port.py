@@ -1,11 +1,11 @@
 """The front's side of the Unix socket to the engine, on asyncio.
 
 When the connection is lost, it notifies the listener once and reconnects. It refuses an engine
-older than the last one: that one was given up, and its requests run elsewhere by now. Does not know
+older than the last one: that engine was given up, and its requests run elsewhere. Does not know
 requests beyond their frames.
 
-Frames of one iteration of the loop are sent together: a system call for each request takes a
-thirtieth of what the request costs this process, and wakes the engine for it.
+Frames of one iteration of the loop are sent together: a system call per request takes a thirtieth
+of what the request costs this process, and wakes the engine.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _MAX_GATHERED_BYTES = 32 * 1024
-"""More is sent at once."""
+"""When more is buffered, it is sent at once."""
 _PAUSES_S = (0.02, 0.5)
 
 
@@ -95,16 +95,16 @@ class UnixEnginePort:
         return connection.num_unsent_bytes + len(self._unsent)
 
     async def start(self, listener: EnginePortListener) -> None:
-        """Begin to connect, and keep connected until `close`. Does not wait for the engine."""
+        """Start connecting, and stay connected until `close`. Does not wait for the engine."""
         self._link.start()
         self._listener = listener
 
     async def wait_up(self) -> None:
-        """Return when an engine has connected."""
+        """Wait until an engine has connected."""
         await self._up.wait()
 
     async def close(self) -> None:
-        """Close it for good; `on_lost` is called if an engine was connected."""
+        """Close permanently; `on_lost` is called if an engine was connected."""
         self._is_closing = True
         self._flush()
         await self._link.close()
@@ -116,7 +116,7 @@ class UnixEnginePort:
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         """See `EnginePort.cancel`."""
         if self.is_up and keys:
-            # The connection is being lost, and with it the request.
+            # The connection is being lost, and the request with it.
             with contextlib.suppress(EngineUnavailable):
                 self._write(cancel_frame(keys, reason))
 
@@ -162,8 +162,8 @@ class UnixEnginePort:
             raise EngineUnavailable("the engine does not read")
 
     def _flush(self) -> bool:
-        """Send what is buffered. False when the engine left too much unread: its connection is
-        closed.
+        """Send the buffer. Return False if the connection was closed: the engine left too much
+        unread.
         """
         frames, self._unsent = bytes(self._unsent), bytearray()
         connection = self._link.current

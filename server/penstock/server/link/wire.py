@@ -1,9 +1,9 @@
 """Frames between processes as bytes: a header, and a body that msgspec encodes from a struct.
 
 Owns the header, the bounds, and the encoding of arrays. Each interface declares its frames as
-structs, and their fields are the only description of the bytes. Both ends run on one machine from
-one installation; the encoding is versioned and bounded all the same, because a mixed restart or a
-stray connection must end in a clear error.
+structs, whose fields alone define the bytes. Both ends run on one machine from one installation;
+the encoding is versioned and bounded nevertheless, because a mixed restart or a stray connection
+must end in a clear error.
 """
 
 import struct
@@ -32,8 +32,8 @@ class TaggedFrame(
 ):
     """Base class of all frames: an array of the class's name and its fields, in order.
 
-    A field may have any type that msgspec knows, dataclasses and enums included, or be an array of
-    one dimension: `NDArray[np.int32]` travels as its memory, and is read-only at the other end.
+    A field may have any type that msgspec supports, dataclasses and enums included, or be an array
+    of one dimension: `NDArray[np.int32]` is sent as its memory, and is read-only after decoding.
     """
 
 
@@ -47,14 +47,14 @@ class Codec(Generic[FrameT]):
         )
 
     def encode(self, frame: FrameT) -> bytes:
-        """One frame, header included. Raises LinkError when it is too large."""
+        """Encode one frame, header included. Raises LinkError if it is too large."""
         body = self._encoder.encode(frame)
         if len(body) > MAX_FRAME_BYTES:
             raise LinkError(f"a frame of {len(body)} bytes is above the limit of {MAX_FRAME_BYTES}")
         return _HEADER.pack(len(body), VERSION) + body
 
     def decode(self, body: bytes) -> FrameT:
-        """The frame of a body from `FrameBuffer.feed`. Raises LinkError when it is malformed."""
+        """Decode a body from `FrameBuffer.feed`. Raises LinkError if it is malformed."""
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -62,7 +62,7 @@ class Codec(Generic[FrameT]):
 
 
 def _plain(value: Any) -> Any:
-    """How a numpy value is encoded."""
+    """Return the encoded form of a numpy value."""
     given: object = value
     if isinstance(given, np.ndarray) and value.ndim == 1:
         return np.ascontiguousarray(value).data

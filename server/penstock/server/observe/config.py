@@ -20,10 +20,10 @@ MIN_FLIGHT_STEPS, MAX_FLIGHT_STEPS = 64, 1 << 20
 class TracingConfig:
     """Which requests are traced. The `OTEL_*` variables configure the export.
 
-    `is_on`: whether an exporter is configured. Always kept, independent of the ratio and of the
-    parent's decision: requests that failed or were preempted, whose TTFT exceeds `slow_ttft_s`, or
-    whose duration exceeds `slow_s`. `has_next_rpc_keys`: also write the RPC keys of the next
-    release of the conventions.
+    `is_on`: whether an exporter is configured. `has_next_rpc_keys`: also write the RPC keys of the
+    next release of the conventions. Traces of requests that failed, were replayed or preempted,
+    whose TTFT exceeds `slow_ttft_s` or whose duration exceeds `slow_s` are always kept, whatever
+    the ratio and the parent's decision.
     """
 
     is_on: bool = False
@@ -82,7 +82,7 @@ def _check_url(url: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig:
-    """The flight recorder: the number of kept steps (a power of two) and the folder of files."""
+    """Settings of the flight recorder: number of kept steps (a power of two), folder of files."""
 
     num_steps: int = setting(
         4096,
@@ -112,9 +112,9 @@ class FlightConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverConfig:
-    """The observer process. Ports: None for none, 0 for any free one.
+    """Settings of the observer process. Ports: None for no port, 0 for any free one.
 
-    Each of `metrics_tenants` adds a few series.
+    Each tenant in `metrics_tenants` adds a few series.
     """
 
     operations_port: int | None = setting(

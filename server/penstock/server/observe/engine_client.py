@@ -32,9 +32,9 @@ _T = TypeVar("_T")
 
 
 class EngineClient:
-    """Lives on the loop that called `start`.
+    """The observer's client of the engine. Use it on the event loop that called `start`.
 
-    `hello`: the startup report of the engine; None while there is none. `on_hello` receives it too.
+    `hello`: the startup report of the engine; None without one. `on_hello` receives it too.
     """
 
     def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:
@@ -65,7 +65,7 @@ class EngineClient:
         await self._line.close()
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
-        """All live outputs of the engine. Raises EngineUnavailable, also after `limit_s`."""
+        """Return the engine's live outputs. Raises EngineUnavailable, also after `limit_s`."""
         return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
     async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:

@@ -33,9 +33,9 @@ from penstock.server.observe.frames import (
 log = logging.getLogger(__name__)
 
 FULL = "full"
-"""Why a record was dropped: the observer reads too slowly."""
+"""Drop reason: the observer reads too slowly."""
 NO_OBSERVER = "no_observer"
-"""Why a record was dropped: there is no observer."""
+"""Drop reason: there is no observer."""
 
 _FLUSH_S = 0.05
 _FLUSH_BYTES = 64 * 1024
@@ -49,7 +49,7 @@ _Line: TypeAlias = Connection[ObserverFrame]
 
 
 class Exporter:
-    """Sends one front's records to the observer. Lives on the loop that called `start`.
+    """Sends one front's records to the observer. Use it on the event loop that called `start`.
 
     `max_bytes` and `max_records` bound the unsent records. `live_views` and `carry_out` answer
     queries and commands of the observer. `dropped`: number of dropped records by reason.
@@ -100,7 +100,7 @@ class Exporter:
         self._link.start()
 
     def offer(self, payload: bytes) -> bool:
-        """Queue one encoded record; False if it is dropped (and counted)."""
+        """Queue one encoded record; return False if it was dropped (and counted)."""
         if self._is_absent:
             self.dropped[NO_OBSERVER] += 1
             return False
@@ -122,7 +122,7 @@ class Exporter:
         self._flush()
 
     async def close(self, limit_s: float) -> None:
-        """Send what is left, for at most `limit_s`, and disconnect."""
+        """Send the remaining records for at most `limit_s`, then disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._drained()
@@ -182,7 +182,7 @@ class Exporter:
         self._num_in_flight = len(payloads)
         line.write(encode(Records(payloads=tuple(payloads))))
         if line.is_lost:
-            # The connection broke: they are sent on the next one.
+            # The connection broke: send the records on the next one.
             self._records.extendleft(reversed(payloads))
             self._num_bytes += num_bytes
             self._num_in_flight = 0

@@ -20,8 +20,8 @@ class FlightSource:
     """Passes new steps to `listener` four times a second.
 
     `fd`: the inherited memory. Raises FlightError (a ValueError) or OSError if it is invalid.
-    `port`: the service's, for file names. `copied` and `dumped` are slow and may be called from any
-    thread; all other methods from one thread.
+    `port`: of the service, for file names. `copied` and `dumped` are slow and may be called from
+    any thread; all other methods from one thread.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FlightSource:
             self._listener.take_steps(facts.epoch, rows, num_missed, reader.totals)
 
     def copied(self) -> bytes:
-        """A copy in the file format. Raises FlightError before the first engine."""
+        """Return a copy in the file format. Raises FlightError before the first engine."""
         reader = FlightReader(self._fd)
         try:
             return reader.copy(time.monotonic())
@@ -71,7 +71,7 @@ class FlightSource:
             reader.close()
 
     def dumped(self, why: str) -> Path:
-        """Write a file in the flight folder; its path. Raises FlightError, OSError."""
+        """Write a file in the flight folder; return its path. Raises FlightError, OSError."""
         return dump(self._fd, self._folder, why, port=self._port)
 
     async def _poll(self) -> None:

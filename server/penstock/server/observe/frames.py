@@ -41,8 +41,8 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     `num_streams`: open calls. `num_live`: requests not released. `num_backlog_tokens`: output that
     clients have not read. `loop_lag_s`: lag of the event loop at each tick since the last
     heartbeat. `queue_estimate_s`: the predicted wait of the newest queued request of this front, at
-    `queue_estimate_at_s` (monotonic); None: not predicted. All other fields count since the front's
-    start; `dropped_records`: records that were not delivered, by reason.
+    `queue_estimate_at_s` (monotonic); None: not predicted. All other fields are totals since the
+    front's start; `dropped_records`: records that were not delivered, by reason.
     """
 
     front_id: int
@@ -68,7 +68,7 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
 
 
 class HeartbeatTimer:
-    """Calls `beat` once a second with the lateness of each tick since, seconds.
+    """Calls `beat` once a second with the lag of each tick since the last call, in seconds.
 
     `clock` gives monotonic seconds; not the loop's time, which stands still while a callback runs.
     """
@@ -119,7 +119,7 @@ class HeartbeatTimer:
 class FrontView:
     """A request that has not been released.
 
-    `keys`: the engine's keys of its outputs; empty while it is prepared. `phase`: the value of a
+    `keys`: the engine's keys of its outputs, empty during preparation. `phase`: the value of a
     `SegmentKind`; `history`: every phase with its start time, oldest first. `trace_id`: 32
     hexadecimal digits. `num_backlog_tokens`: output that its client has not read.
     """
@@ -160,7 +160,7 @@ class LiveQuery(TaggedFrame, frozen=True, kw_only=True):
 
 
 class LiveAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """Requests of a front that have not been released; all of them with the `is_last` answer."""
+    """Live requests of a front, in parts; the answer with `is_last` is the last part."""
 
     ticket: int
     views: tuple[FrontView, ...]

@@ -1,7 +1,7 @@
 """Receives the fronts' frames in the observer, and queries their live requests.
 
 Owns the connections of the fronts. The supervisor owns the listening socket, which outlives every
-observer, so that frames sent while there is none reach the next.
+observer, so that frames sent without an observer reach the next one.
 """
 
 import asyncio
@@ -41,8 +41,6 @@ class FrontUnavailable(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Front:
-    """One connected front."""
-
     front_id: int
     pid: int
     line: _Line
@@ -60,27 +58,26 @@ class _Front:
         return answer
 
     def take_live(self, answer: LiveAnswer) -> None:
-        """Add a part of the answer."""
         part = self.parts.setdefault(answer.ticket, [])
         part += answer.views
         if answer.is_last:
             self.looks.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
     def ask_order(self, kind: CommandKind, argument: str) -> "asyncio.Future[CommandResult]":
-        """Send a command; the future of its result."""
+        """Send a command; return the future of its result."""
         ticket, answer = self.orders.add()
         self.line.write(encode(Command(ticket=ticket, kind=kind, argument=argument)))
         return answer
 
     def lose(self) -> None:
-        """Fail its queries: the front has disconnected."""
+        """Fail the pending queries: the front has disconnected."""
         gone = FrontUnavailable(f"front {self.front_id} is gone")
         self.looks.fail(gone)
         self.orders.fail(gone)
 
 
 class FrontReceiver:
-    """Receives frames of all fronts for `listener`. Lives on one event loop.
+    """Receives the frames of all fronts for `listener`, on one event loop.
 
     `num_unreadable` counts the records that could not be read.
     """
@@ -112,12 +109,12 @@ class FrontReceiver:
         return sum(beat.num_live for beat in beats if beat is not None)
 
     async def start(self, listener: socket.socket) -> None:
-        """Start listening; frames that were sent before come first."""
+        """Start listening; frames that were sent earlier are received first."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._new_line, sock=listener)
 
     async def close(self, limit_s: float) -> None:
-        """Receive the last frames of ending fronts for at most `limit_s`; then disconnect."""
+        """Receive the last frames of ending fronts for at most `limit_s`, then disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._is_empty.wait()
@@ -128,7 +125,7 @@ class FrontReceiver:
             line.abort()
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
-        """The live requests of all fronts, and whether each of them answered in time."""
+        """Return the live requests of all fronts, and whether every front answered in time."""
         asked = [front.ask_live() for front in self._by_id.values()]
         if not asked:
             return (), True

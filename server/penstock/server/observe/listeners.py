@@ -25,7 +25,7 @@ _MAX_LOGGED_FAILURES = 20
 
 
 class EngineListeners:
-    """An `EngineListener` in front of several, which may raise."""
+    """An `EngineListener` that forwards to several listeners, which may raise."""
 
     def __init__(self, *listeners: EngineListener) -> None:
         self._listeners = listeners
@@ -63,13 +63,13 @@ class ServiceListener:
     """Base class; override the events to receive. Each event is delivered once."""
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Requests have ended."""
+        """Receive the records of ended requests."""
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """A front has sent a heartbeat."""
+        """Receive a front's heartbeat."""
 
     def take_engine(self, hello: EngineHello) -> None:
-        """An engine is up."""
+        """Receive the startup report of a new engine."""
 
     def take_steps(
         self,
@@ -78,18 +78,18 @@ class ServiceListener:
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """Steps of the engine of `epoch`: rows of `flight.layout.STEP`, oldest first.
+        """Receive steps of the engine of `epoch`: rows of `flight.layout.STEP`, oldest first.
 
-        `num_missed`: steps before them that were overwritten unread. `totals`: the engine's own
-        counts (`flight.layout.TOTALS`), which miss no step.
+        `num_missed`: number of preceding steps that were overwritten unread. `totals`: the engine's
+        own counts (`flight.layout.TOTALS`), which include every step.
         """
 
     def front_gone(self, front_id: int) -> None:
-        """A front has ended: its gauges no longer count."""
+        """Called when a front has ended: its gauges no longer count."""
 
 
 class ServiceListeners(ServiceListener):
-    """Forwards to `listeners`, which may raise and grow. `num_failures`: calls that raised."""
+    """Forwards to `listeners`, which may raise. `num_failures`: number of calls that raised."""
 
     def __init__(self, *listeners: ServiceListener) -> None:
         self.num_failures = 0

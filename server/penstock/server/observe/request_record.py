@@ -19,31 +19,31 @@ from penstock.server.observe.frames import OutcomeCount
 
 _ENCODER = msgspec.msgpack.Encoder()
 NO_ROOM = "no_room"
-"""Why a record was dropped: `offer` rejected it."""
+"""Drop reason: `offer` rejected the record."""
 UNREADABLE = "unreadable"
-"""Why a record was dropped: an internal error."""
+"""Drop reason: an internal error."""
 
 
 class SegmentKind(enum.StrEnum):
-    """What a request did for a while. The values are the names of its child spans."""
+    """Phase of a request. The values are the names of its child spans."""
 
     PREPARE = "prepare"
-    """Parsed, checked, tokenised."""
+    """Parsing, validation, tokenisation."""
     QUEUE = "queue"
     PREFILL = "prefill"
     DECODE = "decode"
     DELIVER = "deliver"
-    """The engine is done with it; its last messages go out."""
+    """The engine has finished the request; the last messages are being sent."""
 
 
 class Segment(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One stretch of a request's life. Segments of a record tile it: no gap, no overlap. Mutable,
+    """One phase of a request. The segments of a record are contiguous and do not overlap. Mutable,
     for `PhaseClock`, which fills them in.
 
-    `wait`: of a QUEUE that was explained. `stay`: of the last segment of a stay in the running
-    batch, covering its PREFILL too. `num_cached_tokens`: of a PREFILL. `num_tokens`: of a DECODE.
-    `is_engine_lost`: a QUEUE without an engine: the request had lost its own, and waited for
-    another.
+    `wait`: of a QUEUE with known reasons. `stay`: residency in the running batch, in its last
+    segment, including its PREFILL. `num_cached_tokens`: of a PREFILL. `num_tokens`: of a DECODE.
+    `is_engine_lost`: a QUEUE without an engine: the request's engine died, and it waited for the
+    next one.
     """
 
     kind: SegmentKind
@@ -98,15 +98,15 @@ class Content(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One ended request.
 
-    `method`: the full name of the RPC, such as `penstock.v1.GenerationService/Generate`; a request
-    of a Multiplex stream carries that method's. `code`: the gRPC status code it ended with, as a
+    `method`: the full name of the RPC, such as `penstock.v1.GenerationService/Generate`; for a
+    request of a Multiplex stream, the name of that method. `code`: the final gRPC status code, as a
     number; `reason`: the name of its ErrorReason, empty if it completed or its client disconnected.
     `finish_reasons`: one per output, names of FinishReason. `ttft_s`: from arrival to the first
-    token, NaN without one. `num_ahead`: requests before it when it was queued, -1 if it never was.
-    `estimated_queue_s`: the wait predicted then, NaN if none. `stalled_s`, `num_stalls`: time and
-    number of writes blocked by its client. `num_messages`: messages sent. `num_replays`: engine
-    crashes that it survived.
-    `sequence`: counts the records of a front from 0, so that losses are detected.
+    token, NaN without one. `num_ahead`: number of requests ahead of it when it was queued, -1 if it
+    never was. `estimated_queue_s`: the wait predicted at that time, NaN if none. `stalled_s`,
+    `num_stalls`: time and number of writes blocked by its client. `num_messages`: messages sent.
+    `num_replays`: engine crashes that it survived. `sequence`: counts the records of a front from
+    0, so that losses are detected.
     """
 
     sequence: int
@@ -142,12 +142,12 @@ _DECODER = msgspec.msgpack.Decoder(RequestRecord)
 
 
 def encode_record(record: RequestRecord) -> bytes:
-    """Encode the record; raises TypeError for a field of another type."""
+    """Encode the record. Raises TypeError for a field of another type."""
     return _ENCODER.encode(record)
 
 
 def decode_record(data: bytes) -> RequestRecord:
-    """Decode one record; raises ValueError for anything else."""
+    """Decode one record. Raises ValueError for anything else."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -155,11 +155,11 @@ def decode_record(data: bytes) -> RequestRecord:
 
 
 class RequestRecorder:
-    """Takes every record once.
+    """Counts every record and passes it on.
 
     `offer` receives each one encoded (see `encode_record`) and returns whether it accepted it; it
-    must not block. Without it records are only counted. `num_records`: counted so far, and the
-    sequence number of the next one. `dropped_records`: number of lost ones by reason.
+    must not block. Without `offer`, records are only counted. `num_records`: number counted so far,
+    and the sequence number of the next one. `dropped_records`: number of lost ones by reason.
     """
 
     def __init__(self, offer: Callable[[bytes], bool] | None = None) -> None:
@@ -186,7 +186,7 @@ class RequestRecorder:
         self._drop(UNREADABLE)
 
     def outcomes(self) -> tuple[OutcomeCount, ...]:
-        """Number of ended requests by outcome, since the front's start."""
+        """Return the number of ended requests by outcome, since the front's start."""
         return tuple(
             OutcomeCount(
                 method=method, code=code, reason=reason, finish_reason=finish_reason, num=num

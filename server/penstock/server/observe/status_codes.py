@@ -1,7 +1,7 @@
-"""The names of gRPC's status codes for spans and metrics, and which make a server's span an error.
+"""Names of gRPC status codes for spans and metrics, and which of them make a server span an error.
 
-Knows no grpc and no OpenTelemetry. Source of the rule: semantic conventions 1.44, "gRPC", span of
-the server: a client's mistake, a refusal or a cancellation is no error of ours.
+Independent of grpc and OpenTelemetry. Source of the rule: semantic conventions 1.44, "gRPC", server
+span: a client's error, a rejection or a cancellation is not an error of the server.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ STATUS_NAMES: Final = (
     "DATA_LOSS",
     "UNAUTHENTICATED",
 )
-"""By code."""
+"""Names by code."""
 
 
 _UNKNOWN = 2
@@ -35,10 +35,10 @@ _ERRORS = frozenset(
 
 
 def status_name(code: int) -> str:
-    """The name of a status code; `UNKNOWN` for other numbers, as in gRPC."""
+    """Return the name of a status code; `UNKNOWN` for other numbers, as in gRPC."""
     return STATUS_NAMES[code if 0 <= code < len(STATUS_NAMES) else _UNKNOWN]
 
 
 def is_server_error(code: int) -> bool:
-    """Whether a request that ended with this code makes its span an error."""
+    """Return whether a request that ended with this code makes its span an error."""
     return status_name(code) in _ERRORS

@@ -1,8 +1,8 @@
 """W3C trace context: a caller's headers, the response headers, and new ids.
 
-Owns the format (https://www.w3.org/TR/trace-context/) and where ids come from. Knows no transport:
-values come as a header or as metadata brings them. What is malformed counts as not there, because a
-bad trace must never fail a request.
+Owns the format (https://www.w3.org/TR/trace-context/) and the generation of ids. Independent of the
+transport: values are those of a header or of metadata. Malformed values are treated as absent,
+because a bad trace must never fail a request.
 """
 
 import os
@@ -19,7 +19,7 @@ TRACE_ID_KEY: Final = "x-trace-id"
 TRACERESPONSE_KEY: Final = "traceresponse"
 MAX_TRACE_STATE_CHARS: Final = 512
 NOT_TRACED: Final = TraceParent(trace_id=b"", span_id=b"")
-"""Of a request that is not traced."""
+"""Trace context of a request that is not traced."""
 
 _VERSION_0_CHARS = 55
 _NUM_BYTES = 26
@@ -32,9 +32,9 @@ _POOL_BYTES = 4096
 
 @dataclass(slots=True)
 class RemoteParent:
-    """The caller's span: 16 and 8 bytes, its decision, and values passed on unchanged.
+    """The caller's span: 16 and 8 bytes, its sampling decision, and values passed on unchanged.
 
-    It is never changed; it is not frozen because every request makes one (see `request_record.py`).
+    Never modified; not frozen, because every request creates one (see `request_record.py`).
     """
 
     trace_id: bytes
@@ -44,26 +44,26 @@ class RemoteParent:
 
 
 def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> RemoteParent | None:
-    """The parent that a `traceparent` names; None where it is malformed.
+    """Parse a `traceparent`; return None if it is malformed.
 
-    Of a version after 00 the part known here is read, as the specification wants it. `trace_state`
-    is dropped where it is not printable ASCII, and of a long one its last members are.
+    Of a version after 00, only the fields of version 00 are read, as the specification requires. A
+    `trace_state` that is not printable ASCII is dropped; a long one loses its last members.
     """
     text = _text_of(value)
     head = text[:_VERSION_0_CHARS]
     if len(head) < _VERSION_0_CHARS or not head[2] == head[35] == head[52] == "-":
         return None
-    # An upper-case digit is none here.
+    # Upper-case digits are invalid here.
     if head.lower() != head:
         return None
     try:
         data = bytes.fromhex(head.replace("-", ""))
     except ValueError:
         return None
-    # Blanks or dashes among the digits leave too few.
+    # Blanks or dashes among the digits leave too few bytes.
     if len(data) != _NUM_BYTES or data[0] == _NO_VERSION:
         return None
-    # Of a later version what follows is its own affair.
+    # Later versions may have more fields.
     if len(text) > _VERSION_0_CHARS and (not data[0] or text[_VERSION_0_CHARS] != "-"):
         return None
     trace_id, span_id = data[1:17], data[17:25]
@@ -75,17 +75,17 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
 
 
 def trace_response(trace: TraceParent) -> str:
-    """The `traceresponse` of a request.
+    """Return the `traceresponse` of a request.
 
-    It has the sampled flag of the caller: whether a trace that begins here is kept is decided at
-    its end.
+    Its sampled flag is the caller's: whether a trace that begins here is kept is decided at its
+    end.
     """
     flags = _IS_SAMPLED if trace.is_parent_sampled else 0
     return f"00-{trace.trace_id.hex()}-{trace.span_id.hex()}-{flags:02x}"
 
 
 def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
-    """Metadata by which a caller finds its request; nothing where it is not traced."""
+    """Return metadata by which a caller finds its trace; empty if the request is not traced."""
     if not trace.trace_id:
         return ()
     return (
@@ -95,7 +95,7 @@ def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
 
 
 class TraceIds:
-    """Random ids, never zero: 128 bits of a trace, 64 of a span.
+    """Generates random ids, never zero: 128 bits for a trace, 64 for a span.
 
     Drawn from the system's generator, many at a time; a forked process draws its own.
     """
@@ -112,19 +112,19 @@ class TraceIds:
         self._position = _POOL_BYTES
 
     def new_trace_id(self) -> bytes:
-        """16 bytes."""
+        """Return 16 bytes."""
         while (trace_id := self._draw(16)) == _NO_TRACE_ID:
             pass
         return trace_id
 
     def new_span_id(self) -> bytes:
-        """8 bytes."""
+        """Return 8 bytes."""
         while (span_id := self._draw(8)) == _NO_SPAN_ID:
             pass
         return span_id
 
     def begin(self, parent: RemoteParent | None) -> TraceParent:
-        """The ids of a request: under `parent`, or at the root of a new trace."""
+        """Return the ids of a request: below `parent`, or at the root of a new trace."""
         if parent is None:
             both = self._draw(24)
             trace_id, span_id = both[:16], both[16:]
@@ -156,7 +156,7 @@ def _forget_all() -> None:
         ids.forget()
 
 
-# A fork copies the pools, and to ask for the process at every draw costs more than the draw.
+# A fork copies the pools; checking the process id at every draw would cost more than the draw.
 os.register_at_fork(after_in_child=_forget_all)
 
 
@@ -165,7 +165,7 @@ def _text_of(value: str | bytes) -> str:
 
 
 def _bounded(trace_state: str) -> str:
-    """At most MAX_TRACE_STATE_CHARS of it, in whole members; the newest are first."""
+    """Truncate to at most MAX_TRACE_STATE_CHARS, in whole members; the newest are first."""
     if not _TRACE_STATE.fullmatch(trace_state[: 4 * MAX_TRACE_STATE_CHARS]):
         return ""
     if len(trace_state) <= MAX_TRACE_STATE_CHARS:

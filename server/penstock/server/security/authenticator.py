@@ -20,7 +20,7 @@ from penstock.server.security.web_tokens import BadToken, KeySet, WebTokens
 
 _BEARER: Final = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE | re.ASCII)
 Names = Callable[[], Iterable[str]]
-"""The names of the caller's certificate, as a policy writes them; evaluated only if needed."""
+"""Returns the names of the caller's certificate, as a policy writes them; called only if needed."""
 
 
 class Unknown(Exception):
@@ -60,10 +60,11 @@ class Authenticator:
             self._judge = self._prepare()
 
     def identify(self, authorizations: list[str], names: Names) -> Caller:
-        """The caller with these Authorization headers and certificate names.
+        """Return the caller with these Authorization headers and certificate names.
 
-        Raises Unknown and NotListed. A token that is sent must be valid, whatever else there is; a
-        token and a certificate of two tenants are refused, since one of them is stolen.
+        Raises Unknown and NotListed. A token must be valid if it is sent, even with a valid
+        certificate; a token and a certificate of two tenants are refused, since one of them is
+        stolen.
         """
         judge = self._judge
         by_token = self._by_token(judge, authorizations) if authorizations else None
@@ -122,7 +123,7 @@ class _PolicyIndex:
             raise Unknown(str(error)) from None
 
     def tenant_of_names(self, names: Names) -> str | None:
-        """The tenant of a certificate; None where the policy has none of its names."""
+        """Return the tenant of a certificate; None if the policy has none of its names."""
         known = self.policy.certificates
         found = {known[name] for name in names() if name in known}
         if len(found) > 1:
@@ -142,7 +143,7 @@ class _StaticTokens:
         self._tokens = {self._keyed_hash(token.digest): token for token in tokens}
 
     def find(self, token: bytes) -> StaticToken | None:
-        """The entry of a token, expired or not."""
+        """Return the entry of a token, expired or not."""
         digest = sha256(token).digest()
         found = self._tokens.get(self._keyed_hash(digest))
         if found is None or not hmac.compare_digest(found.digest, digest):

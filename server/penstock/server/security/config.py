@@ -11,7 +11,7 @@ from penstock.scheduler.setting import SettingError, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """Raises SettingError naming the field. `tls_cert` and `tls_key` are for the ports for gRPC."""
+    """Settings of authentication and TLS. Raises SettingError naming the field."""
 
     policy_file: Path | None = setting(
         None,

@@ -16,7 +16,7 @@ from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
 from penstock.server.tenants import MAX_PRIORITY, PriorityCeilings
 
 JWT_ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
-"""Signatures of key pairs only: with a shared key, any verifier could make tokens."""
+"""Asymmetric signatures only: with a shared key, any verifier could make tokens."""
 MAX_LEEWAY_S: Final = 300.0
 
 
@@ -24,8 +24,8 @@ MAX_LEEWAY_S: Final = 300.0
 class TenantPolicy(TenantQuota):
     """The rights and limits of one tenant. Raises SettingError naming the field.
 
-    `max_priority`, `max_retention_level`: a higher priority in the queue, or level of blocks in the
-    prefix cache, is lowered to this. `weight`: its share under fair order.
+    `max_priority` (in the queue), `max_retention_level` (of blocks in the prefix cache): higher
+    values are lowered to these. `weight`: its share under fair scheduling.
     """
 
     rights: frozenset[Right] = CLIENT_RIGHTS
@@ -39,15 +39,15 @@ class TenantPolicy(TenantQuota):
         return TenantQuota(**{item.name: getattr(self, item.name) for item in fields(TenantQuota)})
 
     def caller(self, tenant: str) -> Caller:
-        """A caller of this tenant."""
+        """Return a caller of this tenant."""
         ceilings = PriorityCeilings(self.max_priority, self.max_retention_level)
         return Caller(tenant=tenant, rights=self.rights, ceilings=ceilings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticToken:
-    """A bearer token by its SHA-256; `expires_unix_s` infinite for never. Does not store
-    the token.
+    """A bearer token by its SHA-256, without the token. `expires_unix_s` infinite: never
+    expires.
     """
 
     digest: bytes
@@ -59,10 +59,10 @@ class StaticToken:
 class JwtPolicy:
     """Which JSON Web Tokens (RFC 7519) are accepted, and which claim is the tenant.
 
-    Signed by a key of `jwks_file` (RFC 7517) with one of `algorithms`, issued by `issuer` for
-    `audience`, not expired and not before its time, give or take `leeway_s`.
-    `takes_unlisted_tenants`: tenants that the policy does not list get its defaults, instead of
-    being refused.
+    A token must be signed by a key of `jwks_file` (RFC 7517) with one of `algorithms`, issued by
+    `issuer` for `audience`, neither expired nor used before its time, with a tolerance of
+    `leeway_s`. `takes_unlisted_tenants`: tenants that the policy does not list get its defaults,
+    instead of being refused.
     """
 
     jwks_file: Path
@@ -90,7 +90,7 @@ class JwtPolicy:
 class Policy:
     """The whole policy. `certificates`: the tenant by a name in its certificate (`cn:NAME`).
 
-    `default` is for tenants that are not listed, where those are accepted.
+    `default` applies to unlisted tenants, if they are accepted.
     """
 
     default: TenantPolicy = field(default_factory=TenantPolicy)
@@ -105,7 +105,7 @@ class Policy:
         return bool(self.tokens or self.certificates or self.jwt is not None)
 
     def of(self, tenant: str) -> TenantPolicy:
-        """The policy of a tenant, listed or not."""
+        """Return the policy of a tenant, listed or not."""
         return self.tenants.get(tenant, self.default)
 
     @property

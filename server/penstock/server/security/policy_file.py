@@ -1,9 +1,9 @@
 """The policy file of a running service and its key set, reloaded when they change.
 
-Owns their validation, which is the same in every process, and that an invalid file never replaces a
-valid one. The file is TOML, read strictly: every error names the place
+Owns their validation, which is the same in every process, and the rule that an invalid file never
+replaces a valid one. The file is TOML, read strictly: every error names the key
 (`tenants.acme.max_priority`) and quotes no value of a credential; unknown keys are refused, because
-a misspelt limit is no limit. Has no clock: call `poll` about once a second.
+a misspelt limit would have no effect. Has no clock: call `poll` about once a second.
 """
 
 import datetime
@@ -30,11 +30,11 @@ _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 
 
 class PolicyFile:
-    """One policy, watched. Raises ValueError or OSError when it is invalid at the start.
+    """A policy file, reloaded on changes. Raises ValueError or OSError if invalid at the start.
 
     `is_behind_proxy`: a proxy names the tenants; then the policy must not contain credentials, and
     otherwise it must. `has_client_certificates`: TLS is mutual, so that names of certificates can
-    be used. Without `needs_keys` it also starts with a policy whose key set cannot be read: a
+    be used. Without `needs_keys`, a policy is accepted even if its key set cannot be read: a
     process that authenticates no callers needs only its limits.
     """
 
@@ -62,10 +62,10 @@ class PolicyFile:
             _log.error("the policy is in force without its keys: %s", error)
 
     def poll(self) -> bool:
-        """Check whether a file has changed; True when `policy` or `keys` were replaced.
+        """Check whether a file has changed; return True if `policy` or `keys` were replaced.
 
-        A missing or invalid file is logged once, and the old values stay. A newer policy that only
-        lacks its key set is read again at every check, since the key set may follow. Meanwhile the
+        A missing or invalid file is logged once, and the old values stay. A newer policy whose key
+        set cannot be read is retried at every check, since the key set may follow. Meanwhile the
         keys of the policy in force are watched.
         """
         self._check()
@@ -141,7 +141,7 @@ class PolicyFile:
         return policy, stamp
 
     def _fault(self, policy: Policy) -> str | None:
-        """Why the policy cannot be used by this service."""
+        """Return why this service cannot use the policy; None if it can."""
         if self._is_behind_proxy:
             if not policy.has_credentials:
                 return None
@@ -211,7 +211,7 @@ class _File:
 
 
 def parse_policy(text: str, folder: Path) -> Policy:
-    """The policy of a text; relative paths in it start at `folder`. Raises BadPolicy."""
+    """Parse a policy; relative paths in it start at `folder`. Raises BadPolicy."""
     try:
         file = from_json_value(_File, _with_defaults(tomllib.loads(text)), "")
     except tomllib.TOMLDecodeError as error:
@@ -247,7 +247,7 @@ def parse_policy(text: str, folder: Path) -> Policy:
 
 
 def _with_defaults(root: dict[str, Any]) -> dict[str, Any]:
-    """A tenant's keys, completed by those of `default`."""
+    """Return a tenant's keys, completed by those of `default`."""
     default, tenants = _table(root.get("default")), _table(root.get("tenants"))
     known = {item.name for item in fields(TenantPolicy)}
     base = {name: value for name, value in default.items() if name in known}

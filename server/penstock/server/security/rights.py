@@ -17,7 +17,7 @@ class Right(enum.StrEnum):
     models and use their tokenizers. LOAD_MODELS: load and unload them. INSPECT: reflection and
     channelz, which shows the addresses of other callers. OPERATIONS_READ: monitoring, of all
     tenants. OPERATIONS_WRITE: drain, log levels, profiles, files on the server. METRICS: the
-    metrics port, where it needs a right at all.
+    metrics port, if it requires a right.
     """
 
     GENERATE = "generate"

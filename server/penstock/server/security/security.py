@@ -24,10 +24,10 @@ POLL_S = 1.0
 
 
 class Security:
-    """Authenticator and TLS files of a config, each None where there is none.
+    """Authenticator and TLS files of a config, each None if not configured.
 
-    Raises ValueError or OSError when a file is invalid at the start. `is_behind_proxy`: a proxy
-    names the tenants, so that the policy has limits but does not authenticate.
+    Raises ValueError or OSError if a file is invalid at the start. `is_behind_proxy`: a proxy names
+    the tenants, so that the policy has limits but does not authenticate.
     """
 
     def __init__(self, config: SecurityConfig, *, is_behind_proxy: bool = False) -> None:
@@ -44,18 +44,18 @@ class Security:
         )
 
     def vouched_for(self, tenant: str) -> Caller:
-        """A caller of this tenant as named by a proxy, or of NO_TENANT."""
+        """Return a caller of this tenant as named by a proxy, or of NO_TENANT."""
         if self._limits_behind_proxy is None:
             return dataclasses.replace(ANONYMOUS, tenant=tenant)
         return self._limits_behind_proxy.policy.of(tenant).caller(tenant)
 
     def policy_of(self, tenant: str) -> TenantPolicy | None:
-        """The policy of a tenant; None without a policy file."""
+        """Return the policy of a tenant; None without a policy file."""
         file = self._limits_behind_proxy if self.authenticator is None else self.authenticator
         return None if file is None else file.policy.of(tenant)
 
     def poll(self) -> None:
-        """Check all files once. Changed files are read, which takes a while."""
+        """Check all files once; reading changed files takes a while."""
         polls: list[Callable[[], object]] = []
         if self.tls is not None:
             polls.append(self.tls.poll)
@@ -78,7 +78,7 @@ class Security:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. A name must have loopback addresses alone."""
+    """Return whether only this machine can reach `host`. Names need loopback addresses only."""
     try:
         return _is_loopback_address(host)
     except ValueError:
@@ -92,10 +92,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_loopback_address(text: str) -> bool:
-    """Raises ValueError for an invalid address."""
+    """Return whether an address is loopback. Raises ValueError if it is invalid."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        # An IPv4 address as an IPv6 socket writes it (::ffff:127.0.0.1).
+        # An IPv4-mapped IPv6 address (::ffff:127.0.0.1).
         return address.ipv4_mapped.is_loopback
     return address.is_loopback
 
@@ -108,11 +108,10 @@ def check_exposure(
     metrics_host: str | None,
     is_behind_proxy: bool,
 ) -> None:
-    """Raise SettingError where unauthenticated callers could reach a port without an explicit
-    setting.
+    """Raise SettingError if unauthenticated callers could reach a port without an explicit setting.
 
-    A host that is None is a port that does not exist. A tenant that a proxy names proves nothing; a
-    certificate does, on the gRPC ports.
+    A host of None: the port does not exist. A tenant named by a proxy is not authenticated; a
+    certificate authenticates on the gRPC ports.
     """
     if config.allows_anonymous_network:
         return

@@ -46,7 +46,7 @@ class TlsFiles:
         return self._client_ca is not None
 
     def poll(self) -> bool:
-        """Check whether files have changed; True when `material` was replaced.
+        """Check whether files have changed; return True if `material` was replaced.
 
         Files that do not belong together, as between two writes, are logged once and not used.
         """
@@ -125,7 +125,7 @@ class HttpsContext:
         self._context = _context(self._used)
 
     def wrap(self, accepted: socket.socket) -> ssl.SSLSocket:
-        """The socket with TLS; the first read does the handshake."""
+        """Return the socket with TLS; the first read does the handshake."""
         with self._lock:
             material = self._tls.material
             if material is not self._used:
@@ -136,8 +136,8 @@ class HttpsContext:
 def _context(material: TlsMaterial) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # OpenSSL reads a chain only from a path, and this must be the bytes that were checked, not what
-    # the files contain by now. The folder is private to this user, and removed at once.
+    # OpenSSL reads a chain only from a path, which must contain the checked bytes, not the current
+    # content of the files. The folder is private to this user, and removed at once.
     with tempfile.TemporaryDirectory(prefix="penstock-tls-") as folder:
         path = Path(folder) / "chain-and-key.pem"
         path.touch(mode=0o600)

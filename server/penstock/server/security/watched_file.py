@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""For each file what changes when it is written or replaced; None for an unreadable one."""
+"""Device, inode, size and modification time of each file; None for an unreadable one."""
 
 MAX_FILE_BYTES: Final = 4 << 20
 
@@ -23,14 +23,15 @@ class FilesChanged(OSError):
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
-    """The current stamp of the files."""
+    """Return the current stamp of the files."""
     return tuple(_stamp(path) for path in paths)
 
 
 def read_together(paths: Sequence[Path]) -> tuple[tuple[bytes, ...], Stamp]:
-    """The files' bytes and the stamp they had before and after they were read.
+    """Return the bytes of the files and their stamp.
 
-    Raises FilesChanged when those differ, OSError, and ValueError for a file that is far too large.
+    Raises FilesChanged if the stamp changed while they were read, OSError, and ValueError for a
+    file above MAX_FILE_BYTES.
     """
     before = stamp_of(paths)
     contents = tuple(_read(path) for path in paths)

@@ -46,7 +46,7 @@ class KeySet:
         return len(self._keys)
 
     def find(self, algorithm: str, key_id: str | None) -> "PyJWK | None":
-        """The key that a token names; without a name, the only one for its algorithm."""
+        """Return the key named by a token; without a name, the only one for its algorithm."""
         if key_id is not None:
             return self._keys.get((algorithm, key_id))
         found = [key for (of, _), key in self._keys.items() if of == algorithm]
@@ -64,10 +64,10 @@ def check_installed() -> None:
 
 
 def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
-    """The keys of a file that sign with one of `algorithms`. Raises BadKeySet.
+    """Return the keys of a file that sign with one of `algorithms`. Raises BadKeySet.
 
-    Keys of other types are ignored, as in the standard. Secrets are refused: shared ones, and
-    private keys, which belong to the issuer alone.
+    Keys of other types are ignored, as in the standard. Shared secrets are refused, and private
+    keys, which belong to the issuer alone.
     """
     try:
         root: Any = parse_json(data.decode("utf-8"))
@@ -100,7 +100,7 @@ def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
 
 
 def _algorithm(jwk: Mapping[str, Any], where: str) -> str | None:
-    """The algorithm of a key; None for one that cannot be used here."""
+    """Return the algorithm of a key; None for one that cannot be used here."""
     kind = jwk.get("kty")
     if kind == "oct":
         raise BadKeySet(f"{where} is a shared secret, with which every verifier could sign")
@@ -132,7 +132,7 @@ def _key(jwk: dict[str, Any], algorithm: str, where: str) -> "PyJWK":
 
 
 class BadToken(Exception):
-    """The token is not valid. The message is for the log, and quotes nothing of it."""
+    """The token is not valid. The message is for the log, and does not quote the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class WebTokens:
         self._lock = threading.Lock()
 
     def tenant_of(self, token: bytes) -> str:
-        """The tenant of a token. Raises BadToken."""
+        """Return the tenant of a token. Raises BadToken."""
         # Under a random key: the time of the look-up reveals nothing about other tokens.
         place = blake2b(token, key=self._secret, digest_size=32).digest()
         with self._lock:
@@ -205,7 +205,7 @@ class WebTokens:
         return self._checked(claims)
 
     def _checked(self, claims: dict[str, Any]) -> _Good:
-        """Check the times by our own clock; returns the tenant."""
+        """Check the times by our own clock; return the tenant."""
         policy, now_s = self._policy, self._clock()
         expires_s = _time(claims, "exp") + policy.leeway_s
         if not now_s < expires_s:
@@ -226,8 +226,8 @@ def _time(claims: dict[str, Any], name: str) -> float:
         time_s = float(value)
     except OverflowError:
         time_s = math.inf
-    # JSON has neither, but its parsers accept them: no bound catches NaN, and Infinity never
-    # expires.
+    # Parsers accept NaN and Infinity, which JSON does not have: no bound catches NaN, and
+    # Infinity never expires.
     if not math.isfinite(time_s):
         raise BadToken(f"a web token whose {name} is not a time")
     return time_s

@@ -61,13 +61,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean NAME?`, or "" when no known name is similar."""
+    """Return `; did you mean NAME?`, or "" if no known name is similar."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean NAME?`, else the known names if they are few."""
+    """Return `; did you mean NAME?`, else the known names if they are few."""
     names = sorted(known)
     listed = f"; known are {', '.join(names)}" if 0 < len(names) <= _MOST_LISTED else ""
     return nearest(name, names) or listed
@@ -134,7 +134,7 @@ def _checked(kind: Any, data: object, where: str) -> Any:
 
 
 def _abbreviated(data: object) -> str:
-    """A value for an error message; the type of a long or nested one."""
+    """Shorten a value for an error message: a long or nested one to its type."""
     match data:
         case Mapping():
             return "an object"
@@ -206,7 +206,7 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     try:
         return kind(**decoded)
     except SettingError as refusal:
-        # The first name has its path, the others are its neighbours.
+        # The first name is shown with its path; the other names are fields next to it.
         first = refusal.names[0]
         path = f"{where}.{first}".lstrip(".")
         raise ValueError(refusal.spelled(lambda name: path if name == first else name)) from None

@@ -1,7 +1,7 @@
-"""The sources of settings: flags override variables, variables override a file.
+"""The sources of settings: flags override environment variables, which override a file.
 
 Owns the order of the sources, the parsing of texts, and error messages that name a setting as its
-source does: a flag, a variable, or a key of a file with its table and file.
+source does: a flag, an environment variable, or a key of a file with its table and file.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The given values of `table`, by name. `environment`: for other variables."""
+    """The given values of the settings in `table`, by name. `environment`: for other variables."""
 
     table: Sequence[Declared] = field(repr=False)
     given: Mapping[str, Given]
@@ -43,15 +43,15 @@ class Sources:
         return name in self.given
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value that was given."""
+        """Return the given value, or `default`."""
         return self.given[name].value if name in self.given else default
 
     def value(self, name: str) -> Any:
-        """The value that was given, or the default."""
+        """Return the given value, or the setting's default."""
         return self.get(name, next(item.default for item in self.table if item.name == name))
 
     def spell(self, name: str) -> str:
-        """The name that the user gave; the flag where it was not given."""
+        """Return the name that the user gave, or the flag if the setting was not given."""
         return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
 
     def refuse(self, names: Iterable[str], why: str) -> None:
@@ -61,7 +61,7 @@ class Sources:
                 raise BadSetting(f"{self.spell(name)} {why}")
 
     def build(self, kind: type[T], derived: Mapping[str, Any]) -> T:
-        """The configuration. `derived`: fields by their path, which override given values.
+        """Build the configuration. `derived`: fields by their path, which override given values.
 
         Raises BadSetting.
         """
@@ -98,9 +98,9 @@ def gather(
     environment: Mapping[str, str],
     file: Path | None = None,
 ) -> Sources:
-    """The given values, each parsed and within its bounds. Raises BadSetting.
+    """Collect the given values, each parsed and within its bounds. Raises BadSetting.
 
-    `arguments`: by name; texts are parsed, other values are used unchanged, None was not given.
+    `arguments`: by name; texts are parsed, other values are used unchanged, None: not given.
     """
     given = {} if file is None else _read_file(table, file)
     for item in table:
@@ -113,7 +113,9 @@ def gather(
 
 
 def _is_made_up(item: Declared, text: str) -> bool:
-    """Kubernetes sets PENSTOCK_PORT to a URL for a service that is called penstock, and so on."""
+    """Return whether the variable is from Kubernetes, which sets PENSTOCK_PORT to a URL for a
+    service called penstock, and so on.
+    """
     return item.name.endswith("port") and text.startswith("tcp://")
 
 
@@ -134,7 +136,7 @@ def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
 
 
 def _meant(table: Sequence[Declared], name: str, known: Iterable[str]) -> str:
-    """The same key in another table, else similar ones."""
+    """Suggest the same key in another table, else similar keys."""
     keys = [item.key for item in table if item.name == name]
     names = {item.key.rpartition(".")[2]: item.key for item in table}
     near = [names[word] for word in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
@@ -164,7 +166,7 @@ def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -
 
 
 def _of_text(item: Declared, text: str, spelling: str) -> Any:
-    """The value of a flag or a variable."""
+    """Parse the value of a flag or an environment variable."""
     kind = item.kind
     if dataclasses.is_dataclass(kind):
         return _of_value(item, *_read_json_or_file(text, spelling))
@@ -189,7 +191,7 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
 
 
 def _of_value(item: Declared, data: Any, spelling: str) -> Any:
-    """A value of a file, or of JSON."""
+    """Convert a value from a file or from JSON."""
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
@@ -202,7 +204,7 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
 
 
 def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
-    """The value of a JSON text, or of a .toml or JSON file; and its name in messages."""
+    """Return the value of a JSON text, or of a .toml or JSON file, and its name in messages."""
     if not text.lstrip().startswith(("{", "[")):
         return read_table(Path(text).expanduser(), spelling), spelling
     try:
@@ -212,7 +214,7 @@ def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
 
 
 def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
-    """The value of a .toml file or of a file with JSON. Raises BadSetting naming both."""
+    """Read the value of a .toml file or of a file with JSON. Raises BadSetting naming both."""
     is_toml = is_toml or path.suffix == ".toml"
     form, parse = ("TOML", tomllib.loads) if is_toml else ("JSON", parse_json)
     try:
@@ -228,7 +230,7 @@ def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
 
 
 def _pairs(text: str, spelling: str) -> dict[str, float]:
-    """`a=2,b=1`; the name before the last `=` may be empty."""
+    """Parse `a=2,b=1`; the name before the last `=` may be empty."""
     pairs: dict[str, float] = {}
     for part in text.split(","):
         name, is_pair, number = part.rpartition("=")

@@ -1,6 +1,6 @@
 """The settings that a configuration declares in the annotations of its dataclasses.
 
-Owns the spellings of a setting (as a flag, as a variable, as a key of its group), and the flags in
+Owns the spellings of a setting (flag, environment variable, key of its group), and the flags in
 groups with headings, common ones first, with their defaults.
 """
 
@@ -22,9 +22,9 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """One setting. `path`: of its field, such as `scheduler.order`. `kind`: the type of values.
+    """One setting. `path`: of its field, such as `scheduler.order`. `kind`: type of the values.
 
-    `default`: of the field, MISSING where a value is required.
+    `default`: the field's default, MISSING if a value is required.
     """
 
     path: str
@@ -87,7 +87,9 @@ class Declared:
 
 @functools.cache
 def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
-    """The settings of a dataclass and of the dataclasses in it, in the order of their fields."""
+    """Return the settings of a dataclass and of those nested in it, in the order of their
+    fields.
+    """
     found: list[Declared] = []
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name, (inner, setting) in declarations(kind).items():
@@ -109,9 +111,7 @@ def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
 def add_flags(
     parser: argparse.ArgumentParser, table: Sequence[Declared], groups: Mapping[str, str]
 ) -> None:
-    """Add a flag for each setting and `--config`; texts are parsed later, with the other
-    sources.
-    """
+    """Add `--config` and a flag for each setting; the texts are parsed later by `sources`."""
     everyday = parser.add_argument_group("common")
     everyday.add_argument(
         "--config", metavar="FILE", help="TOML file with settings (default: no file)"

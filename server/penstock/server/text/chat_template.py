@@ -32,7 +32,7 @@ JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call of a tool in an earlier message. `id`: for the message with its result."""
+    """A tool call in an earlier message. `id`: referenced by the message with its result."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message of a chat. `role` as in the template; optional fields where set."""
+    """One message of a chat. `role` as in the template; unset optional fields are empty."""
 
     role: str
     content: str
@@ -51,8 +51,8 @@ class ChatMessage:
 
     @property
     def text(self) -> str:
-        """All text that a template may render of it, except tool calls: `TemplateData` counts
-        them.
+        """All text of the message that a template may render, except tool calls (see
+        `TemplateData`).
         """
         return "".join((self.role, self.content, self.name, self.tool_call_id))
 
@@ -61,7 +61,7 @@ class ChatMessage:
 class TemplateData:
     """The template's input besides messages: `tools`, and `arguments`, its other variables.
 
-    `num_bytes`: of both as JSON, and of the messages' tool calls.
+    `num_bytes`: size of both as JSON, and of the messages' tool calls.
     """
 
     tools: tuple[Mapping[str, JsonValue], ...] = ()
@@ -82,7 +82,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         local_time: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile once. Raises ModelFilesError if the template is not valid Jinja."""
+        """Compile the template. Raises ModelFilesError if it is not valid Jinja."""
         self._source = source
         self._variables = dict(special_tokens)
         try:
@@ -114,9 +114,9 @@ class ChatTemplate:
         max_bytes: int,
         data: TemplateData = NO_DATA,
     ) -> str:
-        """The prompt's text. Raises ChatTemplateError, also above `max_bytes` of UTF-8.
+        """Return the prompt's text. Raises ChatTemplateError, also above `max_bytes` of UTF-8.
 
-        Stops as soon as it is too long, so a template cannot multiply its input.
+        Stops as soon as the text is too long, so that a template cannot multiply its input.
         """
         turns = [_turn(message) for message in messages]
         pieces: list[str] = []
@@ -147,16 +147,14 @@ class ChatTemplate:
         return text
 
     def _safe_message(self, message: str) -> str:
-        """The template's own message if it is a literal in its source, else none."""
+        """Return the template's own message if it is a literal in its source, else none."""
         if message and message in self._source:
             return f"the model's chat template refuses this chat: {message[:200]}"
         return "the model's chat template refuses this chat"
 
 
 def _turn(message: ChatMessage) -> dict[str, object]:
-    """A message as templates expect it; only with the keys that are set, since templates test for
-    them.
-    """
+    """Return a message with only the keys that are set, since templates test for keys."""
     turn: dict[str, object] = {"role": message.role, "content": message.content}
     if message.name:
         turn["name"] = message.name
@@ -175,11 +173,11 @@ def _turn(message: ChatMessage) -> dict[str, object]:
 
 
 class _Refusal(Exception):
-    """A template called `raise_exception`."""
+    """The template called `raise_exception`."""
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}`, which marks answers for training: here it only outputs its body."""
+    """`{% generation %}`, which marks answers for training: only its body is rendered here."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
 
@@ -199,7 +197,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _functions(local_time: Callable[[], datetime]) -> dict[str, object]:
-    """The functions that templates may call in addition to Jinja's."""
+    """Return the functions that templates may call in addition to Jinja's."""
 
     def raise_exception(message: object = "") -> None:
         raise _Refusal(str(message))
@@ -217,7 +215,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which models were not trained on."""
+    """Convert to plain JSON: Jinja's filter escapes HTML, which models were not trained on."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -6,14 +6,14 @@ is done in steps (`tokenizer_pool.py`).
 **The cut moves in strides.** If every turn dropped just the excess, every prompt would start at
 another message and miss the prefix cache. So when the window overflows, the chat is cut to about
 half of it, and keeps that start until it overflows again. This needs no state: the chat is replayed
-from its first message, and the cuts fall where they fell before; so the cut depends on the chat
-alone, on any server.
+from its first message, and the cuts are the same as before. The cut depends on the chat alone, on
+any server.
 
 **Cost.** The replay adds up the tokens of single messages, each encoded once, and the template's
-tokens per message as measured on a chat of three short ones. That is exact for templates that write
-all messages alike. The kept part is then rendered and counted; if it has more tokens than the sum,
-the replay is repeated with a slightly smaller window. So a chat is encoded once in pieces and its
-kept part seldom more than once, however many messages it has.
+tokens per message, measured on a chat of three short messages. That is exact for templates that
+render all messages in the same way. The kept part is then rendered and counted; if it has more
+tokens than the sum, the replay is repeated with a slightly smaller window. So a chat is encoded
+once in pieces and its kept part seldom more than once, however many messages it has.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ from penstock.server.text.tokenizer_pool import Steps
 
 _LEADING_ROLES: Final = frozenset({"system", "developer"})
 _KEPT_SHARE: Final = 0.5
-"""Share of the window, behind the leading messages, that a cut keeps: half is recomputed per
-stride, so every token is computed about twice over a chat, whatever its length.
+"""Share of the window, after the leading messages, that a cut keeps. Half is recomputed per stride,
+so every token is computed about twice over a chat, whatever its length.
 """
 _SMALLER_WINDOWS: Final = (1.0, 7 / 8, 3 / 4, 1 / 2, 1 / 4)
 _USUAL_MESSAGE_TOKENS: Final = 8
@@ -36,8 +36,6 @@ _USUAL_MESSAGE_TOKENS: Final = 8
 
 
 class _Encoded(Protocol):
-    """A rendered chat."""
-
     def __len__(self) -> int: ...
 
 
@@ -46,7 +44,7 @@ EncodedT = TypeVar("EncodedT", bound=_Encoded)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCost:
-    """Tokens that a template adds: to every chat, and to every message besides its role."""
+    """Tokens that a template adds to every chat, and to every message besides its role."""
 
     base_tokens: int
     message_tokens: int
@@ -55,7 +53,7 @@ class TemplateCost:
 def measure_template(
     encode: Callable[[Sequence[ChatMessage]], _Encoded], num_tokens: Callable[[str], int]
 ) -> TemplateCost:
-    """The cost of the template behind `encode`, measured on short chats.
+    """Measure the cost of the template behind `encode` on short chats.
 
     For a template that refuses them, typical values are used: the kept part is counted anyway.
     """
@@ -78,12 +76,12 @@ def fit_window(
     num_tokens: Callable[[str], Steps[int]],
     cost: TemplateCost,
 ) -> Steps[tuple[EncodedT, int]]:
-    """The kept part of a chat, encoded, at most `window_tokens` long, and the number of dropped
+    """Return the kept part of a chat, encoded to at most `window_tokens`, and the number of dropped
     messages.
 
-    `encode` renders and encodes a chat, `num_tokens` counts those of a plain text. Raises
-    WindowTooSmall when the leading messages and the last turn alone are longer, and the exceptions
-    of the two functions.
+    `encode` renders and encodes a chat; `num_tokens` counts the tokens of a plain text. Raises
+    WindowTooSmall if the leading messages and the last turn alone are longer, and the exceptions of
+    the two functions.
     """
     num_leading = _num_leading(messages)
     turns = messages[num_leading:]
@@ -115,12 +113,12 @@ def fit_window(
 
 
 def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int:
-    """The first message that is kept of a chat that grew message by message.
+    """Return the index of the first kept message of a chat that grew message by message.
 
     `sums` [n + 1]: tokens of the first i messages. `may_start` [n]: where the kept part may start.
     Whenever the kept part has more than `room_tokens`, it is cut to `_KEPT_SHARE` of them, or to
-    the latest possible start. Linear in n: no start is checked twice, because one that is too early
-    at some length is too early at every greater one.
+    the latest possible start. Linear in n: no start is checked twice, because a start that is too
+    early at some length is too early at every greater length.
     """
     starts = [index for index, may in enumerate(may_start) if may and index]
     start = num_passed = 0
@@ -136,7 +134,7 @@ def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int
 
 
 def _num_leading(messages: Sequence[ChatMessage]) -> int:
-    """How many leading messages are never cut; at least one is not among them."""
+    """Return how many leading messages are never cut; at least one message is not leading."""
     for index, message in enumerate(messages):
         if message.role not in _LEADING_ROLES:
             return index

@@ -1,14 +1,15 @@
 """Keeps a client's text from becoming control tokens.
 
-Owns which tokens are control tokens, and the guard: a text that spells one gets an invisible mark
-inside the spelling, and a copy of the tokenizer drops the mark where it can no longer join into the
-token. So the template's own control tokens work, in one call over the whole prompt, while the same
-characters in a client's text are encoded as ordinary text. Does not know templates.
+Owns which tokens are control tokens, and the guard. A text that spells a control token gets an
+invisible mark inside the spelling, and a copy of the tokenizer drops the mark where the characters
+can no longer join into the token. So the template's own control tokens work, in one call over the
+whole prompt, while the same characters in a client's text are encoded as ordinary text. Does not
+know templates.
 
-The mark is a noncharacter of Unicode. It is put only into texts that spell a control token, and
-such a text must not contain the mark already; every other text may.
+The mark is a Unicode noncharacter. It is put only into texts that spell a control token, and such a
+text must not contain the mark already; every other text may.
 
-Owns the walk over everything that a client sends for a chat template, too: messages, tool calls,
+Also owns the traversal of everything that a client sends for a chat template: messages, tool calls,
 tools and template arguments.
 """
 
@@ -32,7 +33,7 @@ from penstock.server.text.tokenizer_settings import TokenizerSettings, to_byte_l
 
 MARK = "\ufdd0"
 _GUARD_SPEED = 16
-"""How much faster searching is than encoding, at least."""
+"""How many times faster searching is than encoding, at least."""
 _SEARCHED_CHARS = 64 << 10
 _IDS_AT_ONCE = 16 << 10
 _ASSISTANT: Final = "assistant"
@@ -41,8 +42,8 @@ _ASSISTANT: Final = "assistant"
 class ControlTokens:
     """The control tokens of one tokenizer.
 
-    They are its special tokens and those added tokens that the chat template writes (some models do
-    not flag their turn markers as special).
+    They are its special tokens and those added tokens that the chat template contains (some models
+    do not flag their turn markers as special).
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ControlTokens:
         }
         self._special = _Spellings(special.values())
         self._all = _Spellings([*special.values(), *written.values()])
-        # The last entry stands for every id of the tokenizer beyond the model's.
+        # The last entry stands for all tokenizer ids beyond the model's.
         self._is_control = np.zeros(max([vocab_size, *added]) + 2, dtype=np.bool_)
         # Text outside the vocabulary becomes the unknown token: harmless, no forgery.
         unknown = cast("object", getattr(tokenizer.model, "unk_token", None))
@@ -67,15 +68,15 @@ class ControlTokens:
             self._is_control[token_id] = content != unknown
 
     def first_step_bytes(self, num_chars: int) -> int:
-        """The cost of a text up to the end of its first slice: it is searched as a whole."""
+        """Return the cost of searching the whole text and encoding its first slice."""
         return num_chars // _GUARD_SPEED + self._cuts.slice_chars(num_chars)
 
     def guard(self, text: str, *, is_models_own: bool = False) -> str:
-        """`text` with a mark in every control token; most texts are returned unchanged.
+        """Return `text` with a mark in every control token; most texts are unchanged.
 
         `is_models_own`: the text is an earlier answer. Only special tokens are marked then, because
         templates search answers for tokens such as the end of a reasoning part. Raises
-        ControlTokenError if that cannot be done.
+        ControlTokenError if a token cannot be marked.
         """
         return (self._special if is_models_own else self._all).broken(text)
 
@@ -88,12 +89,12 @@ class ControlTokens:
         max_tokens: int | None = None,
         count: Callable[[int], None] = lambda _: None,
     ) -> Steps[NDArray[np.int32]]:
-        """Token ids of a guarded text, int32 [n], a slice in each step; `count` gets their numbers.
+        """Encode a guarded text to int32 [n], a slice per step. `count` receives token counts.
 
         `is_guarded`: some part of the text was changed. Control tokens that the text spells without
-        a mark are the template's and are allowed. Raises ControlTokenError if there are more:
-        normalisation or an unusual vocabulary made one of ordinary characters. Raises TooManyTokens
-        as soon as there are more than `max_tokens`.
+        a mark are the template's and are allowed. Raises ControlTokenError if there are more, which
+        normalisation or an unusual vocabulary made of ordinary characters. Raises TooManyTokens as
+        soon as there are more than `max_tokens`.
         """
         tokenizer = self._twin if is_guarded else self._tokenizer
         before, after = self._added_ids if add_special_tokens else ([], [])
@@ -103,7 +104,7 @@ class ControlTokens:
         for index, part in enumerate(self._cuts.slices(text)):
             if index:
                 yield len(part)
-            # Not `encode`, which holds the interpreter lock until it is done.
+            # `encode` would hold the interpreter lock until it is done.
             (encoding,) = tokenizer.encode_batch_fast([part], add_special_tokens=False)
             num_tokens += len(encoding)
             count(len(encoding))
@@ -131,8 +132,8 @@ class ControlTokens:
         """A copy of the tokenizer with one more step: split at the mark and drop it.
 
         The step comes last in pre-tokenisation, after added tokens were matched and the text was
-        split into words, so only the marked spelling is encoded differently. It shares the model,
-        hence costs next to nothing.
+        split into words, so only the marked spelling is encoded differently. The copy shares the
+        model, so it costs next to nothing.
         """
         source = self._tokenizer
         twin = tokenizers.Tokenizer(source.model)
@@ -171,7 +172,7 @@ class _Spellings:
         self._unbreakable = re.compile(single or "(?!)")
 
     def broken(self, text: str) -> str:
-        """`text` with a mark after the first character of every spelling."""
+        """Return `text` with a mark after the first character of every spelling."""
         # At every position, so that overlapping spellings are marked too.
         starts = [found.start() for found in self._matches(text, overlapping=True)]
         if not starts:
@@ -184,16 +185,16 @@ class _Spellings:
         return MARK.join(text[a:b] for a, b in itertools.pairwise(borders))
 
     def count(self, text: str) -> int:
-        """Spellings from left to right, the longest first, as tokenizers match them."""
+        """Count spellings from left to right, the longest first, as tokenizers match them."""
         return sum(1 for _ in self._matches(text))
 
     def _matches(self, text: str, *, overlapping: bool = False) -> Iterator[re.Match[str]]:
-        """From left to right, in slices: a search holds the interpreter lock until it returns."""
+        """Yield matches from left to right, by slice: a search holds the interpreter lock."""
         position = 0
         while position < len(text):
             next_slice = position + _SEARCHED_CHARS
             found = self._find.search(text, position, next_slice + self._longest - 1)
-            # A match that starts behind the slice may be truncated; the next slice finds it.
+            # A match that starts after the slice may be truncated; the next slice finds it.
             if found is None or found.start() >= next_slice:
                 position = next_slice
                 continue
@@ -202,7 +203,7 @@ class _Spellings:
 
 
 def trie_pattern(words: Iterable[str]) -> str:
-    """A regular expression for any of `words`, longest first, as a trie.
+    """Return a regular expression for any of `words`, longest first, as a trie.
 
     A plain alternation would try thousands of reserved tokens one by one at every "<".
     """
@@ -229,7 +230,7 @@ def _node_pattern(node: Mapping[str, object]) -> str:
 
 
 def _int32(ids: list[int]) -> NDArray[np.int32]:
-    """`ids` as an array, a part at a time: see `_matches`."""
+    """Convert `ids` to an array in parts: each conversion holds the interpreter lock."""
     made = np.empty(len(ids), dtype=np.int32)
     for start in range(0, len(ids), _IDS_AT_ONCE):
         made[start : start + _IDS_AT_ONCE] = ids[start : start + _IDS_AT_ONCE]
@@ -242,14 +243,14 @@ def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 
 def _is_markup(content: str, template: str) -> bool:
-    """True for a marker of a template: neither a plain word nor white space."""
+    """Return whether `content` is a marker of the template, neither a word nor white space."""
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))
 
 
 def guarded_chat(
     messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
 ) -> tuple[list[ChatMessage], TemplateData, bool]:
-    """The chat with control tokens escaped, and whether there were any. Raises
+    """Return the chat with control tokens escaped, and whether there were any. Raises
     ControlTokenError.
     """
     guarded = [_guarded_message(message, controls) for message in messages]
@@ -301,7 +302,7 @@ def _guarded_value(value: JsonValue, guard: Callable[[str], str]) -> JsonValue:
 
 
 def _has_mark(messages: Sequence[ChatMessage], data: TemplateData) -> bool:
-    """Whether a text contains the character that escapes control tokens."""
+    """Return whether any text contains the character that escapes control tokens."""
     found = False
 
     def check(text: str) -> str:

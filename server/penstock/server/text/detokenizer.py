@@ -1,10 +1,10 @@
 """Incremental detokenising that never splits a character.
 
-Owns the streams. The text does not depend on how the ids are split: the pieces of a stream, joined,
-equal `Detokenizer.decode` of all ids at once. That equals the tokenizers library's own decode, with
-one deliberate exception: where byte-fallback tokens are no valid UTF-8, the library replaces the
-whole run of them, complete characters included; here complete characters, which may have been sent
-already, stay, and only the invalid bytes become U+FFFD.
+Owns the streams. The text does not depend on how the ids are split: the joined pieces of a stream
+equal `Detokenizer.decode` of all ids at once. That equals the tokenizers library's decode, with one
+deliberate exception. Where byte-fallback tokens are not valid UTF-8, the library replaces the whole
+run of them, complete characters included. Here complete characters, which may have been sent
+already, are kept, and only the invalid bytes become U+FFFD.
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ class DetokenizerStream(Protocol):
     """The text of one output."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Return the text that these tokens complete."""
         ...
 
     def push_one(self, token_id: int) -> str:
-        """As `push`, for one token during generation."""
+        """Like `push`, for one token during generation."""
         ...
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """As `push`, with one entry per token."""
+        """Like `push`, with one entry per token."""
         ...
 
     def flush(self) -> str:
-        """End the stream: returns incomplete bytes as U+FFFD."""
+        """End the stream; return incomplete bytes as U+FFFD."""
         ...
 
 
@@ -54,7 +54,7 @@ class Detokenizer:
         vocab_size: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Build the table: about 0.2 s for 128 k tokens. Ids up to `vocab_size` are known."""
+        """Build the table: about 0.2 s for 128 k tokens. Covers ids below `vocab_size`."""
         self._tokenizer = tokenizer
         self._skips_special = skip_special_tokens
         self._table = build_token_table(
@@ -62,7 +62,7 @@ class Detokenizer:
         )
 
     def cover(self, vocab_size: int) -> None:
-        """From now on streams accept every id below `vocab_size`; unknown ones have no text."""
+        """Make later streams accept every id below `vocab_size`; unknown ids have no text."""
         table = self._table
         if table is not None and len(table.pieces) < vocab_size:
             unknown = range(len(table.pieces), vocab_size)
@@ -73,7 +73,7 @@ class Detokenizer:
             )
 
     def new_stream(self, *, is_continuation: bool = False) -> DetokenizerStream:
-        """A stream. `is_continuation`: its text continues another, so leading space is kept."""
+        """Create a stream. `is_continuation`: it continues a text, so leading space is kept."""
         table = self._table
         if table is None:
             return _WindowStream(self._tokenizer, skip_special_tokens=self._skips_special)
@@ -82,7 +82,7 @@ class Detokenizer:
         return _OpeningStream(table)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a token, its name if it is special; None if its bytes depend on
+        """Return the bytes of a token, or its name if it is special; None if its bytes depend on
         neighbours.
         """
         table = self._table
@@ -94,7 +94,7 @@ class Detokenizer:
         return piece.encode() if isinstance(piece, str) else piece
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of all tokens."""
+        """Return the text of all tokens."""
         stream = self.new_stream()
         return stream.push(token_ids) + stream.flush()
 
@@ -141,14 +141,14 @@ class _TableStream:
         return self._take_pending()
 
     def _take_pending(self) -> str:
-        """Incomplete bytes, as U+FFFD."""
+        """Return the incomplete bytes as U+FFFD."""
         pending, self._pending = self._pending, b""
         if self._table.is_per_byte:
             return _REPLACEMENT * len(pending)
         return pending.decode(errors="replace")
 
     def _extend(self, data: bytes) -> str:
-        """Add bytes; returns the characters they complete."""
+        """Add bytes; return the characters that they complete."""
         data = self._pending + data
         if self._table.is_per_byte:
             return self._extend_per_byte(data)
@@ -211,7 +211,7 @@ class _OpeningStream(_TableStream):
         return text
 
     def _with_first(self, token_ids: Sequence[int]) -> list[str]:
-        """Metaspace: the first token that is not skipped has its own piece."""
+        """Metaspace: use the first-token piece for the first token that is not skipped."""
         table = self._table
         for index, token_id in enumerate(token_ids):
             if token_id in table.skipped:
@@ -226,8 +226,8 @@ class _OpeningStream(_TableStream):
 class _WindowStream:
     """A stream for decoders that need neighbours: decodes a short window again for each token.
 
-    `_window`: tokens whose text was returned (`_num_returned` of them, kept for context) and those
-    whose text was not. The text of the window's first part is `_returned`.
+    `_window`: tokens whose text was returned (`_num_returned` of them, kept for context), then
+    tokens whose text was not. `_returned`: the text of the first part.
     """
 
     __slots__ = ("_num_returned", "_returned", "_skips_special", "_tokenizer", "_window")
@@ -259,7 +259,7 @@ class _WindowStream:
         text = self._decode(self._window)
         num_held = len(self._window) - self._num_returned
         if len(text) <= len(self._returned):
-            # No text (a special token): it must not become the whole context.
+            # A token without text (a special token) must not become the whole context.
             if num_held > _MAX_HELD_TOKENS:
                 del self._window[self._num_returned :]
             return ""

@@ -1,8 +1,8 @@
-"""Errors about text. Does not know statuses."""
+"""Errors about text. Does not know status codes."""
 
 
 class ModelFilesError(Exception):
-    """A model's folder is invalid: the message names the file and the fault."""
+    """A model's folder is invalid; the message names the file and the error."""
 
 
 class TextError(Exception):
@@ -26,15 +26,15 @@ class BadTemplateArgument(TextError):
 
 
 class WindowTooSmall(TextError):
-    """The last turn of a chat alone exceeds the requested window."""
+    """The leading messages and the last turn of a chat exceed the requested window."""
 
 
 class ControlTokenError(TextError):
-    """The text would become a control token in spite of the guard."""
+    """The text would become a control token despite the guard."""
 
 
 class TooManyTokens(TextError):
-    """The text has more tokens than allowed. `num_tokens`: at least so many."""
+    """The text has more tokens than allowed. `num_tokens`: a lower bound."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"has at least {num_tokens} tokens")

@@ -19,11 +19,11 @@ _MAX_FILE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelFiles:
-    """The text side of one model.
+    """The text files of one model.
 
     `vocab_size`: of the model's logits, so every token id is below it. `eos_ids`: all ids that end
     an output, ascending: those of generation_config.json (else config.json) and the tokenizer's
-    own. `prepends_bos`: the tokenizer's files ask for a begin-of-sequence token that tokenizer.json
+    own. `prepends_bos`: the tokenizer's files request a begin-of-sequence token that tokenizer.json
     does not add itself. `special_tokens`: named special tokens ("bos_token": "<s>") for chat
     templates.
     """
@@ -98,7 +98,7 @@ class _Json:
 
     @classmethod
     def read(cls, path: Path, *, is_optional: bool = False) -> "_Json":
-        """Raises ModelFilesError; a missing optional file reads as an empty object."""
+        """Read the file. Raises ModelFilesError. A missing optional file is an empty object."""
         if is_optional and not path.exists():
             return cls(path=path, values={})
         try:
@@ -112,7 +112,7 @@ class _Json:
         return cls(path=path, values=cast("dict[str, object]", value))
 
     def integer(self, key: str) -> int | None:
-        """The value of `key`, None when it is missing or null."""
+        """Return the value of `key`, None if it is missing or null."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -121,7 +121,7 @@ class _Json:
         return value
 
     def child(self, key: str) -> "_Json":
-        """The object under `key`; empty when it is missing."""
+        """Return the object under `key`; empty if it is missing."""
         value = self.values.get(key)
         if value is None:
             return _Json(path=self.path, values={})
@@ -131,7 +131,7 @@ class _Json:
 
 
 def _read_text(path: Path) -> str:
-    """The whole file, within bounds. Raises ModelFilesError."""
+    """Read the whole file, within bounds. Raises ModelFilesError."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ModelFilesError(f"{path}: larger than {_MAX_FILE_BYTES} bytes")
@@ -149,18 +149,19 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     text = _read_text(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    # The library raises plain Exception for any fault in the file.
+    # The library raises plain Exception for any error in the file.
     except Exception as error:
         raise ModelFilesError(f"{path}: the tokenizers library rejects it: {error}") from error
-    # Some folders have the settings of their training; truncating or padding a prompt is never
-    # right.
+    # Some folders have the settings of training, but a prompt must never be truncated or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def _special_tokens(source: _Json) -> dict[str, str]:
-    """The `*_token` entries: plain strings, or objects as the tokenizers library writes them."""
+    """Return the `*_token` entries: plain strings, or objects as the tokenizers library writes
+    them.
+    """
     tokens: dict[str, str] = {}
     for key, value in source.values.items():
         if not key.endswith("_token"):
@@ -180,7 +181,7 @@ def _token_id(tokenizer: tokenizers.Tokenizer, token: str, path: Path, key: str)
 
 
 def _eos_ids(*sources: _Json) -> set[int]:
-    """The ids of the first source that has any: an integer or a list."""
+    """Return the ids of the first source that has any: an integer or a list."""
     for source in sources:
         value = source.values.get("eos_token_id")
         if value is None:
@@ -202,7 +203,7 @@ def _architecture(config: _Json) -> str:
 
 
 def _chat_template(folder: Path, settings: _Json) -> str | None:
-    """The template's source: its own file first, then tokenizer_config.json in either form."""
+    """Return the template's source: its own file, else tokenizer_config.json in either form."""
     path = folder / "chat_template.jinja"
     if path.exists():
         return _read_text(path)
@@ -216,7 +217,7 @@ def _chat_template(folder: Path, settings: _Json) -> str | None:
 
 
 def _default_template(value: object, path: Path) -> str:
-    """The entry named "default" of a list of `{"name", "template"}`."""
+    """Return the entry named "default" of a list of `{"name", "template"}`."""
     if not isinstance(value, list):
         raise ModelFilesError(f"{path}: chat_template must be a string or a list")
     templates: dict[object, object] = {}

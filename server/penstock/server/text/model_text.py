@@ -12,7 +12,7 @@ from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, Tokenizer
 
 
 class ModelText:
-    """The text side of one model in one process."""
+    """The tokenizer, detokenizer and files of one model in one process."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ModelText:
         num_threads: int = 2,
         max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
     ) -> "ModelText":
-        """Load it from a Hugging Face folder. Raises ModelFilesError."""
+        """Load the model's text files from a Hugging Face folder. Raises ModelFilesError."""
         return cls(
             ModelFiles.load(path, name=name),
             num_threads=num_threads,
@@ -45,7 +45,7 @@ class ModelText:
         )
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a token; None where they depend on its neighbours."""
+        """Return the bytes of a token; None if they depend on its neighbours."""
         return self.detokenizer.token_bytes(token_id)
 
     def new_stream(
@@ -57,7 +57,7 @@ class ModelText:
         stop_ids: frozenset[int] = frozenset(),
         is_continuation: bool = True,
     ) -> TextStream:
-        """The text stream of one output.
+        """Create the text stream of one output.
 
         `is_continuation`: the output continues the prompt's text, so a leading space belongs to it;
         an answer in a chat starts without one. `min_tokens`, `stop_ids`: see `TextStream`.

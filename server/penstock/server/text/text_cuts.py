@@ -2,8 +2,8 @@
 
 Owns the proof. A vocabulary is applied to the words that a pre-tokeniser makes, and never across
 two of them. The patterns known here match from left to right, check no character before a match,
-and none of them matches a letter together with a following space, line break or full stop. So
-between such a letter and such a character one word always ends and another starts, and the text
+and none of them matches a letter together with a following space, line break or full stop. So one
+word always ends, and another starts, between such a letter and such a character, and the text
 before the split does not affect how the text after it is split. Does not encode anything.
 """
 
@@ -39,25 +39,25 @@ _KNOWN_ALTERNATIVES = frozenset(
         r"\s+",
     }
 )
-"""Of the patterns of GPT-2, Llama 3, Qwen and their relatives (in the notation of Oniguruma)."""
-# Letters that every release of Unicode has as such.
+"""From the patterns of GPT-2, Llama 3, Qwen and related models (in Oniguruma notation)."""
+# Characters that are letters in every release of Unicode.
 _LETTER = "[A-Za-z\u4e00-\u9fa5]"
 _CUT = re.compile(rf"(?<={_LETTER})[ \n.,\u3002\uff0c]")
 _CUT_AT_SPACE = re.compile(rf"(?<={_LETTER}) ")
 
 
 class TextCuts:
-    """The slices of long texts for one tokenizer; one slice where no split is known to be safe."""
+    """Splits long texts for one tokenizer; one slice if no split is known to be safe."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._find = _cut_pattern(tokenizer)
 
     def slice_chars(self, num_chars: int) -> int:
-        """About how long the slices of a text are."""
+        """Return the approximate length of a text's slices."""
         return num_chars if self._find is None else min(num_chars, SLICE_CHARS)
 
     def slices(self, text: str) -> Iterator[str]:
-        """`text` in parts of about SLICE_CHARS, longer where it has no safe split."""
+        """Split `text` into parts of about SLICE_CHARS, longer where it has no safe split."""
         start, length = 0, len(text)
         while start < length:
             stop = self._next_cut(text, start + SLICE_CHARS)
@@ -65,7 +65,7 @@ class TextCuts:
             start = stop
 
     def _next_cut(self, text: str, position: int) -> int:
-        """The first safe place from `position` on, or the end of the text."""
+        """Return the first safe split from `position` on, or the end of the text."""
         if self._find is None:
             return len(text)
         while position < len(text):
@@ -90,7 +90,9 @@ def _cut_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
 
 
 def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
-    """The pattern of the first step; the others split its words further, each separately."""
+    """Return the cut pattern for the first step; later steps split its words further, each
+    separately.
+    """
     if not steps:
         return None
     first, kind = steps[0], steps[0].get("type")
@@ -105,7 +107,7 @@ def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
 
 
 def _is_known(pattern: str) -> bool:
-    """Whether a regular expression has known alternatives only."""
+    """Return whether all alternatives of a regular expression are known."""
     depth = 0
     depths = [depth := depth + (char == "(") - (char == ")") for char in pattern]
     borders = [i for i, char in enumerate(pattern) if char == "|" and depths[i] == 0]

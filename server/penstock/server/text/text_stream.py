@@ -2,7 +2,7 @@
 
 Owns which text may be sent, which tokens belong to the output, whether a stop string ended it, and
 that the stop token which ends it has no text. A stop string is found in the whole text, however it
-was split; text that may start one is held back. Does not know requests or messages.
+was split; text that may start a stop string is held back. Does not know requests or messages.
 """
 
 import re
@@ -18,14 +18,15 @@ class StopStrings:
 
     The first one to be complete wins; of several that end at the same character, the longest. This
     is the automaton of Aho and Corasick ("Efficient string matching: an aid to bibliographic
-    search", 1975): a state is the longest suffix of the text that starts a stop string, so exactly
-    the depth of the state must be held back. Built in the total length of the strings.
+    search", 1975). A state is the longest suffix of the text that starts a stop string, so exactly
+    the depth of the state must be held back. Building it takes time linear in the total length of
+    the strings.
     """
 
     __slots__ = ("depth", "fail", "find_start", "has_children", "match", "strings", "trie")
 
     def __init__(self, strings: Sequence[str]) -> None:
-        """Raises ValueError if there is no string or an empty one."""
+        """Compile the strings. Raises ValueError if there is none or one is empty."""
         if not strings or not all(strings):
             raise ValueError("stop strings must not be empty")
         self.strings = tuple(dict.fromkeys(strings))
@@ -53,7 +54,7 @@ class StopStrings:
         self.match[state] = string
 
     def _link(self) -> None:
-        """The fail transitions of all states, breadth first."""
+        """Set the fail transitions of all states, breadth first."""
         queue = deque(self.trie[0].values())
         while queue:
             state = queue.popleft()
@@ -69,7 +70,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """The search in one text. Feed its pieces in order, then `flush`."""
+    """Searches one text. Feed its pieces in order, then `flush`."""
 
     __slots__ = ("_held", "_includes_stop", "_state", "_stops")
 
@@ -80,7 +81,7 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, piece: str, *, is_armed: bool = True) -> tuple[str, str | None]:
-        """Take the next piece; returns the text that may be sent now, and the stop string it
+        """Take the next piece; return the text that may be sent now, and the stop string that it
         completed.
 
         While not `is_armed`, stop strings that become complete in this piece do not count. After a
@@ -116,7 +117,7 @@ class StopMatcher:
         return text[:num_released], None
 
     def flush(self) -> str:
-        """The text still held back: it started a stop string that was not completed."""
+        """Return the text held back: the start of a stop string that was not completed."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -125,14 +126,14 @@ class StopMatcher:
         return text if self._includes_stop else text[: len(text) - len(stop)]
 
 
-# A named tuple, not a frozen dataclass as other values at borders: one is made for every token of
-# every stream, and this costs half as much.
+# A named tuple, not a frozen dataclass like other values at interfaces: one is made for every token
+# of every stream, and a tuple costs half as much.
 class TextDelta(NamedTuple):
     """The result of some tokens.
 
     `text`: may be sent now; it may lag behind the tokens. `num_tokens`: how many of the pushed
-    tokens belong to the output, counted from the first: all of them unless a stop string was
-    completed, then up to the one that completed it. `stop`: that stop string, returned once.
+    tokens belong to the output: all, or, if a stop string was completed, those up to the token that
+    completed it. `stop`: that stop string, returned once.
     """
 
     text: str
@@ -144,7 +145,7 @@ _NOTHING = TextDelta(text="", num_tokens=0)
 
 
 class TextStream:
-    """One output. `num_tokens`: its tokens so far. `is_finished`: no more text follows."""
+    """One output's text. `num_tokens`: its tokens so far. `is_finished`: no more text follows."""
 
     __slots__ = (
         "_decoder",
@@ -163,10 +164,10 @@ class TextStream:
         min_tokens: int = 0,
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`stop_ids`: tokens that end the output, which count and have no text.
+        """`stop_ids`: tokens that end the output; they count and have no text.
 
-        Stop strings completed before the output has `min_tokens` tokens do not end it, nor do stop
-        tokens among those.
+        A stop string completed before the output has `min_tokens` tokens does not end it, nor does
+        a stop token among the first `min_tokens`.
         """
         self._decoder = decoder
         self._matcher = matcher
@@ -180,12 +181,12 @@ class TextStream:
         """Whether tokens are only detokenised: there are no stop strings, and the output has not
         ended.
 
-        Once false this stays so; true, it stays so until `finish`.
+        False is final; True holds until `finish`.
         """
         return self._matcher is None and not self.is_finished
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """The next tokens, as plain integers. After the end they are ignored: `num_tokens` is 0."""
+        """Add the next tokens (plain integers). After the end, ignore them: `num_tokens` is 0."""
         if self.is_finished:
             return _NOTHING
         with_text = token_ids
@@ -198,14 +199,14 @@ class TextStream:
         return TextDelta(self._decoder.push(with_text), num_tokens)
 
     def push_one(self, token_id: int) -> str:
-        """The text for the next token while `is_plain`; otherwise call `push`."""
+        """Return the text for the next token while `is_plain`; otherwise call `push`."""
         self.num_tokens += 1
         if token_id in self._stop_ids and self.num_tokens > self._min_tokens:
             return ""
         return self._decoder.push_one(token_id)
 
     def finish(self) -> TextDelta:
-        """The output ended: returns all text that was held back."""
+        """End the output; return all text that was held back."""
         if self.is_finished:
             return _NOTHING
         self.is_finished = True
@@ -217,7 +218,7 @@ class TextStream:
         return TextDelta(text=text, num_tokens=0, stop=stop)
 
     def _num_before_stop(self, token_ids: Sequence[int]) -> int:
-        """How many of the next tokens come before the stop token that ends the output."""
+        """Return how many of the next tokens precede the stop token that ends the output."""
         for index in range(max(0, self._min_tokens - self.num_tokens), len(token_ids)):
             if token_ids[index] in self._stop_ids:
                 return index

@@ -1,6 +1,6 @@
 """A lower bound on the number of tokens of a text, from its length alone.
 
-Owns the rules under which there is one. Does not encode anything.
+Owns the conditions for such a bound. Does not encode anything.
 """
 
 from typing import cast
@@ -16,7 +16,7 @@ from penstock.server.text.tokenizer_settings import (
 )
 
 # How much a normaliser may shorten a text, in UTF-8. Composition (NFC) leaves more than a third:
-# three-byte letters come at worst from eight bytes, two-byte ones from five.
+# at worst eight bytes become a three-byte letter, and five bytes a two-byte one.
 _SHRINKING = {"NFC": 3, "Prepend": 1, "Replace": 1, "ByteLevel": 1}
 _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits"}
 
@@ -24,8 +24,8 @@ _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits"}
 class TokenBound:
     """The longest run of bytes that one token can stand for; 0 if unknown.
 
-    It is known for vocabularies that can spell every byte, when no step before the model drops
-    text. Elsewhere an unknown word of any length may become a single token.
+    It is known for vocabularies that can spell every byte, if no step before the model drops text.
+    Elsewhere an unknown word of any length may become a single token.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -49,19 +49,19 @@ class TokenBound:
             self.max_bytes_per_token = factor * longest
 
     def min_num_tokens(self, num_bytes: int) -> int:
-        """Fewest tokens of a text of `num_bytes`, special tokens not counted."""
+        """Return the fewest tokens of a text of `num_bytes`, without special tokens."""
         if not self.max_bytes_per_token:
             return 0
         return -(-num_bytes // self.max_bytes_per_token)
 
 
 def num_utf8_bytes(text: str) -> int:
-    """The length of `text` in UTF-8; of plain ASCII at no cost."""
+    """Return the length of `text` in UTF-8; free for plain ASCII."""
     return len(text) if text.isascii() else len(text.encode())
 
 
 def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
-    """True if no added token swallows white space and no pre-tokeniser drops anything."""
+    """Return whether added tokens keep white space and pre-tokenisers keep all text."""
     added = tokenizer.get_added_tokens_decoder().values()
     if any((token.lstrip or token.rstrip) and not token.special for token in added):
         return False
@@ -71,7 +71,7 @@ def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
 
 
 def _shrinking(steps: list[Step]) -> int:
-    """The product of the factors; 0 if a step is unknown."""
+    """Return the product of the steps' factors; 0 if a step is unknown."""
     factor = 1
     for step in steps:
         pattern = cast("dict[str, str]", step.get("pattern") or {}).get("String", "")

@@ -1,7 +1,7 @@
 """The text of each token id, computed once per model.
 
-Interprets tokenizer.json's decoder: if the bytes of a token do not depend on its neighbours there
-is a table, otherwise None. Does not know streams.
+Interprets tokenizer.json's decoder: there is a table if the bytes of a token do not depend on its
+neighbours, otherwise None. Does not know streams.
 """
 
 import enum
@@ -33,12 +33,12 @@ class FirstToken(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTable:
-    """Shared by all streams of a model, never changed.
+    """The table that all streams of a model share, never changed.
 
     `pieces` [vocab_size or more]: by token id; unknown ids, and special tokens if they are skipped,
-    give "". `first_piece` of an id replaces it at the start of a text when `first` is
-    HAS_OWN_PIECE. `skipped` ids do not count as the start. `is_per_byte`: each invalid byte
-    becomes a U+FFFD (byte fallback), otherwise each broken character.
+    have "". `first_piece` of an id replaces it at the start of a text if `first` is HAS_OWN_PIECE.
+    `skipped` ids do not count as the start. `is_per_byte`: each invalid byte becomes a U+FFFD (byte
+    fallback), otherwise each broken character.
     """
 
     pieces: Sequence[Piece]
@@ -51,7 +51,7 @@ class TokenTable:
     is_per_byte: bool = False
 
     def first_piece(self, token_id: int) -> Piece:
-        """The piece of the first token of a text, where that differs."""
+        """Return the piece of the first token of a text, if it differs."""
         token = self.marked[token_id]
         return "" if token is None else token.replace(self.word_mark, "")
 
@@ -71,7 +71,7 @@ class _Shape:
 def build_token_table(
     tokenizer: tokenizers.Tokenizer, *, num_ids: int, skip_special_tokens: bool = True
 ) -> TokenTable | None:
-    """The table, or None when the decoder's tokens may depend on each other."""
+    """Build the table; None if the decoder's tokens may depend on each other."""
     shape = _shape(tokenizer)
     if shape is None:
         return None
@@ -111,7 +111,7 @@ def _piece(data: bytes) -> Piece:
 
 
 def _shape(tokenizer: tokenizers.Tokenizer) -> _Shape | None:
-    """Recognise the decoder; None unless every part and option of it is known to be independent."""
+    """Recognise the decoder; None unless all its parts and options are known to be independent."""
     steps = TokenizerSettings(tokenizer).decoder
     kinds = [step.get("type") for step in steps]
     if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
@@ -135,7 +135,7 @@ def _metaspace_shape(step: Step) -> _Shape | None:
 
 
 def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
-    """Replace*, ByteFallback?, Fuse, Strip?, as in SentencePiece vocabularies."""
+    """Recognise Replace*, ByteFallback?, Fuse, Strip?, as in SentencePiece vocabularies."""
     replacements: list[tuple[str, str]] = []
     while kinds and kinds[0] == "Replace":
         pattern = cast("Step", steps[0].get("pattern") or {}).get("String")

@@ -1,4 +1,4 @@
-"""Tokenises a client's texts and chats, on threads where that pays.
+"""Tokenises a client's texts and chats, on threads if they are long.
 
 Owns the thread pool, the guard against forged control tokens and the lower bound by which a text is
 refused before it costs anything. Does not know requests or limits.
@@ -28,8 +28,8 @@ from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_
 _T = TypeVar("_T")
 
 MAX_INLINE_CHARS = 256
-"""Texts up to this length are encoded on the loop: switching to a thread and back takes 57 µs
-(median, 2 cores), in which 200 to 300 characters of English are encoded (0.19 to 0.28 µs each).
+"""Texts up to this length are encoded on the loop. Switching to a thread and back takes 57 µs
+(median, 2 cores), during which 200 to 300 characters of English are encoded (0.19 to 0.28 µs each).
 """
 
 MAX_RENDERED_BYTES = 1 << 20
@@ -38,9 +38,9 @@ MAX_BYTES_PER_TENANT = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedChat:
-    """An encoded chat: `ids` int32 [n], and the `text` the template made of it.
+    """An encoded chat: `ids` int32 [n], and the `text` that the template made of it.
 
-    `num_dropped_messages`: how many of the oldest a window dropped.
+    `num_dropped_messages`: how many of the oldest messages a window dropped.
     """
 
     ids: NDArray[np.int32]
@@ -53,11 +53,11 @@ class EncodedChat:
 
 @dataclass(slots=True)
 class TextAccount:
-    """The tenant that a text counts for. `is_bounded`: it is refused where the tenant has too much
+    """The tenant that a text counts for. `is_bounded`: refuse it if the tenant has too much
     waiting.
 
-    `num_made`: tokens that were made of it, those that a window drops and those of a refused or
-    cancelled text too; `on_end` gets them when no more are made.
+    `num_made`: tokens made of it, including those that a window drops and those of a refused or
+    cancelled text. `on_end` receives the number when no more are made.
     """
 
     tenant: str = ""
@@ -66,17 +66,17 @@ class TextAccount:
     num_made: int = 0
 
     def add(self, num_tokens: int) -> None:
-        """Count tokens that were made."""
+        """Add to the number of tokens made."""
         self.num_made += num_tokens
 
     def end(self) -> None:
-        """Report that no more tokens are made."""
+        """Report the number: no more tokens are made."""
         self.on_end(self.num_made)
 
 
 class Tokenizer:
     """The tokenizer of one model in one process. Call the `_async` methods on an event loop, the
-    others anywhere.
+    others on any thread.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Tokenizer:
         return self._template is not None and self._template.has_tools
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all ids at once; unknown ids have none."""
-        # Not `decode`, which holds the interpreter lock until it is done.
+        """Return the text of all ids at once; unknown ids have none."""
+        # `decode` would hold the interpreter lock until it is done.
         (text,) = self._library.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def min_num_tokens(self, num_bytes: int) -> int:
-        """Fewest tokens that a text of `num_bytes` in UTF-8 can become; 0 if unknown."""
+        """Return the fewest tokens of a text of `num_bytes` in UTF-8; 0 if unknown."""
         return self._bound.min_num_tokens(num_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Token ids of a client's text, int32 [n]. Raises ControlTokenError."""
+        """Return token ids of a client's text, int32 [n]. Raises ControlTokenError."""
         steps = self._encode(text, add_special_tokens=add_special_tokens, account=TextAccount())
         return run_at_once(steps)
 
@@ -138,9 +138,9 @@ class Tokenizer:
         max_tokens: int | None = None,
         account: TextAccount | None = None,
     ) -> NDArray[np.int32]:
-        """`encode`, in threads if the text is long, in turn with other tenants' texts.
+        """Like `encode`; long texts run on threads, taking turns with other tenants' texts.
 
-        Raises TooManyTokens as soon as there are more than `max_tokens`, and TooMuchText where the
+        Raises TooManyTokens as soon as there are more than `max_tokens`, and TooMuchText if the
         tenant has too much waiting; then `account.on_end` is not called.
         """
         account = account or TextAccount()
@@ -162,9 +162,9 @@ class Tokenizer:
     ) -> EncodedChat:
         """Render with the chat template and encode; the template adds the special tokens.
 
-        In threads if the chat is long, as `encode_async`. With `window_tokens` the oldest turns are
+        Long chats run on threads, as in `encode_async`. With `window_tokens` the oldest turns are
         dropped to fit (chat_window.py), or WindowTooSmall is raised. Raises ChatTemplateMissing,
-        ChatTemplateError (also when the text is longer than `max_bytes`), ToolsUnsupported,
+        ChatTemplateError (also if the text is longer than `max_bytes`), ToolsUnsupported,
         BadTemplateArgument, ControlTokenError, TooManyTokens and TooMuchText.
         """
         account = account or TextAccount()
@@ -200,7 +200,7 @@ class Tokenizer:
         return await self._run(steps, num_chars, account)
 
     def close(self) -> None:
-        """End the threads. Texts that still wait are dropped."""
+        """End the threads, and drop waiting texts."""
         self.pool.close()
 
     def _encode(
@@ -265,7 +265,7 @@ class Tokenizer:
         cost_key: bool | None,
         account: TextAccount,
     ) -> Steps[EncodedChat]:
-        """`cost_key`: under which the template's cost is cached; None measures it for this call."""
+        """`cost_key`: caches the template's cost under this key; None measures it for this call."""
 
         def num_tokens(text: str) -> Steps[int]:
             ids = yield from self._encode(text, add_special_tokens=False, account=account)
@@ -278,7 +278,7 @@ class Tokenizer:
                 # Only the length of a text that does not fit matters.
                 return EncodedChat(ids=np.broadcast_to(np.int32(0), error.num_tokens), text="")
 
-        # Two threads may measure at once, with the same result.
+        # Two threads may measure concurrently, with the same result.
         cost = None if cost_key is None else self._template_costs.get(cost_key)
         if cost is None:
             cost = measure_template(

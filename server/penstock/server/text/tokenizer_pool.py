@@ -1,13 +1,13 @@
 """Threads for long texts, shared fairly among tenants.
 
-Owns the order. Work comes as steps, each a few milliseconds of one thread; between two steps of one
-text those of other tenants get their turn. The tenant with the fewest bytes goes first (start-time
-fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). The work in hand of a
-tenant is bounded. Does not know what the work is.
+Owns the order. Work consists of steps, each a few milliseconds of one thread; between two steps of
+one text, other tenants' texts get their turn. The tenant with the fewest bytes goes first
+(start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). A tenant's
+waiting and running work is bounded. Does not know what the work is.
 
-Large works never take the last thread, so that small ones do not wait for a step of theirs. They
-have separate threads, which run at a lower priority of the operating system than the event loop
-and than small works. All accounting is done on the event loop.
+Large work never takes the last thread, so that small work does not wait for a large step. Large
+work has separate threads, with a lower operating system priority than the event loop and small
+work. All accounting is done on the event loop.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from penstock.server.text.errors import TooMuchText
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[int, None, T]
-"""Work in steps: yields, before each of them, the bytes that it handles; returns the result."""
+"""Work in steps: yields the bytes of each step before it runs, and returns the result."""
 
 _LARGE_BYTES: Final = 32 << 10
 _STEP_BYTES: Final = 1024
@@ -42,7 +42,7 @@ _MAX_REMEMBERED: Final = 1024
 class _Step(Generic[T]):
     """One step and the future of its result; `start`: its place in the order.
 
-    `on_end`: called when a running step has ended whose work was cancelled.
+    `on_end`: called when a step that was running when its work was cancelled has ended.
     """
 
     start: float
@@ -57,8 +57,8 @@ class _Step(Generic[T]):
 class TokenizerPool:
     """Threads and their queue. Use its methods on one event loop at a time.
 
-    `max_bytes_per_tenant`: what one tenant may have waiting and in work; more is accepted only from
-    a tenant that has nothing there.
+    `max_bytes_per_tenant`: bound on a tenant's waiting and running bytes; work that exceeds it is
+    accepted only from a tenant without other work.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TokenizerPool:
         self._num_running = 0
         self._num_large_running = 0
         self._now = 0.0
-        # The place of each tenant's last step in the order.
+        # Where each tenant's last step ends in the order.
         self._finish: dict[str, float] = {}
         self._bytes_of: dict[str, int] = {}
         self._bytes_per_s = _FIRST_BYTES_PER_S
@@ -96,11 +96,11 @@ class TokenizerPool:
         is_bounded: bool = True,
         on_end: Callable[[], None] | None = None,
     ) -> T:
-        """Run all steps of a work on `num_bytes` in turn with others', and return its result.
+        """Run all steps of a work on `num_bytes`, taking turns with others, and return its result.
 
-        Raises TooMuchText where the tenant has too much here already, unless not `is_bounded`, and
-        the exceptions of the work. When cancelled, it ends after the current step, and counts as
-        the tenant's until then. `on_end` is called when work that was begun has ended.
+        Raises TooMuchText if the tenant has too much here already, unless not `is_bounded`, and the
+        exceptions of the work. Cancelled work ends after its current step, and counts as the
+        tenant's until then. `on_end` is called when accepted work has ended.
         """
         held = self._bytes_of.get(tenant, 0)
         if is_bounded and held and held + num_bytes > self._max_bytes_per_tenant:
@@ -132,7 +132,7 @@ class TokenizerPool:
                 ended()
 
     def close(self) -> None:
-        """End the threads. Work that still waits is dropped."""
+        """End the threads, and drop waiting work."""
         for threads in (self._small_threads, self._large_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         for _, _, step in (*self._small, *self._large):
@@ -190,13 +190,13 @@ class TokenizerPool:
             _hand_on(work, step.done)
             if step.on_end is not None:
                 step.on_end()
-            # Not before the continuing work has its next step in the queue.
+            # Only after the continuing work has queued its next step.
             loop.call_soon(self._start_some)
 
         def on_thread(_: "Future[Any]") -> None:
             try:
                 loop.call_soon_threadsafe(ended)
-            except RuntimeError:  # the loop is closed, and its tasks with it
+            except RuntimeError:  # the loop and its tasks are closed
                 left()
 
         work.add_done_callback(on_thread)
@@ -209,13 +209,13 @@ class TokenizerPool:
 
 
 def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
-    """Work in a single step."""
+    """Wrap `task` as work in a single step."""
     yield num_bytes
     return task()
 
 
 def run_at_once(steps: Steps[T]) -> T:
-    """The result of all steps, run here and now."""
+    """Run all steps in the calling thread; return the result."""
     while True:
         try:
             next(steps)
@@ -224,9 +224,7 @@ def run_at_once(steps: Steps[T]) -> T:
 
 
 def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:
-    """The same work with larger steps: those that handle less than `num_bytes` together are
-    merged.
-    """
+    """Merge consecutive steps that handle less than `num_bytes` together."""
     is_first, num_due = True, 0
     while True:
         try:
@@ -250,7 +248,7 @@ def _hand_on(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
 
 
 def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
-    """Run the next step: whether that was the end, and what it yields or returns.
+    """Run the next step; return whether that was the end, and what it yields or returns.
 
     A future cannot raise StopIteration.
     """
@@ -261,7 +259,6 @@ def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
 
 
 def _give_way() -> None:
-    """Lower the priority of the calling thread."""
     with contextlib.suppress(OSError, AttributeError):
         thread_id = threading.get_native_id()
         os.setpriority(

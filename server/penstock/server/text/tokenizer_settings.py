@@ -1,9 +1,10 @@
 """The structure of a tokenizer, as in tokenizer.json, without its vocabulary.
 
-The only way to inspect the parts of a tokenizers.Tokenizer, whose options Python cannot read.
+This is the only way to inspect the parts of a tokenizers.Tokenizer, whose options are not readable
+from Python.
 
 Owns the alphabet in which byte-level vocabularies write bytes, GPT-2's: printable Latin-1
-characters stand for themselves, the other bytes for the characters from U+0100 on, in order.
+characters stand for themselves, the characters from U+0100 on for the other bytes, in order.
 """
 
 import json
@@ -25,7 +26,7 @@ class TokenizerSettings:
     """The steps of each stage in order, sequences flattened; empty for an unused stage."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        # Serialised through a copy without vocabulary, which may have tens of megabytes.
+        # Serialise a copy without vocabulary, which may have tens of megabytes.
         bare = tokenizers.Tokenizer(models.WordLevel({}, unk_token=""))
         if tokenizer.normalizer is not None:
             bare.normalizer = tokenizer.normalizer
@@ -55,7 +56,7 @@ def _flat(step: object) -> list[Step]:
 
 
 def _alphabet() -> list[str]:
-    """The character of each byte value."""
+    """Return the character of each byte value."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -71,12 +72,12 @@ _TO_LATIN_1 = (
 
 
 def to_byte_level(data: bytes) -> str:
-    """`data` as a byte-level vocabulary writes it."""
+    """Return `data` as a byte-level vocabulary writes it."""
     return "".join([_CHAR_OF_BYTE[byte] for byte in data])
 
 
 def bytes_of_tokens(tokens: Iterable[str]) -> list[bytes]:
-    """The bytes of tokens, as the tokenizers library's ByteLevel decoder gives them.
+    """Return the bytes of tokens, as the tokenizers library's ByteLevel decoder does.
 
     A token with any character outside the alphabet stands for its own UTF-8. All tokens are
     translated as one string, which is several times faster than one by one.

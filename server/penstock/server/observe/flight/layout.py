@@ -8,7 +8,7 @@ One process writes while others read: a row is valid if it was not overwritten m
 reader detects by the counts in the header, read before and after.
 
 Times are seconds on the machine's monotonic clock; the facts have a pair of readings that
-converts them to Unix time. It contains no prompt, output or token id.
+converts them to Unix time. A recording contains no prompt, output or token id.
 
 The header, little-endian:
 
@@ -79,7 +79,7 @@ STEP = np.dtype(
         ("waits_for", "<u1"),
     ]
 )
-"""One step whose result is in."""
+"""A step that has returned its result."""
 EVENT = np.dtype(
     [
         ("at_s", "<f8"),
@@ -93,7 +93,7 @@ EVENT = np.dtype(
         ("reason", "<u1"),  # FINISHED: FinishReason, FAILED: FailureReason
     ]
 )
-"""One event of one request."""
+"""An event of a request."""
 REQUEST = np.dtype(
     [
         ("key", "<i8"),
@@ -109,7 +109,7 @@ REQUEST = np.dtype(
         ("tenant", "S32"),
     ]
 )
-"""One submitted output. Names are truncated to the field's size."""
+"""A submitted output. Names are truncated to the field's size."""
 TOTALS = (
     "num_steps",
     "num_events",
@@ -150,8 +150,8 @@ class EventKind(enum.IntEnum):
     """Kind of an event of one request.
 
     CHUNK is written when its step is launched, so that the requests of a step that never returned
-    are known; all others when the step's result is in. PREFIX_FOUND: tokens found in the executor's
-    own cache, which replaces the number predicted by ADMITTED.
+    are known; all other events are written when the step's result has been received. PREFIX_FOUND:
+    number of tokens found in the executor's own cache, which replaces the prediction of ADMITTED.
     """
 
     QUEUED = 1
@@ -165,7 +165,7 @@ class EventKind(enum.IntEnum):
 
 
 def row_struct(row: "np.dtype[np.void]") -> struct.Struct:
-    """A packer for one row: ten times faster than assigning to a structured array's row."""
+    """Return a packer for one row, ten times faster than assigning to a structured array's row."""
     codes: list[str] = []
     for name in row.names or ():
         field = row[name]
@@ -175,25 +175,30 @@ def row_struct(row: "np.dtype[np.void]") -> struct.Struct:
 
 
 class FlightError(ValueError):
-    """A recording cannot be read or made; the message has the reason."""
+    """A recording cannot be read or created; the message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Rows of the rings: steps, events, requests; powers of two."""
+    """Number of rows of each ring (steps, events, requests), powers of two."""
 
     num_rows: tuple[int, int, int]
 
     @classmethod
     def of_steps(cls, num_steps: int) -> "Geometry":
-        """For `num_steps` steps. Raises FlightError unless it is a power of two within bounds."""
+        """Return the geometry for `num_steps` steps.
+
+        Raises FlightError unless `num_steps` is a power of two within bounds.
+        """
         geometry = cls((num_steps, EVENTS_PER_STEP * num_steps, REQUESTS_PER_STEP * num_steps))
         geometry.check()
         return geometry
 
     @classmethod
     def of_header(cls, header: bytes, num_bytes: int) -> "Geometry":
-        """From the header of a memory or file of `num_bytes`. Raises FlightError if invalid."""
+        """Return the geometry in the header of a memory or file of `num_bytes`. Raises
+        FlightError.
+        """
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             raise FlightError("is not a flight recording")
         version, header_bytes, *rows, num_facts_bytes = SIZES.unpack_from(header, SIZES_OFFSET)
@@ -216,7 +221,7 @@ class Geometry:
                 )
 
     def offset(self, ring: int) -> int:
-        """Offset of a ring; 3: the end of the last one."""
+        """Return the offset of a ring; 3: the end of the last ring."""
         at = HEADER_BYTES
         for row, num in zip(RINGS[:ring], self.num_rows[:ring], strict=True):
             at += -(-row.itemsize * num // _PAGE_BYTES) * _PAGE_BYTES
@@ -230,11 +235,11 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightFacts:
-    """The engine of a recording. `block_size` in tokens.
+    """Facts about the recorded engine. `block_size` in tokens.
 
     `epoch` increases with every start of an engine. `clock_s` and `unix_s` are the same time on the
-    monotonic clock and in seconds since 1970. `is_self_paced`: the executor batches by itself, so
-    a step is one iteration that collects what has arrived, without a predicted time.
+    monotonic clock and in seconds since 1970. `is_self_paced`: the executor batches by itself, so a
+    step is one iteration that collects available results, without a predicted time.
     """
 
     model: str
@@ -251,12 +256,12 @@ class FlightFacts:
     version: str
 
     def unix_time_s(self, at_s: float) -> float:
-        """A time of the recording in seconds since 1970."""
+        """Convert a time of the recording to seconds since 1970."""
         return self.unix_s + (at_s - self.clock_s)
 
 
 def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig) -> FlightFacts:
-    """The facts of an engine that starts now."""
+    """Return the facts of an engine that starts now."""
     return FlightFacts(
         model=model[:_MAX_MODEL_CHARS],
         executor=info.name,
@@ -274,12 +279,12 @@ def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig
 
 
 def encode_facts(facts: FlightFacts) -> bytes:
-    """The JSON in the header."""
+    """Encode the facts as the JSON in the header."""
     return json.dumps(to_json_value(facts)).encode("ascii")
 
 
 def decode_facts(data: bytes) -> FlightFacts:
-    """The inverse of `encode_facts`. Raises ValueError for anything else."""
+    """Decode the result of `encode_facts`. Raises ValueError for anything else."""
     return from_json_value(FlightFacts, parse_json(data.decode("ascii")), "facts")
 
 

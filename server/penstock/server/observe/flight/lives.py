@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueueInterval:
-    """An interval in the queue. `end_s` infinite: it still waits."""
+    """An interval in the queue. `end_s` is infinite while the request waits."""
 
     start_s: float
     end_s: float = inf
@@ -63,9 +63,9 @@ class PrefillChunk:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SlotStay:
-    """An interval in the running batch. `end_s` infinite: it still runs.
+    """An interval in the running batch. `end_s` is infinite while the request runs.
 
-    `is_cut`: it began before the recording. `first_token_s`: NaN if not recorded.
+    `is_cut`: the interval began before the recording. `first_token_s`: NaN if not recorded.
     """
 
     slot: int
@@ -80,8 +80,9 @@ class SlotStay:
 class Life:
     """One output of a request. `asked`: None if its row was overwritten.
 
-    `end`: FINISHED or FAILED with `reason` (its FinishReason or FailureReason), None while it
-    lives; `end_step` as in `layout.EVENT`. `num_output_tokens`: as of its last event with a count.
+    `end`: FINISHED or FAILED with `reason` (its FinishReason or FailureReason), None while the
+    output is live; `end_step` as in `layout.EVENT`. `num_output_tokens`: as of the last event with
+    a count.
     """
 
     key: int
@@ -105,12 +106,12 @@ class Life:
         return f"{self.asked.request_id}{number}"
 
     def waited_s(self, until_s: float) -> float:
-        """Seconds in the queue, up to `until_s` if it still waits."""
+        """Return the seconds in the queue, up to `until_s` if the request still waits."""
         return sum(min(wait.end_s, until_s) - wait.start_s for wait in self.waits)
 
 
 def begin_s(recording: Recording) -> float:
-    """The earliest recorded time, monotonic clock; 0 if nothing is recorded."""
+    """Return the earliest recorded time (monotonic clock), 0 if nothing is recorded."""
     known: list[float] = []
     if len(recording.steps):
         known.append(float(recording.steps["begun_s"][0]))
@@ -120,7 +121,7 @@ def begin_s(recording: Recording) -> float:
 
 
 def end_s(recording: Recording) -> float:
-    """The latest known time: of the copy, or of the last event."""
+    """Return the latest known time: of the copy, or of the last step, event or launch."""
     steps, events, launch = recording.steps, recording.events, recording.last_launch
     known = [recording.copied_s]
     if len(steps):
@@ -133,7 +134,7 @@ def end_s(recording: Recording) -> float:
 
 
 def lives_of(recording: Recording) -> list[Life]:
-    """The history of every request with a recorded event, ordered by its first event."""
+    """Return the history of every request with a recorded event, ordered by its first event."""
     asked = {int(row["key"]): row for row in recording.requests}
     events = recording.events
     ranks: NDArray[np.int64] = np.zeros(256, dtype=np.int64)
@@ -196,9 +197,9 @@ def _end_wait(life: Life, at_s: float) -> None:
 
 
 def _stay(life: Life, slot: int, at_s: float, start_s: float) -> SlotStay:
-    """The current residency; a new one if its admission was not recorded.
+    """Return the current residency, or add one if its admission was not recorded.
 
-    Its row was overwritten, or the engine died in that step.
+    In that case its row was overwritten, or the engine died in that step.
     """
     if not life.stays or life.stays[-1].end_s < inf:
         was_waiting = bool(life.waits) and life.waits[-1].end_s == inf

@@ -1,4 +1,4 @@
-"""The memory of a flight recorder, anonymous and shared, which outlives its writer; and the writer.
+"""Anonymous shared memory of a flight recorder, which outlives its writer; and the writer.
 
 Owns its creation and mapping, and the order of writes that permits concurrent readers: first the
 row, then the count that includes it. The memory lives as long as its file descriptor, so a killed
@@ -39,10 +39,10 @@ from penstock.server.observe.flight.layout import (
 
 
 def create_memory(num_steps: int, name: str) -> int:
-    """A new memory for the last `num_steps` steps, a power of two; its file descriptor.
+    """Create a memory for the last `num_steps` steps (a power of two); return its file descriptor.
 
-    The descriptor is not inheritable by default. Raises FlightError for an invalid size, OSError
-    if the memory cannot be allocated.
+    The descriptor is not inheritable by default. Raises FlightError for an invalid size, OSError if
+    the memory cannot be allocated.
     """
     geometry = Geometry.of_steps(num_steps)
     fd = _nameless_file(name)
@@ -89,7 +89,7 @@ class RingMemory:
     """The mapped memory, for the one process that writes; earlier content is discarded.
 
     `totals`: the counts of `layout.TOTALS`, 8-byte words, so that readers see each count whole; the
-    first three belong to the rings. Raises FlightError, OSError.
+    first three are the row counts of the rings. Raises FlightError, OSError.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:
@@ -104,9 +104,9 @@ class RingMemory:
         self._reset(facts)
 
     def appender(self, ring: int) -> Callable[..., None]:
-        """A fast function that adds a row to a ring, from its fields in order.
+        """Return a fast function that adds a row to a ring, given its fields in order.
 
-        It raises struct.error for values that do not fit the fields.
+        The function raises struct.error for values that do not fit the fields.
         """
         pack, data, totals = self._structs[ring].pack_into, self._map, self.totals
         offset, mask, size = self._offsets[ring], self._masks[ring], self._structs[ring].size
@@ -123,9 +123,10 @@ class RingMemory:
         self.appender(ring)(*values)
 
     def batch_appender(self, ring: int) -> Callable[[list[object]], None]:
-        """A function that adds rows from a flat list of their fields.
+        """Return a function that adds rows, given a flat list of their fields.
 
-        Several rows cost little more than one. Raises as the function of `appender`.
+        Several rows cost little more than one. The function raises struct.error as that of
+        `appender`.
         """
         data, totals, row = self._map, self.totals, self._structs[ring]
         offset, num_places = self._offsets[ring], self._masks[ring] + 1
@@ -150,7 +151,9 @@ class RingMemory:
         return append
 
     def launch_writer(self) -> Callable[..., None]:
-        """A function that records the last launched step, from the fields of `layout.LAUNCH`."""
+        """Return a function that records the last launched step, given the fields of
+        `layout.LAUNCH`.
+        """
         return functools.partial(LAUNCH.pack_into, self._map, LAUNCH_OFFSET)
 
     def close(self) -> None:

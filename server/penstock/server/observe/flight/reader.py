@@ -3,7 +3,7 @@
 Owns the protocol that keeps a reader from seeing partial rows: counts are read before and after the
 rows are copied, and rows that may have been overwritten are dropped. The writer never waits.
 
-Owns the files that are written of a running or ended engine: folder, names, permissions, number.
+Owns the files that are written for a running or ended engine: folder, names, permissions, number.
 """
 
 import contextlib
@@ -47,7 +47,8 @@ _NUM_TRIES = 5
 _NUM_RINGS = len(RINGS)
 _MAX_COUNT = 1 << 62
 MAX_NUM_FILES = 8
-"""Kept files per service and reason, so that frequent dumps do not replace those of crashes."""
+"""Number of files kept per service and reason, so that frequent dumps do not replace those of
+crashes."""
 MAX_NUM_ALL_FILES = 64
 _PREFIX, _SUFFIX, _PARTIAL = "penstock-flight-", ".bin", ".part"
 _MAX_WHY_CHARS = 40
@@ -57,7 +58,7 @@ _MAX_PARTIAL_AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
-    """A step launched at `at_s`; counts of its rows, and tokens of its prefill rows."""
+    """A step launched at `at_s`, with its numbers of rows and prefill tokens."""
 
     step: int
     at_s: float
@@ -70,8 +71,9 @@ class LaunchRecord:
 class Recording:
     """The content at the time of reading: rows of `layout.STEP`, `EVENT`, `REQUEST`, oldest first.
 
-    `last_launch`: None before the first; a step that is not among `steps` is in flight.
-    `copied_s`: when the copy was made, monotonic clock; 0 if this was not read from a copy.
+    `last_launch`: None before the first launch; a launched step that is not in `steps` is in
+    flight. `copied_s`: when the copy was made (monotonic clock), 0 if this was not read from a
+    copy.
     """
 
     facts: FlightFacts
@@ -123,9 +125,9 @@ class FlightReader:
         return dict(zip(TOTALS, self._totals.tolist(), strict=True))
 
     def new_steps(self) -> tuple[NDArray[Any], int]:
-        """Steps since the last call (a copy of STEP rows), and the number lost before them.
+        """Return the steps since the last call (a copy of STEP rows), and the number lost before.
 
-        All of one engine, whose facts are in `facts` afterwards.
+        All steps are of one engine, which `facts` then describes.
         """
         if not self._follow():
             return np.zeros(0, dtype=STEP), 0
@@ -137,7 +139,7 @@ class FlightReader:
         return rows, num_missed
 
     def recording(self) -> Recording:
-        """The current content, of one engine. Raises FlightError if none has written yet."""
+        """Return the current content, of one engine. Raises FlightError if none has written yet."""
         for _ in range(_NUM_TRIES):
             if not self._follow():
                 continue
@@ -159,7 +161,7 @@ class FlightReader:
         raise FlightError("contains no engine's record, or one that has just started")
 
     def copy(self, now: float) -> bytes:
-        """The memory at `now` in the file format; rows that changed meanwhile are marked invalid.
+        """Copy the memory at `now` in the file format; rows that changed meanwhile become invalid.
 
         Raises FlightError if no engine has written yet.
         """
@@ -193,7 +195,7 @@ class FlightReader:
             self._map.close()
 
     def _follow(self) -> bool:
-        """Switch to the engine that writes now; whether there is one."""
+        """Switch to the engine that writes now; return whether there is one."""
         generation: int = self._generations[0]
         if not generation or generation % 2:
             return False
@@ -213,7 +215,9 @@ class FlightReader:
             raise FlightError(f"has facts that cannot be read: {error}") from error
 
     def _held(self, ring: int, first: int) -> tuple[NDArray[Any], int, int]:
-        """The available rows of a ring from `first` on, the number of the first, and the end."""
+        """Return the available rows of a ring from `first` on, the first one's number, and the
+        end.
+        """
         rows, size = self._rings[ring], self._sizes[ring]
         num = self._totals[ring]
         first = max(first, num - size + 1, self._firsts[ring])
@@ -253,17 +257,17 @@ def _checked(source: bytes | Path) -> tuple[bytes, Geometry]:
 
 
 def default_folder() -> Path:
-    """This user's folder in the system's temporary directory."""
+    """Return this user's folder in the system's temporary directory."""
     return Path(tempfile.gettempdir()) / f"penstock-flight-{os.geteuid()}"
 
 
 def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None) -> Path:
-    """Write the memory of a descriptor to a new file of `folder`; None: `default_folder`.
+    """Write the memory of a descriptor to a new file in `folder` (None: `default_folder`).
 
-    Only the owner may read the file, and it is written atomically. `port` (of the service, since
-    several may share a folder) and `why` become parts of the name: the newest `MAX_NUM_FILES` of
-    each pair are kept, `MAX_NUM_ALL_FILES` in all. Raises FlightError if no engine has written yet,
-    OSError (PermissionError for a default folder of another user) if it cannot be written.
+    Only the owner may read the file; the write is atomic. The file name contains `port` (of the
+    service, since several may share a folder) and `why`: the newest `MAX_NUM_FILES` of each pair
+    are kept, `MAX_NUM_ALL_FILES` in total. Raises FlightError if no engine has written yet, OSError
+    (PermissionError for a default folder of another user) if the file cannot be written.
     """
     reader = FlightReader(memory)
     try:
@@ -280,7 +284,7 @@ def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None)
 
 
 def own_default_folder() -> Path:
-    """The default folder, created if missing.
+    """Return the default folder; create it if missing.
 
     Raises PermissionError if the path belongs to another user: the directory is world-writable.
     """

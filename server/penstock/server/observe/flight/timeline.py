@@ -2,8 +2,8 @@
 
 Owns the tracks. Groups of tracks: the engine (steps, planning, result processing, counters of
 blocks, requests and tokens), the slots (a slice for each residency of a request, with prefill
-chunks and decode inside), the queue (a slice for each wait, on as many lanes as overlap). A flow
-connects each request from the queue through its slots to the step that ended it. Pure.
+chunks and decode inside), the queue (a slice for each wait, overlapping ones on separate lanes). A
+flow connects each request from the queue through its slots to the step that ended it. Pure.
 
 Owns the format, too: "Trace Event Format", Chromium project.
 
@@ -49,7 +49,7 @@ class Lanes:
         self._busy_until: list[tuple[float, int]] = []
 
     def take(self, start_s: float, end_s: float) -> int:
-        """A lane for this interval, from 0; call it in order of start times.
+        """Return the lane (from 0) for this interval; call it in order of start times.
 
         Intervals of one lane are at least a nanosecond apart, the resolution of the trace.
         """
@@ -64,18 +64,18 @@ class Lanes:
 
 
 def timeline_json(recording: Recording, *, num_steps: int | None = None) -> Iterator[bytes]:
-    """The trace file in pieces. `num_steps`: only the last N steps; None: all."""
+    """Return the trace file in pieces. `num_steps`: number of last steps to include; None: all."""
     return _Timeline(recording, num_steps).draw()
 
 
 def waits_for(reason: int) -> str:
-    """A value of `waits_for` in words; empty for none."""
+    """Return a value of `waits_for` as text; empty for none."""
     known = {each.value: each.name for each in WaitReason}
     return "" if reason == NO_REASON else known.get(reason, f"reason {reason}")
 
 
 def end_of(life: Life) -> str:
-    """How a request ended, as text; empty while it is live."""
+    """Return how a request ended, as text; empty while it is live."""
     match life.end:
         case EventKind.FINISHED:
             known = {int(each): each.name for each in FinishReason}
@@ -159,12 +159,12 @@ class _Timeline:
         points = {life.key: self._draw_stays(life) for life in lives}
         self._draw_queue(lives, points)
         for number, arrow in enumerate(points.values(), 1):
-            # At one time: from the queue to a slot, from there to the step.
+            # At equal times: the queue, then the slot, then the step.
             in_order = sorted(arrow, key=lambda point: (point[1], -point[0][0]))
             self._trace.flow(number, "request", in_order)
 
     def _draw_stays(self, life: Life) -> list[Point]:
-        """Draw residency in slots; the points of the flow, with the final step last."""
+        """Draw residency in slots; return the points of the flow, with the final step last."""
         points: list[Point] = []
         for number, stay in enumerate(life.stays):
             # A residency that ended at the start of the window would overlap the next one.
@@ -249,7 +249,7 @@ class _Timeline:
             self._trace.slice(track, "decode", decode_s, until_s, {}, is_inner=True)
 
     def _arrow_to_end(self, life: Life, points: list[Point]) -> None:
-        """Add the step that ended the request, if a step did."""
+        """Add the step that ended the request to `points`, if a step did."""
         span, end = self._spans.get(life.end_step), self._arrow_ends.get(life.end_step)
         if life.end is None or span is None or end is None or not points:
             return
@@ -336,7 +336,7 @@ class TraceEvents:
         *,
         is_inner: bool = False,
     ) -> int:
-        """A slice of at least a nanosecond on track (pid, tid); its start in nanoseconds.
+        """Add a slice of at least 1 ns on track (pid, tid); return its start in nanoseconds.
 
         `is_inner`: nested in another slice of the track; omitted if its length is zero.
         """
@@ -350,17 +350,17 @@ class TraceEvents:
         return start
 
     def instant(self, track: tuple[int, int], name: str, at_s: float, args: dict[str, Any]) -> None:
-        """A mark on a track."""
+        """Add a mark to a track."""
         at = self._ns(at_s)
         self._events.append((at, _MARK, 0, {**self._event("i", track, at, name, args), "s": "t"}))
 
     def counter(self, pid: int, name: str, at_s: float, values: dict[str, float]) -> None:
-        """Counter values from `at_s`."""
+        """Add counter values that apply from `at_s`."""
         at = self._ns(at_s)
         self._events.append((at, _MARK, 0, self._event("C", (pid, 0), at, name, values)))
 
     def flow(self, number: int, name: str, points: list[tuple[tuple[int, int], int]]) -> None:
-        """A flow through slices: (track, nanoseconds) within each, in order of time.
+        """Add a flow through slices: one point (track, nanoseconds) in each, in order of time.
 
         Fewer than two points draw nothing.
         """
@@ -375,7 +375,7 @@ class TraceEvents:
             self._events.append((at, _FLOW, place, event))
 
     def json(self, other: dict[str, Any]) -> Iterator[bytes]:
-        """The whole file in pieces; `other`: metadata shown by viewers."""
+        """Yield the whole file in pieces; `other`: metadata shown by viewers."""
         self._events.sort(key=lambda event: event[:3])
         head = json.dumps({"displayTimeUnit": "ms", "otherData": other}, allow_nan=False)
         pieces = bytearray(f'{head[:-1]}, "traceEvents": [\n'.encode())
@@ -417,7 +417,7 @@ class TraceEvents:
 
 
 def _thread(pid: int, tid: int) -> int:
-    """The number of a track in the file, unique over all processes."""
+    """Return the number of a track in the file, unique over all processes."""
     return pid * _MAX_TRACKS + tid
 
 

@@ -43,7 +43,7 @@ class TurnGaps:
         self._begun: list[int] = []
 
     def begin(self, slot: int) -> None:
-        """A new request has occupied the slot in this iteration."""
+        """Record that a new request has occupied the slot in this iteration."""
         if slot >= 0:
             self._last_s[slot] = nan
             self._begun.append(slot)
@@ -51,9 +51,9 @@ class TurnGaps:
     def measure(
         self, arrays: SlotArrays | None, known: NDArray[np.int32], now: float
     ) -> tuple[float, int]:
-        """Mean gap of the slots that got tokens in this iteration (NaN for none), and their number.
+        """Return the mean gap (NaN for none) and the number of slots with tokens in this iteration.
 
-        `known` int32 [S]: tokens of each slot after the previous iteration.
+        `known` int32 [S]: number of tokens of each slot after the previous iteration.
         """
         if arrays is None:
             return nan, 0
@@ -82,7 +82,7 @@ _QUEUED, _ADMIT, _CHUNK, _FIRST_TOKEN, _PREEMPT, _FINISH, _FAIL, _FOUND = map(in
 class _Live:
     """A live request. `num_output`: output tokens when it last lost its slot.
 
-    `turn`: iteration of its last admission. `has_token`: whether it ever had one.
+    `turn`: iteration of its last admission. `has_token`: whether it ever had an output token.
     """
 
     num_prompt: int
@@ -202,12 +202,12 @@ class FlightWriter:
     def _note_chunks(
         self, step: int, chunks: Sequence[Chunk], launched_s: float
     ) -> tuple[int, int]:
-        """The number of new prefill rows, and their tokens."""
+        """Record chunks; return the number of new prefill rows and of their tokens."""
         num_new = num_tokens = 0
         for chunk in chunks:
             key, count = chunk.request.spec.key, chunk.count
             if self._is_self_paced:
-                # A prompt stands in every step until it is answered.
+                # Every step contains the prompt until its first token.
                 if key in self._prefilling:
                     continue
                 self._prefilling.add(key)
@@ -264,7 +264,7 @@ class FlightWriter:
         self._totals[_PREEMPTED] += 1
 
     def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
-        """The number of requests that had their first token since admission."""
+        """Record first tokens since admission; return the number of requests that got one."""
         first = self._first_of(events.keys, note)
         if not first:
             return 0
@@ -282,7 +282,7 @@ class FlightWriter:
         return len(first)
 
     def _first_of(self, keys: NDArray[np.int64], note: StepNote | None) -> set[int]:
-        """Keys without a token so far that have one in this iteration."""
+        """Return the keys that had no token so far and have one in this iteration."""
         if note is not None and not self._is_self_paced:
             # Only a completed prompt gives a first token, and its row is after the decode rows,
             # unless rows were dropped or answered in another order.
@@ -311,10 +311,10 @@ class FlightWriter:
             self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
-        """Tokens that a request has generated, including this iteration's (`keys`).
+        """Return the number of generated tokens of a request, including this iteration's (`keys`).
 
-        The slot arrays drop a request when its slot is released, so the count of the previous
-        iteration and the tokens of this one are added.
+        The slot arrays drop a request when its slot is released, so this adds the count of the
+        previous iteration and the tokens of this one.
         """
         if live.slot < 0:
             return live.num_output
@@ -365,10 +365,10 @@ class FlightWriter:
         self._uncounted = _NOTHING
 
     def _mean_gap_s(self, batch: Batch, collected_s: float, num_itl: int) -> float:
-        """Mean time since the previous token of a step's decodes; NaN without any.
+        """Return the mean time since the previous token of a step's decodes; NaN without decodes.
 
-        All had it in the step before, except paused ones: the first step with those gives the mean
-        of two gaps.
+        Each decode had its previous token in the step before. Paused decodes are the exception:
+        their time without tokens is added in the step that resumes them.
         """
         step_s = collected_s - self._collected_s
         gap_s = step_s if num_itl > 0 else nan

@@ -29,13 +29,13 @@ AUTO_FORMAT = "auto"
 """`short` where stderr is a terminal, `text` elsewhere."""
 LOG_FORMATS = (AUTO_FORMAT, *_FORMATTERS)
 IN_BANNER: Final[dict[str, Any]] = {"is_in_banner": True}
-"""As `extra` of a log call: the banner of `penstock serve` on a terminal has the same facts."""
+"""`extra` of a log call whose facts are also in the banner of `penstock serve` on a terminal."""
 
 _log = logging.getLogger(__name__)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Reports a line that cannot be written by its place and the exception's type only."""
+    """Reports an unwritable line by its place and the exception's type only."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Override: the base class would write the arguments of the line."""
@@ -50,7 +50,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 def configure_logging(
     process: str, level: str, *, form: str = "text", has_foreign_text: bool = False
 ) -> None:
-    """Send all log records of this process to stderr, and uncaught exceptions.
+    """Send all log records and uncaught exceptions of this process to stderr.
 
     `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether to write
     messages of other libraries' exceptions, which may quote data of clients.

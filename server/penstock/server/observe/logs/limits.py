@@ -22,7 +22,7 @@ class NoFault(logging.Filter):
     """Drops gRPC's harmless error line only."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line may pass."""
+        """Return whether the line may pass."""
         if record.name != _LOGGER or not record.exc_info:
             return True
         kind, _, traceback = record.exc_info
@@ -36,7 +36,7 @@ class NoFault(logging.Filter):
 
 
 ALWAYS: Final[dict[str, Any]] = {"is_always_logged": True}
-"""As `extra` of a log call: this line is never dropped."""
+"""`extra` of a log call whose line is never dropped."""
 LEFT_OUT: Final = "num_left_out"
 """Attribute of a record: the number of lines dropped before it."""
 
@@ -65,7 +65,7 @@ class RateLimit(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line may pass."""
+        """Return whether the line may pass."""
         if record.levelno >= logging.CRITICAL or getattr(record, "is_always_logged", False):
             return True
         now_s = self._clock()

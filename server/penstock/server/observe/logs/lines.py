@@ -2,7 +2,7 @@
 
 Owns the fields, their names and the escaping, which keeps an event on one line for any request id.
 
-Of an exception it logs always type and frames, the message only if it is safe.
+It always logs the type and frames of an exception, the message only if it is safe.
 The message of an exception raised while handling a request may quote the request
 ("invalid literal: '...'"), so messages are logged only from these sources:
 
@@ -28,7 +28,7 @@ from penstock.server.observe.logs.limits import LEFT_OUT
 FACTS = ("request_id", "trace_id", "tenant", "front_id", "step")
 """Keys of `extra` that are written after the message; others are ignored."""
 FOREIGN_TEXT = "foreign_text"
-"""Key of `extra` for text of other libraries, written only if their messages are."""
+"""Key of `extra` for text of other libraries, written only if `has_foreign_text` is set."""
 _SHORT_NAMES = {"request_id": "request", "trace_id": "trace"}
 _QUOTERS = "asyncio"
 """A logger whose messages contain the repr of objects, and so their content."""
@@ -76,7 +76,7 @@ class Failure:
 
 
 def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failure, ...]:
-    """The exception and its chain of causes: at most `MAX_FAILURES`."""
+    """Return the exception and its chain of causes, at most `MAX_FAILURES` in total."""
     return tuple(
         Failure(
             kind=_kind_of(link),
@@ -88,8 +88,8 @@ def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failur
 
 
 def _chain_of(error: BaseException, *, is_whole: bool) -> Iterator[BaseException]:
-    """The chain of causes. `is_whole`: include those hidden by `raise ... from None`, which ours
-    may quote anyway.
+    """Yield the chain of causes. `is_whole`: include causes hidden by `raise ... from None`, which
+    our messages may quote anyway.
     """
     seen: set[int] = set()
     left = [error]
@@ -140,8 +140,8 @@ def _is_a_drivers(error: BaseException) -> bool:
 
 
 def _words_of_system(error: OSError) -> str:
-    """The system's message for the error number: the exception's own text may come from another
-    library, such as SSL.
+    """Return the system's message for the error number: the exception's own text may come from
+    another library, such as SSL.
     """
     if not isinstance(error.errno, int) or error.errno <= 0:
         return ""
@@ -156,7 +156,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
-    """The frames; only the innermost if there are many."""
+    """Return the frames, only the innermost ones if there are many."""
     frames: list[Frame] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -199,7 +199,7 @@ class TextFormatter(LineFormatter):
     """`<UTC time> <LEVEL> <process>[<pid>] <logger>: <message>`, then the facts and the failure."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Format the record as one line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         return (
             f"{stamp}.{int(record.msecs):03d}Z {record.levelname} {self._process}[{self._pid}]"
@@ -223,7 +223,7 @@ class ShortFormatter(TextFormatter):
     """For a terminal: `<local time> <process>: <message>`, with the level where it is not INFO."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Format the record as one line."""
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f" {record.levelname}"
         return f"{stamp}{level} {self._process}: {self._text_of(record)}"
@@ -233,7 +233,7 @@ class JsonFormatter(LineFormatter):
     """One JSON object per line; empty fields are omitted."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Format the record as one line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry: dict[str, Any] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",

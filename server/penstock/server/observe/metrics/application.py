@@ -65,9 +65,10 @@ _OPEN_PATHS: Final = frozenset({METRICS_PATH, HEALTH_PATH})
 """Paths without a check of the Host header: scrapers and probes use arbitrary names."""
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::[0-9]*)?")
 MAX_STATUS_CALLS: Final = 4
-"""Less than the number of slots, so that a slow engine does not block the page."""
+"""Maximum number of concurrent status queries: less than the number of slots, so that a slow engine
+does not block the page."""
 MAX_REQUESTS: Final = 500
-"""Most listed requests: the oldest. The total is listed too."""
+"""Maximum number of listed requests, the oldest ones. The total number is listed too."""
 MAX_AGE_S: Final = 0.5
 TIMEOUT_S: Final = 5.0
 
@@ -79,7 +80,7 @@ class MetricsAccess:
         self._authenticator = authenticator
 
     def fault(self, authorization: str | None) -> HTTPStatus | None:
-        """The error status for a caller with this header; None: permitted."""
+        """Return the error status for a caller with this header; None if permitted."""
         shown = [] if authorization is None else [authorization]
         try:
             # This port does not request client certificates.
@@ -141,7 +142,7 @@ class MetricsApplication:
     def __call__(
         self, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        """Handle one request."""
+        """Handle one WSGI request."""
         answer = self._answer(environ)
         body = answer.body
         headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]
@@ -220,7 +221,7 @@ class MetricsApplication:
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
-    """Whether gzip is listed and not excluded (`q=0`)."""
+    """Return whether gzip is listed and not excluded (`q=0`)."""
     for entry in accept_encoding.split(","):
         name, _, parameters = entry.partition(";")
         if name.strip().lower() == "gzip":
@@ -229,7 +230,7 @@ def _takes_gzip(accept_encoding: str) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a Host header, with or without a port, is a loopback name."""
+    """Return whether a Host header, with or without a port, is a loopback name."""
     match = _HOST.fullmatch(host)
     if match is None:
         return False
@@ -246,7 +247,9 @@ def _is_loopback(host: str) -> bool:
 def status_json(
     snapshot: Snapshot, requests: tuple[RequestView, ...], requests_problem: str = ""
 ) -> bytes:
-    """UTF-8; non-finite numbers are null. `requests_problem`: why live requests are unknown."""
+    """Return the status as UTF-8 JSON; non-finite numbers are null. `requests_problem`: why live
+    requests are unknown.
+    """
     status = {
         **msgspec.to_builtins(snapshot),
         "requests": requests[:MAX_REQUESTS],
@@ -258,7 +261,7 @@ def status_json(
 
 
 class LiveStatus:
-    """Callable from any thread except that of `loop`."""
+    """Queries the status. Callable from any thread except that of `loop`."""
 
     def __init__(
         self,
@@ -274,7 +277,9 @@ class LiveStatus:
         self._as_of_s = float("-inf")
 
     def __call__(self) -> bytes:
-        """The status, MAX_AGE_S old at most. Raises TimeoutError, or RuntimeError at the end."""
+        """Return the status, at most MAX_AGE_S old. Raises TimeoutError; RuntimeError once
+        closed.
+        """
         with self._lock:
             if self._clock() - self._as_of_s > MAX_AGE_S:
                 asked = self._ask()

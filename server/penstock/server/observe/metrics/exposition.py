@@ -25,7 +25,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """`name` has the value of `spec`.
+    """Exports `spec` as `name`.
 
     Only series whose labels contain `where`. `keep`: the labels that are kept besides the model,
     with their new names. Series that become equal are summed.
@@ -80,7 +80,7 @@ TENSORRT_LLM: Final = Dialect(
         Alias(name="trtllm_iteration_latency_seconds", spec=catalogue.STEP_SECONDS),
     ),
 )
-"""Names of `trtllm-serve`. Its cache hit rate is the quotient of hits and queries, see the page."""
+"""Names of `trtllm-serve`. Its cache hit rate is the quotient of hits and queries."""
 
 GEN_AI: Final = Dialect(
     model_labels=lambda model: {"gen_ai_request_model": model},
@@ -96,7 +96,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {"trtllm": TENSORRT_LLM, "gen_ai": GEN_
 
 
 def aliased(families: Iterable[Metric], dialect: Dialect) -> Iterator[Metric]:
-    """The same metrics under the names of another server."""
+    """Yield the same metrics under the names of another server."""
     by_name = {family.name: family for family in families}
     for alias in dialect.aliases:
         # prometheus_client names a counter without its suffix.
@@ -145,7 +145,7 @@ class Exposition:
         }
 
     def render(self, accept: str, compat: str = "") -> tuple[bytes, str]:
-        """The text and its content type, for an `Accept` header and one of COMPAT_NAMES.
+        """Return the text and its content type, for an `Accept` header and one of COMPAT_NAMES.
 
         Raises ValueError for another name.
         """

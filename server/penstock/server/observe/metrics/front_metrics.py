@@ -18,7 +18,7 @@ from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
 
 _MAX_GONE = 256
-"""Number of kept fronts: one whose connection broke may reconnect with its counts."""
+"""Number of disconnected fronts that are kept: a front may reconnect with its counts."""
 Series = tuple[MetricSpec, tuple[str, ...]]
 _PHASES: Final[Mapping[SegmentKind, MetricSpec]] = {
     SegmentKind.PREPARE: catalogue.PREPARE_SECONDS,
@@ -40,7 +40,7 @@ class _FrontLedger:
 
 
 class FrontMetrics:
-    """Takes heartbeats into the tables. `methods`: those of a gateway."""
+    """Updates the tables from heartbeats. `methods`: RPC methods of a gateway."""
 
     def __init__(self, tables: MetricTables, methods: Collection[str] = ()) -> None:
         self._tables = tables
@@ -59,7 +59,7 @@ class FrontMetrics:
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Keep outcomes in case the front dies before its next heartbeat."""
+        """Keep the outcomes in case the front dies before its next heartbeat."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
@@ -101,7 +101,7 @@ class FrontMetrics:
         return max((beat.epoch for beat in self._beats()), default=0)
 
     def _front(self, front_id: int) -> _FrontLedger:
-        """The entry of a front; ids are unique, so a removed id that returns is the same front."""
+        """Return the entry of a front; ids are unique, so a returning id is the same front."""
         if front_id not in self._fronts:
             known = front_id in self._gone
             self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()
@@ -152,7 +152,7 @@ class FrontMetrics:
 
 
 def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
-    """The series that one outcome increments."""
+    """Return the series that one outcome increments."""
     reason = labels.known(end.reason, labels.REASONS)
     names = (
         labels.known(end.method, methods),
@@ -169,7 +169,7 @@ def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
 
 
 class RequestMetrics:
-    """Adds records to the tables. `tenants`: those with separate series; the others share one."""
+    """Adds records to the tables. `tenants`: tenants with separate series; all others share one."""
 
     def __init__(self, tables: MetricTables, tenants: Collection[str]) -> None:
         self._tables = tables
@@ -250,9 +250,9 @@ class RequestMetrics:
 
 
 def time_per_output_token_s(record: RequestRecord) -> float:
-    """(duration - TTFT) / (n - 1), n tokens per output; NaN with fewer than two.
+    """Return (duration - TTFT) / (n - 1) for n tokens per output; NaN if n is less than two.
 
-    As OpenTelemetry's `gen_ai.server.time_per_output_token`.
+    Defined as OpenTelemetry's `gen_ai.server.time_per_output_token`.
     """
     num_each = record.num_completion_tokens / max(1, record.options.num_outputs)
     if num_each <= 1:
@@ -261,7 +261,7 @@ def time_per_output_token_s(record: RequestRecord) -> float:
 
 
 def _phase_seconds(record: RequestRecord) -> dict[SegmentKind, float]:
-    """Total time in each phase; phases that were not entered are absent."""
+    """Return the total time in each phase; phases that were not entered are absent."""
     seconds: dict[SegmentKind, float] = {}
     for segment in record.segments:
         spent = segment.end_s - segment.start_s

@@ -66,7 +66,9 @@ class Callers:
             self._silent_since_s[caller] = self._clock()
 
     def take_seat(self, caller: socket.socket, *, is_scrape: bool) -> bool:
-        """Take a slot for a complete request. False if none is free or it was disconnected."""
+        """Take a slot for a complete request; return False if none is free or it was
+        disconnected.
+        """
         max_calls = MAX_CALLS if is_scrape else MAX_OTHER_CALLS
         with self._lock:
             if caller not in self._silent_since_s or len(self._seated_since_s) >= max_calls:
@@ -114,14 +116,14 @@ class _Handler(WSGIRequestHandler):
     timeout = MAX_CALL_S
 
     def version_string(self) -> str:
-        """The Server header, without the versions of Python and its HTTP server."""
+        """Return the Server header, without the versions of Python and its HTTP server."""
         return "penstock"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name there)
-        """Requests are not logged: a scraper sends one every few seconds."""
+        """Log nothing: a scraper sends a request every few seconds."""
 
     def parse_request(self) -> bool:
-        """As the base class; then take a slot for the complete request."""
+        """Parse as the base class does, then take a slot for the complete request."""
         if not super().parse_request():
             return False
         path = self.path.partition("?")[0]
@@ -175,7 +177,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """As WSGIServer's, without a DNS lookup for a name that is never used."""
+        """Bind as WSGIServer does, without a DNS lookup for a name that is never used."""
         # The socket that reserves the port is bound to it too, and shares it.
         option = socket.SO_REUSEPORT if self._is_reserved else socket.SO_REUSEADDR
         self.socket.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -185,7 +187,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection. The TLS handshake is done later, on the connection's thread."""
+        """Return the next connection. The TLS handshake follows on the connection's thread."""
         accepted, address = super().get_request()
         return (accepted if self._https is None else self._https.wrap(accepted)), address
 
@@ -206,7 +208,7 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
             self.callers.leave(request)
 
     def service_actions(self) -> None:
-        """Called between two polls of the socket."""
+        """Disconnect late callers; called between two polls of the socket."""
         self.callers.hang_up_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -219,9 +221,9 @@ class MetricsServer:
     """Serves metrics and the status page. Port 0: any free one; see `port`.
 
     The constructor binds, and raises OSError if the port is in use. `status`: see
-    `application.Status`; it is called on threads of this server. `is_reserved`: this service holds
-    the port already, by a socket with SO_REUSEPORT that does not listen. `security`: TLS applies to
-    this port too; credentials are required unless the port is on a loopback address.
+    `application.Status`; it is called on threads of this server. `is_reserved`: this service
+    already holds the port, by a socket with SO_REUSEPORT that does not listen. `security`: TLS
+    applies to this port too; credentials are required unless the port is on a loopback address.
     """
 
     def __init__(

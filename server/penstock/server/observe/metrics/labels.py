@@ -54,32 +54,33 @@ REJECTIONS: Final = frozenset(
 """Reasons to reject a valid request because of the service's state."""
 ENGINE_LOST: Final = "engine_lost"
 WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
-"""`other`: nothing was lacking, the next step was not planned yet. `engine_lost`: the engine was
-gone and not replaced yet."""
+"""`other`: no resource was short, the next step was not planned yet. `engine_lost`: the engine had
+died and was not replaced yet."""
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
-"""Series that exist from the start; other counts of fronts keep their names, within bounds."""
+"""Drop reasons whose series exist from the start. Other reasons keep their names, up to
+MAX_DROP_REASONS."""
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
-"""Reasons for lost traces; these series exist from the start."""
+"""Drop reasons of traces, whose series exist from the start."""
 TRACE_OUTCOMES: Final = ("kept", "sampled_out", "dropped")
 SPAN_OUTCOMES: Final = ("exported", "dropped")
 
 
 def known(word: str, words: Collection[str]) -> str:
-    """`word` if it is one of `words`, `none` if it is empty, else `other`."""
+    """Return `word` if it is one of `words`, `none` if it is empty, else `other`."""
     if not word:
         return NONE
     return word if word in words else OTHER
 
 
 def code_name(code: int) -> str:
-    """The name of a gRPC status code."""
+    """Return the name of a gRPC status code."""
     return STATUS_NAMES[code] if 0 <= code < len(STATUS_NAMES) else OTHER
 
 
 def outcome(code: int, finish_reason: str) -> str:
-    """One of OUTCOMES: a request cancelled by its client is not an error of the service."""
+    """Return one of OUTCOMES; a request cancelled by its client is not an error of the service."""
     cancelled = FinishReason.CANCELLED.name
     if STATUS_NAMES.index(cancelled) == code or (code == 0 and finish_reason == cancelled):
         return "cancelled"

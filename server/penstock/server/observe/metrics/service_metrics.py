@@ -40,7 +40,7 @@ class UsageSample:
 
 
 def usage_of(pid: int, proc: Path = Path("/proc")) -> UsageSample | None:
-    """Usage of a process; None if unknown."""
+    """Return the usage of a process; None if unknown."""
     try:
         stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -65,7 +65,7 @@ class ProcessUsage:
         self._counted: dict[tuple[str, int], float] = {}
 
     def update(self) -> None:
-        """Read again. CPU time of a name accumulates over successive processes of that name."""
+        """Read the usage again. CPU time of a name accumulates over its successive processes."""
         memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
         counted: dict[tuple[str, int], float] = {}
@@ -102,10 +102,10 @@ def _no_load() -> None:
 class ServiceMetrics(ServiceListener, Collector):
     """A `ServiceListener` that Prometheus can collect.
 
-    `model`: the label of all series; names sent by clients are not used. `tenants`: those with
-    separate series. `gateway_methods`: those of a gateway, next to ours. `trace_counts`,
-    `processes` and `load` are called when metrics are collected; without `load`, the load of the
-    engine is that of its last step.
+    `model`: the label of all series; names sent by clients are not used. `tenants`: tenants with
+    separate series. `gateway_methods`: RPC methods of a gateway, in addition to ours.
+    `trace_counts`, `processes` and `load` are called when metrics are collected; without `load`,
+    the load of the engine is that of its last step.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ServiceMetrics(ServiceListener, Collector):
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """Add steps of the engine of `epoch`. Without `totals` the steps that were read count."""
+        """Add steps of the engine of `epoch`. Without `totals`, only the steps read are counted."""
         with self._lock:
             self._steps.take_steps(epoch, rows, num_missed)
             if totals:
@@ -172,7 +172,7 @@ class ServiceMetrics(ServiceListener, Collector):
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def collect(self) -> Iterator[Metric]:
-        """All current metrics. Thread-safe."""
+        """Return all current metrics. Thread-safe."""
         with self._lock:
             self._steps.set_gauges(self._load())
             self._usage.update()

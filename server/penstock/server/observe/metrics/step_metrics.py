@@ -48,7 +48,7 @@ class StepMetrics:
         self._epoch = 0
         self._last: NDArray[Any] | None = None  # of the newest engine
         self._is_up = False
-        # For each count: from this epoch's rows, from its recording's totals.
+        # Each count of this epoch: from its rows, and from its recording's totals.
         self._from_rows: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._from_totals: dict[str, int] = {}
         self._cuts = (0, 0)
@@ -127,7 +127,8 @@ class StepMetrics:
         self._tables.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - counted[1])
 
     def _set_blocks(self, used: int, row: Any) -> None:
-        """`used`: number of used blocks. `row`: the last step, None if there is none.
+        """Set the block gauges. `used`: number of used blocks. `row`: the last step, None without
+        one.
 
         Blocks that were released since that step count as cached until the next step.
         """
@@ -178,7 +179,7 @@ class StepMetrics:
 
 
 def _load_after(row: Any, epoch: int) -> LoadState:
-    """The load of the engine of `epoch` after a step, without its tokens."""
+    """Return the load of the engine of `epoch` after a step, without its tokens."""
     return LoadState(
         epoch=epoch,
         num_running=int(row["num_running"]),

@@ -35,18 +35,18 @@ class CounterTable:
         self._values.setdefault(_checked(self._spec, labels), 0)
 
     def add(self, amount: float, *labels: str) -> None:
-        """Increment. Raises ValueError for a negative amount."""
+        """Increment the series. Raises ValueError for a negative amount."""
         if not amount >= 0:
             raise ValueError(f"{self._spec.name} cannot decrease, by {amount}")
         _checked(self._spec, labels)
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def value(self, *labels: str) -> float:
-        """The current count."""
+        """Return the current count."""
         return self._values.get(labels, 0)
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """The metric, each series with the constant labels first."""
+        """Return the metric, each series with the constant labels first."""
         names = (*constant_names, *self._spec.labels)
         family = CounterMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -68,7 +68,7 @@ class GaugeTable:
         self._values[_checked(self._spec, labels)] = value
 
     def value(self, *labels: str) -> float:
-        """The last value; 0 if there was none."""
+        """Return the last value; 0 if there was none."""
         return self._values.get(labels, 0)
 
     def clear(self) -> None:
@@ -168,19 +168,19 @@ class MetricTables:
                     self._histograms[spec] = HistogramTable(spec)
 
     def counter(self, spec: MetricSpec) -> CounterTable:
-        """The table of this metric."""
+        """Return the table of this metric."""
         return self._counters[spec]
 
     def gauge(self, spec: MetricSpec) -> GaugeTable:
-        """The table of this metric."""
+        """Return the table of this metric."""
         return self._gauges[spec]
 
     def histogram(self, spec: MetricSpec) -> HistogramTable:
-        """The table of this metric."""
+        """Return the table of this metric."""
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:
-        """Every metric that has a series, in the order of the catalogue."""
+        """Return every metric that has a series, in the order of the catalogue."""
         tables: Mapping[MetricSpec, CounterTable | GaugeTable | HistogramTable] = {
             **self._counters,
             **self._gauges,

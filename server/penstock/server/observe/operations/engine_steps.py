@@ -18,7 +18,7 @@ from penstock.server.observe.operations.snapshot import Percentiles
 
 _PREFILL, _DECODE, _STEPS, _STEP_S = range(4)
 MIN_DURATION_S, MAX_DURATION_S = 1e-5, 1e5
-"""The range of durations; shorter and longer durations count as these."""
+"""The range of durations; durations outside are clipped to it."""
 _GROWTH = 1.02
 _LOG_GROWTH = math.log(_GROWTH)
 _NUM_BUCKETS = math.ceil(math.log(MAX_DURATION_S / MIN_DURATION_S) / _LOG_GROWTH) + 1
@@ -35,7 +35,7 @@ class Rates:
 
 
 class EngineSteps:
-    """Takes rows of `flight.layout.STEP`; frequently read figures are attributes.
+    """Aggregates rows of `flight.layout.STEP`; frequently read figures are attributes.
 
     The numbers of steps, tokens and preemptions are totals over all engines. Steps that were
     overwritten unread count as steps only. `updated_s`: time of the newest step.
@@ -87,11 +87,11 @@ class EngineSteps:
         self._itl.add(float(updated_s[-1]), rows["itl_s"], rows["num_itl"])
 
     def engine_gone(self) -> None:
-        """The engine is down: it runs no requests and has no blocks."""
+        """Record that the engine is down: it runs no requests and has no blocks."""
         self._forget_engine()
 
     def rates(self, now_s: float) -> Rates:
-        """Rates per second over the window."""
+        """Return the rates per second over the window."""
         sums, covered_s = self._sums.sums(now_s), self._sums.covered_s(now_s)
         num_steps = sums[_STEPS]
         return Rates(
@@ -101,7 +101,7 @@ class EngineSteps:
         )
 
     def itl(self, now_s: float) -> Percentiles:
-        """Percentiles of the inter-token latency over the last minute."""
+        """Return the percentiles of the inter-token latency over the last minute."""
         return self._itl.percentiles(now_s)
 
     def no_live_requests(self) -> None:
@@ -130,7 +130,7 @@ class EngineSteps:
 
 
 def wait_reason_name(value: int) -> str:
-    """The name of a WaitReason; empty for none and for unknown ones."""
+    """Return the name of a WaitReason; empty for none and for unknown ones."""
     if value == NO_REASON:
         return ""
     try:
@@ -148,11 +148,12 @@ class _Slots:
         self._numbers = np.full(num_slots, -1, dtype=np.int64)
 
     def number_at(self, at_s: float) -> int:
-        """The slot number of a time."""
         return math.floor(at_s / self.slot_s)
 
     def claim(self, number: int) -> tuple[int, bool]:
-        """The index of slot `number`, and whether it is new there; -1 if it is too old."""
+        """Return the index of slot `number` (-1 if it is too old), and whether it was newly
+        claimed.
+        """
         index = number % self.num_slots
         held = int(self._numbers[index])
         if held > number:
@@ -161,7 +162,7 @@ class _Slots:
         return index, held != number
 
     def live(self, now_s: float) -> NDArray[np.bool_]:
-        """Mask of the ring's entries within the last `num_slots` slots."""
+        """Return the mask of the ring's entries within the last `num_slots` slots."""
         newest = self.number_at(now_s)
         return (self._numbers > newest - self.num_slots) & (self._numbers <= newest)
 
@@ -197,7 +198,7 @@ class DurationWindow:
         np.add.at(self._counts[index], buckets, counts[is_known].astype(np.int64))
 
     def percentiles(self, now_s: float) -> Percentiles:
-        """p50, p90 and p99 in seconds."""
+        """Return p50, p90 and p99 in seconds."""
         counts = self._counts[self._slots.live(now_s)].sum(axis=0)
         cumulative = np.cumsum(counts)
         num = int(cumulative[-1])
@@ -233,19 +234,19 @@ class SumWindow:
             self._sums[index] += values[numbers == number].sum(axis=0)
 
     def sums(self, now_s: float) -> NDArray[np.float64]:
-        """The sums [num_sums]."""
+        """Return the sums [num_sums]."""
         total: NDArray[np.float64] = self._sums[self._slots.live(now_s)].sum(axis=0)
         return total
 
     def covered_s(self, now_s: float) -> float:
-        """The time that the sums cover: less than the whole window at the beginning."""
+        """Return the time that the sums cover: less than the whole window at the beginning."""
         slot_s = self._slots.slot_s
         oldest_s = (self._slots.number_at(now_s) - self._slots.num_slots + 1) * slot_s
         return max(now_s - max(oldest_s, self._begun_s), slot_s)
 
 
 def _bucket_s(index: int) -> float:
-    """The reported value of a bucket: the middle, with equal relative error to both bounds."""
+    """Return the value that represents a bucket, with equal relative error to both bounds."""
     if not index:
         return MIN_DURATION_S
     upper_s = MIN_DURATION_S * math.exp(index * _LOG_GROWTH)

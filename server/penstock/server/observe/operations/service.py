@@ -28,7 +28,7 @@ _ORDER_S = 2.0
 _AFTER_PROFILE_S = 5.0
 """Time limit for a sampled process to aggregate its samples, in seconds."""
 _FRESH_S = 0.25
-"""How long a response is cached, in seconds: the rate of queries does not depend on the number of
+"""How long a response is cached, in seconds: the query rate is independent of the number of
 viewers."""
 _CHUNK_BYTES = 64 * 1024
 
@@ -39,9 +39,9 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 class Operations:
     """The operations of a service. Lives on the observer's event loop.
 
-    `tell_supervisor` sends it messages for the whole service; `carry_out` executes commands in this
-    process; `merge` merges the views of engine and fronts. `flight`: None without a flight
-    recorder.
+    `tell_supervisor` sends messages for the whole service to the supervisor; `carry_out` executes
+    commands in this process; `merge` merges the views of engine and fronts. `flight`: None without
+    a flight recorder.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Operations:
         self._reading_flight = asyncio.Lock()
 
     def snapshot(self) -> Snapshot:
-        """The current state of the service; sends no query to other processes."""
+        """Return the current state of the service, without querying other processes."""
         return self._snapshots.snapshot()
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """All live requests, by arrival. Queries engine and fronts; raises OperationsError."""
+        """Query engine and fronts; return all live requests by arrival. Raises OperationsError."""
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._looked_s > _FRESH_S
         if self._looking is None or (self._looking.done() and is_old):
@@ -81,7 +81,7 @@ class Operations:
         return await asyncio.shield(self._looking)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Begin to drain; returns the number of live requests.
+        """Begin to drain; return the number of live requests.
 
         Raises OperationsError for an invalid timeout.
         """
@@ -93,7 +93,7 @@ class Operations:
         return num_live
 
     async def flight_record(self) -> bytes:
-        """A copy of the flight recorder's memory in the file format. Raises OperationsError."""
+        """Return a copy of the recorder's memory in the file format. Raises OperationsError."""
         recorder = self._recorder()
         try:
             return await self._off_the_loop(recorder.copied)
@@ -101,7 +101,7 @@ class Operations:
             raise OperationsError(f"there is no flight record: {error}") from error
 
     async def dump_flight_record(self, why: str) -> Path:
-        """Write it to a file in the flight folder. Raises OperationsError."""
+        """Write the flight record to the flight folder; return the path. Raises OperationsError."""
         recorder = self._recorder()
         try:
             # A slow disk must not delay other calls.
@@ -132,7 +132,7 @@ class Operations:
             raise OperationsError(f"some processes failed: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """Sample `engine`, `front N` or `observer`; yields the profile as a speedscope file.
+        """Sample `engine`, `front N` or `observer`; yield the profile as a speedscope file.
 
         Raises OperationsError.
         """

@@ -2,8 +2,8 @@
 
 Owns the values, which mirror `penstock.v1.ServerStats` without protobuf, and the merging of the
 engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue position),
-a front has requests (phase, history, backlog); a request that only one of them has is shown with
-that one's fields. Durations are seconds; None: unknown.
+a front has requests (phase, history, backlog); a request known to only one of them is shown
+with the fields of that one. Durations are seconds; None: unknown.
 """
 
 import math
@@ -74,7 +74,7 @@ class ModelSnapshot:
     queue: Percentiles = Percentiles()
     e2e: Percentiles = Percentiles()
     waits_for: str = ""
-    """What the queue's head lacks, a name of `WaitReason`; empty if the queue is empty."""
+    """Why the first queued request waits: a name of `WaitReason`; empty if the queue is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +144,10 @@ def merge(
     now_s: float,
     to_unix_s: Callable[[float], float],
 ) -> tuple[RequestView, ...]:
-    """All live requests by arrival; the `n` outputs of one are one request.
+    """Return all live requests by arrival; the `n` outputs of a request are one entry.
 
-    `engine` is empty when the engine is gone. `now_s` is on the clock of the views;
-    `to_unix_s` converts from it to seconds since 1970.
+    `engine` is empty when the engine is gone. `now_s` is on the clock of the views; `to_unix_s`
+    converts from it to seconds since 1970.
     """
     outputs = {view.key: view for view in engine}
     views: list[RequestView] = []
@@ -160,7 +160,7 @@ def merge(
 
 
 def arrival_order(view: RequestView) -> tuple[float, str, str]:
-    """Sort key of live requests."""
+    """Return the sort key of live requests."""
     return view.arrival_s, view.tenant, view.request_id
 
 
@@ -206,7 +206,7 @@ def _view_of(
 
 
 def _front_of(outputs: Sequence[LiveView]) -> FrontView:
-    """A front's view of a request whose front has not answered or is gone."""
+    """Return a front's view of a request whose front has not answered or is gone."""
     first = outputs[0]
     if _state_of(outputs) == _PENDING:
         phase = SegmentKind.QUEUE
@@ -239,13 +239,13 @@ def _by_request(outputs: Iterable[LiveView]) -> Iterable[list[LiveView]]:
 
 
 def _state_of(outputs: Sequence[LiveView]) -> str:
-    """PROCESSING as soon as one output is: then the request owns blocks."""
+    """Return PROCESSING as soon as one output is: then the request owns blocks."""
     is_running = any(view.state is RequestState.PROCESSING for view in outputs)
     return _PROCESSING if is_running else _PENDING
 
 
 def _wait_of(outputs: Sequence[LiveView]) -> tuple[str, int | None]:
-    """Wait reason and queue position of the request's foremost output, if known."""
+    """Return the wait reason and queue position of the request's foremost output, if known."""
     if not outputs:
         return "", None
     first = min(

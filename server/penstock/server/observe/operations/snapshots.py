@@ -52,7 +52,7 @@ class FrontLives:
         self._forget_old()
 
     def gone(self, front_id: int) -> None:
-        """A front has ended."""
+        """Keep the counts of a front that has ended."""
         self._pid_of.pop(front_id, None)
 
     @property
@@ -69,7 +69,7 @@ class FrontLives:
         return total
 
     def views(self) -> tuple[FrontSnapshot, ...]:
-        """Each live front."""
+        """Return the view of each live front."""
         return tuple(
             FrontSnapshot(
                 index=beat.front_id,
@@ -96,7 +96,7 @@ def _counts_of(beat: Heartbeat) -> Counter[str]:
 
 
 def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
-    """Kinds of an outcome; cancelled requests count as completed too."""
+    """Yield the kinds of outcomes with their numbers; cancelled requests count as completed too."""
     for outcome in outcomes:
         is_cancelled = outcome.code == _CANCELLED or outcome.finish_reason == _CANCELLED_NAME
         if is_cancelled:
@@ -116,9 +116,9 @@ MAX_ESTIMATE_AGE_S = 10.0
 class SnapshotMaker(ServiceListener):
     """Receives events, and makes a snapshot of the service on demand.
 
-    `model`: the one model's name. `max_num_batched_tokens`: of its steps. `started_s`: when the
-    service started, on `clock`; None for now.
-    `clock`: the monotonic one; `unix_clock`: seconds since 1970.
+    `model`: name of the served model. `max_num_batched_tokens`: token budget of its steps.
+    `started_s`: when the service started, on `clock`; None for now. `clock`: the monotonic one;
+    `unix_clock`: seconds since 1970.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class SnapshotMaker(ServiceListener):
         self._is_draining = False
 
     def begin_drain(self) -> None:
-        """The service begins to drain; heartbeats confirm it later."""
+        """Report that the service drains; heartbeats confirm it later."""
         self._is_draining = True
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
@@ -190,7 +190,7 @@ class SnapshotMaker(ServiceListener):
         self._fronts.gone(front_id)
 
     def snapshot(self) -> Snapshot:
-        """The current state of the service."""
+        """Return the current state of the service."""
         living = self._fronts.living
         # A single draining front is being replaced: the service continues.
         is_draining = bool(living) and all(beat.is_draining for beat in living)
@@ -240,7 +240,7 @@ class SnapshotMaker(ServiceListener):
         )
 
     def _cache(self) -> CacheSnapshot:
-        """The cache; before its first step, all blocks of an engine are free."""
+        """Return the cache; before its first step, all blocks of an engine are free."""
         steps, info = self._steps, self._info
         block_size, num_blocks = (0, 0) if info is None else (info.block_size, info.num_blocks)
         num_seen = steps.num_used_blocks + steps.num_cached_blocks + steps.num_free_blocks
@@ -253,10 +253,11 @@ class SnapshotMaker(ServiceListener):
         )
 
     def _estimate(self, now_s: float, living: Sequence[Heartbeat]) -> float | None:
-        """The predicted wait of a request that arrives now; None if unknown.
+        """Return the predicted wait of a request that arrives now; None if unknown.
 
-        With a queue, it is the predicted wait of the newest queued request minus the time since.
-        If that has passed and there is still a queue, the prediction was wrong: None, not 0.
+        With a queue, it is the predicted wait of the newest queued request minus the time since the
+        prediction. If that time is over and the queue is not empty, the prediction was wrong: None,
+        not 0.
         """
         up = [beat for beat in living if beat.is_engine_up]
         steps = self._steps
@@ -273,7 +274,9 @@ class SnapshotMaker(ServiceListener):
         return left_s if left_s > 0.0 else None
 
     def _is_settled(self) -> bool:
-        """Whether the heartbeats are newer than the last step by enough to replace its figures."""
+        """Return whether the heartbeats are enough newer than the last step to replace its
+        figures.
+        """
         return self._clock() - self._steps.updated_s > 1.0
 
 
@@ -282,7 +285,6 @@ def _was_admitted(record: RequestRecord) -> bool:
 
 
 def _queue_s(record: RequestRecord) -> float:
-    """Total time in the queue."""
     return math.fsum(
         segment.end_s - segment.start_s
         for segment in record.segments

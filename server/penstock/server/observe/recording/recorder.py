@@ -81,7 +81,7 @@ class RecordFile:
 def open_pair(
     folder: Path, names: tuple[str, str], max_bytes: int
 ) -> tuple[RecordFile, RecordFile]:
-    """New files `<name>.jsonl`, or `<name>-2.jsonl` and so on: both of the first free number.
+    """Open new files `<name>.jsonl`, or `<name>-2.jsonl` and so on, both of the first free number.
 
     `folder` is created, for its owner only, if it is missing. Raises OSError.
     """
@@ -121,13 +121,13 @@ class _Turn:
 
 
 class Recorder:
-    """Two files in a folder: `steps.jsonl` and `requests.jsonl`, numbered where they exist.
+    """Writes two files in a folder: `steps.jsonl` and `requests.jsonl`, numbered where they exist.
 
-    An `EngineListener`. `max_bytes` bounds each file. What the engine times is launch to
-    collection; what a service does between two steps (results, frames to and from the fronts)
-    delays the next one just as much, so a step here lasts from the end of the one before to its
-    own. Steps of a self-paced executor have no duration: they are left out. Raises OSError
-    when the files cannot be made.
+    An `EngineListener`. `max_bytes` bounds each file. The engine times a step from launch to
+    collection. The service's work between two steps (results, frames to and from the fronts) delays
+    the next step just as much, so a recorded step lasts from the end of the previous one to its own
+    end. Steps of a self-paced executor have no duration and are omitted. Raises OSError if the
+    files cannot be created.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Recorder:
         return self._is_recording
 
     def start(self) -> None:
-        """Write from now on, on a separate thread."""
+        """Start writing, on a separate thread."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
         log.info("recording to %s and %s", self._steps.path, self._requests.path)
@@ -173,7 +173,9 @@ class Recorder:
         self._put(_Turn(keys=events.keys, ends=events.ends, measure=self._measure(note)))
 
     def close(self) -> None:
-        """Write the rest and close the files; with a time limit, in case the disk hangs."""
+        """Write the remaining lines and close the files; limited in time, in case the disk
+        hangs.
+        """
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
@@ -193,7 +195,7 @@ class Recorder:
         self._requests.close()
 
     def drain(self) -> None:
-        """Convert everything noted so far to lines."""
+        """Write everything noted so far."""
         try:
             self._write(*self._lines())
         except OSError as error:
@@ -223,7 +225,7 @@ class Recorder:
         self._inbox.append(item)
 
     def _stop(self, reason: str) -> None:
-        # The notes are kept: the other thread may be reading them.
+        # The queued items are kept: the other thread may be reading them.
         self._is_recording = False
         log.warning("recording stopped: %s", reason)
 
@@ -261,7 +263,7 @@ class Recorder:
 
 
 def step_line(measure: StepMeasure) -> str:
-    """A step in the format of `penstock simulate --calibrate-from`. No newline."""
+    """Return a step in the format of `penstock simulate --calibrate-from`, without a newline."""
     return json.dumps(
         {
             "n_prefill": measure.num_prefill_tokens,

@@ -17,7 +17,7 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.server.observe.recording.trace import TraceRequest
 
 MAX_NUM_HELD = 100_000
-"""Most ended requests that wait for an earlier live one; beyond it that one is omitted."""
+"""Maximum number of requests kept for an earlier live one; beyond it the live one is omitted."""
 _ID_BYTES = 6
 _FIRST_PRIVATE_ID = 1 << (8 * _ID_BYTES)
 OF_LOAD = frozenset(
@@ -35,7 +35,7 @@ OF_LOAD = frozenset(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Entry:
-    """A submitted request. `num_output_tokens` None: it is live, 0: it is omitted."""
+    """A submitted request. `num_output_tokens`: None while it is live, 0 if it is omitted."""
 
     spec: RequestSpec
     num_output_tokens: int | None = None
@@ -46,11 +46,11 @@ class RequestLog:
 
     `secret` (up to 64 bytes): key for deriving prefix ids; equal secrets give equal ids.
 
-    The output of a request is what it generated. Requests rejected or dropped for lack of capacity
-    are load too; their output is unknown, so it is set to the mean of the requests completed
-    before, or to `max_tokens` if that is less or there were none. Requests that were rejected as
-    invalid, and those that ended otherwise before their first token, are omitted. Replayed tokens
-    count as prompt: the engine had to compute them.
+    The output length of a request is the number of tokens that it generated. Requests rejected or
+    dropped for lack of capacity are load too; their output is unknown, so it is set to the mean of
+    the requests completed before, or to `max_tokens` if that is less or there were none. Requests
+    that were rejected as invalid, and those that ended otherwise before their first token, are
+    omitted. Replayed tokens count as prompt: the engine had to compute them.
     """
 
     def __init__(self, *, block_size: int, secret: bytes, max_num_held: int = MAX_NUM_HELD) -> None:
@@ -98,7 +98,7 @@ class RequestLog:
         entry.num_output_tokens = num_tokens
 
     def take(self) -> list[TraceRequest]:
-        """The ended requests that wait for no earlier one, in order of arrival."""
+        """Return the ended requests that wait for no earlier one, in order of arrival."""
         ready: list[TraceRequest] = []
         order = self._order
         while order and (order[0].num_output_tokens is not None or len(order) > self._max_num_held):
@@ -120,8 +120,8 @@ class RequestLog:
     def _request(self, spec: RequestSpec, num_output_tokens: int) -> TraceRequest:
         if self._start_s is None:
             self._start_s = spec.arrival_s
-        # Fronts set the arrival time, the engine the order: a delayed request gets the arrival time
-        # of those it was queued with.
+        # Fronts set the arrival time, the engine sets the order: a delayed request gets the arrival
+        # time of the requests it was queued with.
         self._latest_s = max(self._latest_s, spec.arrival_s - self._start_s)
         return TraceRequest(
             arrival_s=round(self._latest_s, 6),

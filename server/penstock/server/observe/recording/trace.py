@@ -14,9 +14,9 @@ MAX_PREFIX_ID = 2**62
 MAX_REQUEST_TOKENS = 2**24
 """The longest prompt or output: about a hundred times the longest context that models have."""
 MAX_ARRIVAL_S = 1e10
-"""Beyond three centuries floats cannot represent microseconds."""
+"""Three centuries: floats cannot represent microseconds in longer times."""
 DEFAULT_PREFIX_BLOCK_TOKENS = 512
-"""Tokens that one prefix id stands for, as in the Mooncake traces."""
+"""Number of tokens per prefix id, as in the Mooncake traces."""
 
 
 class TraceError(ValueError):
@@ -35,13 +35,13 @@ def check_text(name: str, text: str) -> None:
 class TraceRequest:
     """One request. Raises ValueError naming the invalid field.
 
-    `arrival_s`: since the start of the trace. `num_output_tokens`: the number it generated.
+    `arrival_s`: since the start of the trace. `num_output_tokens`: number of generated tokens.
     `ttft_deadline_s`, `deadline_s`: seconds after the arrival, infinite for none. Higher `priority`
     is more urgent.
 
-    `prefix_ids`: what the prompt has in common with others, one id for each started block of
-    `prefix_block_tokens` tokens, empty where unknown. An id names its block and everything before
-    it: two prompts that share an id share all that precedes it.
+    `prefix_ids`: one id for each started block of `prefix_block_tokens` prompt tokens, empty if
+    unknown. An id identifies its block and everything before it: prompts that share an id share
+    everything up to the end of that block.
     """
 
     arrival_s: float
@@ -90,7 +90,7 @@ class TraceRequest:
 
 
 def recorded_line(request: TraceRequest) -> str:
-    """A request in the format of `RecordedParser`, without default values. No newline."""
+    """Return a request in the format of `RecordedParser`, without default values and newline."""
     values: dict[str, Any] = {
         "arrival_s": request.arrival_s,
         "prompt_tokens": request.num_prompt_tokens,

@@ -1,10 +1,10 @@
-"""Attributes of spans: the root of the call with options and outcome, and its children with the
-reasons of waits and the state of the batch.
+"""Span attributes: options and outcome on the root; wait reasons and batch state on its children.
 
-The root has two parts: `start_attributes` is known when a request arrives and is shown to the
-sampler, `end_attributes` is added to traces that are kept. What did not happen has no attribute.
-Whatever a client wrote is cut at `MAX_TEXT`; names of reasons that are no names are not repeated.
-Messages are JSON text in the form of the GenAI conventions 1.41.1, only with content capture.
+The root's attributes have two parts: `start_attributes` are known when a request arrives and are
+passed to the sampler, `end_attributes` are added to traces that are kept. Values that do not apply
+have no attribute. Text from clients is truncated to `MAX_TEXT`; reasons that are not identifiers
+become `UNKNOWN_NAME`. Messages are JSON text in the form of the GenAI conventions 1.41.1, only with
+content capture.
 """
 
 import json
@@ -27,12 +27,12 @@ from penstock.server.observe.status_codes import is_server_error, status_name
 
 
 def input_messages(prompt: str) -> str:
-    """The prompt as one message of the user: roles were folded into it by the chat template."""
+    """Return the prompt as one user message: the chat template has merged all roles into it."""
     return _to_json([_message("user", prompt)])
 
 
 def output_messages(outputs: Sequence[str], finish_reasons: Sequence[str]) -> str:
-    """One message for each output; its reason where there is one."""
+    """Return one message for each output, with its finish reason if it has one."""
     messages = [_message("assistant", text) for text in outputs]
     for message, reason in zip(messages, finish_reasons, strict=False):
         message["finish_reason"] = reason
@@ -67,7 +67,7 @@ _OPTION_KEYS = (
 
 
 def start_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """The attributes that the conventions pass to a sampler."""
+    """Return the attributes that the conventions pass to a sampler."""
     options = record.options
     attributes: dict[str, AttributeValue] = {
         keys.RPC_SYSTEM: "grpc",
@@ -83,7 +83,7 @@ def start_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
 def end_attributes(
     record: RequestRecord, config: TracingConfig, *, model: str
 ) -> dict[str, AttributeValue]:
-    """All the rest. `model`: the one that is served."""
+    """Return all other attributes of the root. `model`: the served model."""
     attributes: dict[str, AttributeValue] = {}
     _add_call(attributes, record, has_next_rpc_keys=config.has_next_rpc_keys)
     _add_options(attributes, record.options)
@@ -99,12 +99,12 @@ def end_attributes(
 
 
 def finish_reasons(record: RequestRecord) -> tuple[str, ...]:
-    """One for each output, as the conventions spell them: `stop`, `length`, ..."""
+    """Return the finish reason of each output as the conventions spell it: `stop`, `length`, ..."""
     return tuple(_name(reason).lower() for reason in record.finish_reasons)
 
 
 def was_admitted(record: RequestRecord) -> bool:
-    """Whether the model worked for it: only then were tokens used."""
+    """Return whether the model processed the request: only then were tokens used."""
     in_batch = (SegmentKind.PREFILL, SegmentKind.DECODE)
     return record.num_completion_tokens > 0 or any(s.kind in in_batch for s in record.segments)
 
@@ -170,7 +170,7 @@ def _add_latency(attributes: dict[str, AttributeValue], record: RequestRecord) -
 
 
 def _time_in(segments: tuple[Segment, ...], kind: SegmentKind) -> float | None:
-    """Seconds in segments of this kind; None without any."""
+    """Return the seconds in segments of this kind; None without any."""
     parts = [segment.end_s - segment.start_s for segment in segments if segment.kind is kind]
     return math.fsum(parts) if parts else None
 
@@ -194,12 +194,12 @@ def _add_story(attributes: dict[str, AttributeValue], record: RequestRecord) -> 
 
 
 def _name(text: str) -> str:
-    """The name of a reason; free text is left out, as it may have content."""
+    """Return the name of a reason; free text is replaced, as it may have content."""
     return text if _NAME.fullmatch(text) else UNKNOWN_NAME
 
 
 ENGINE_LOST: Final = "engine_lost"
-"""The request's engine was gone, and no other there yet."""
+"""The request's engine had died, and the next one was not ready yet."""
 _WAIT_PARTS = (
     (keys.QUEUE_BLOCKS, "blocks"),
     (keys.QUEUE_SLOTS, "slots"),
@@ -210,7 +210,7 @@ _WAIT_PARTS = (
 
 
 def segment_attributes(record: RequestRecord, index: int) -> dict[str, AttributeValue]:
-    """The attributes of the segment `record.segments[index]`."""
+    """Return the attributes of the segment `record.segments[index]`."""
     segment = record.segments[index]
     match segment.kind:
         case SegmentKind.QUEUE:
@@ -251,9 +251,9 @@ def _add_wait(attributes: dict[str, AttributeValue], wait: Wait) -> None:
 
 
 def _outcome(record: RequestRecord, index: int) -> str:
-    """How a wait ended: `admitted`, `deadline`, `cancelled`, `finished` or `failed`.
+    """Return how a wait ended: `admitted`, `deadline`, `cancelled`, `finished` or `failed`.
 
-    Between two engines: `resubmitted` when the next one started, `engine_lost` when this one died.
+    Also `resubmitted` if the next engine started, `engine_lost` if the engine died.
     """
     after = record.segments[index + 1 : index + 2]
     if after and after[0].kind in (SegmentKind.PREFILL, SegmentKind.DECODE):

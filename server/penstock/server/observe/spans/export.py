@@ -1,13 +1,13 @@
-"""Assembles tracing: provider, sampler, exporters, the thread that writes.
+"""Assembles tracing: provider, sampler, exporters and the writer thread.
 
-Owns the composition and its end. The provider is not made the process's, and the SDK's
-`_OTelSDKConfigurator` is not used, because it would make one for the whole process, metrics and
-logs with it, and flush it for 30 seconds on exit. Exporters are found by their entry points
-`opentelemetry_traces_exporter`, so that installed ones work too; they read their other variables
-(endpoint, headers, certificates, compression) themselves.
+Owns the composition and its shutdown. The provider is not global, and the SDK's
+`_OTelSDKConfigurator` is not used, because it would configure traces, metrics and logs for the
+whole process and flush them for 30 seconds on exit. Exporters are found by their entry points
+`opentelemetry_traces_exporter`, so that installed ones work too; they read their other environment
+variables (endpoint, headers, certificates, compression) themselves.
 
-The observer's event loop hands records to a thread over a bounded queue and never waits: what finds
-the queue full is dropped and counted.
+The observer's event loop passes records to a thread through a bounded queue and never waits:
+records that do not fit are dropped and counted.
 """
 
 import logging
@@ -53,14 +53,14 @@ _LAST_TRACE_S = 0.2
 _logger = logging.getLogger(__name__)
 SERVICE_NAME = "penstock"
 DEFAULT_TIMEOUT_S = 2.0
-"""Of one export with all its retries, unless a variable overrides it. The SDK's 10 seconds would
-hold up the end of the process and keep stale spans alive."""
+"""Timeout of one export with all its retries, unless a variable overrides it. The SDK's 10 seconds
+would delay the end of the process and keep stale spans in memory."""
 _TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _log = logging.getLogger(__name__)
 _LAST_WORDS_S = 0.2
-"""Of the time to close: what exporters get to end an export that hangs."""
+"""Part of the close timeout: what exporters get to end a hanging export."""
 
 
 class TraceWorker:
@@ -83,11 +83,11 @@ class TraceWorker:
         self._thread = threading.Thread(target=self._run, name="trace-worker", daemon=True)
 
     def start(self) -> None:
-        """Start; records queued before are written now."""
+        """Start the thread; records queued before are written now."""
         self._thread.start()
 
     def put(self, records: Sequence[RequestRecord]) -> None:
-        """Queue them, as far as they fit."""
+        """Queue as many records as fit; drop and count the others."""
         if not records:
             return
         with self._changed:
@@ -102,7 +102,9 @@ class TraceWorker:
             self._counts.add(f"traces_dropped_{reason}", num_dropped)
 
     def finish(self, limit_s: float) -> bool:
-        """Accept no more, write those queued; False if that took longer than `limit_s`."""
+        """Accept no more records and write the queued ones; return False if `limit_s` was too
+        short.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -116,7 +118,7 @@ class TraceWorker:
             num_left = len(self._queue)
             self._queue.clear()
         self._counts.add("traces_dropped_closing", num_left)
-        # The one in hand is counted too.
+        # Wait for the record that is being written, so that it is counted too.
         self._thread.join(_LAST_TRACE_S)
 
     def _run(self) -> None:
@@ -154,7 +156,7 @@ class OncePerMinute(logging.Filter):
         self._quiet_until_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line may pass."""
+        """Return whether the line may pass."""
         kind = str(record.msg)
         if record.created < self._quiet_until_s.get(kind, 0.0):
             return False
@@ -163,14 +165,16 @@ class OncePerMinute(logging.Filter):
 
 
 class WithoutHeaders(logging.Filter):
-    """Names the variable with a malformed header, in place of the SDK's line that quotes it."""
+    """Logs the variable with a malformed header, instead of the SDK's line that quotes the
+    header.
+    """
 
     def __init__(self, variable: str) -> None:
         super().__init__()
         self._variable = variable
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Replace the message, which may contain the header; always True."""
+        """Replace the message, which may contain the header; return True."""
         record.msg = "%s: what is not name=value in it is left out"
         record.args = (self._variable,)
         record.exc_info = record.exc_text = record.stack_info = None
@@ -178,9 +182,9 @@ class WithoutHeaders(logging.Filter):
 
 
 def quieten_exporters(environment: Mapping[str, str]) -> None:
-    """Limit what the exporters' loggers write: no headers, and each message once a minute.
+    """Limit the log lines of the exporters: no headers, and each message once a minute.
 
-    To be called before an exporter is made. `environment`: the variables with its headers.
+    Call it before an exporter is created. `environment`: contains the variables with its headers.
     """
     headers = logging.getLogger(_HEADER_LOGGER)
     for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
@@ -196,8 +200,8 @@ def quieten_exporters(environment: Mapping[str, str]) -> None:
 class SteadyResource(Resource):
     """A resource that is hashed once.
 
-    The encoder of spans looks its resource up for each span, and `Resource` turns all of itself
-    into JSON to be hashed: an eighth of what a trace costs.
+    The span encoder looks up the resource for each span, and `Resource` converts itself to JSON for
+    each hash: an eighth of the cost of a trace.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -212,14 +216,15 @@ class SteadyResource(Resource):
 
 
 def our_resource(package_version: str) -> Resource:
-    """The service's name and version, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES`
-    override them. The SDK adds itself and a random instance id."""
+    """Return the service's name and version, unless `OTEL_SERVICE_NAME` or
+    `OTEL_RESOURCE_ATTRIBUTES` override them. The SDK adds itself and a random instance id.
+    """
     ours = {"service.name": SERVICE_NAME, "service.version": package_version}
     return SteadyResource(Resource.create(ours).merge(OTELResourceDetector().detect()))
 
 
 def package_version() -> str:
-    """The version that is installed; "0" where penstock runs from a bare folder."""
+    """Return the installed version; "0" if penstock is not installed."""
     try:
         return version("penstock")
     except PackageNotFoundError:
@@ -227,7 +232,7 @@ def package_version() -> str:
 
 
 def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
-    """All configured exporters; `otlp` if none is named, no exporter for `none`."""
+    """Return all configured exporters; `otlp` if none is named, no exporter for `none`."""
     names = environment.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     if names.lower() == "none":
         return ()
@@ -260,7 +265,7 @@ def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
 
 
 class Tracing(ServiceListener):
-    """Makes traces of records. Calls other than `close` return at once."""
+    """Converts records to traces. Calls other than `close` return at once."""
 
     def __init__(
         self,
@@ -275,17 +280,19 @@ class Tracing(ServiceListener):
         self._counts = counts
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Requests that have ended: each becomes a trace, or is sampled out, or counted as lost."""
+        """Queue ended requests: each becomes a trace, is sampled out, or is counted as lost."""
         self._worker.put(records)
 
     def counters(self) -> dict[str, int]:
-        """Counts of traces and spans by outcome since the start: the names of `counts.NAMES`."""
+        """Return counts of traces and spans by outcome since the start; see
+        `span_processor.NAMES`.
+        """
         return self._counts.counts()
 
     def close(self, limit_s: float) -> None:
-        """Write and export what there is, for `limit_s` seconds at most. Blocks that long.
+        """Write and export all pending traces; blocks for at most `limit_s` seconds.
 
-        What is not out by then is dropped and counted. To be called once.
+        Unexported traces and spans are then dropped and counted. Call it once.
         """
         deadline_s = time.monotonic() + limit_s
         patience_s = max(0.0, limit_s - _LAST_WORDS_S)
@@ -314,10 +321,10 @@ class Tracing(ServiceListener):
 def start_tracing(
     config: TracingConfig, *, model: str, environment: Mapping[str, str] | None = None
 ) -> Tracing:
-    """Start tracing as configured by the `OTEL_*` variables. `model`: the one that is served.
+    """Start tracing as configured by the `OTEL_*` variables. `model`: the served model.
 
-    `environment`: where variables are read that are not read by the SDK itself; this process's if
-    None. Raises ValueError naming an invalid variable.
+    `environment`: for variables that the SDK does not read itself; None: this process's. Raises
+    ValueError naming an invalid variable.
     """
     environment = os.environ if environment is None else environment
     check_numbers(environment)
@@ -329,7 +336,7 @@ def start_tracing(
     provider = TracerProvider(
         sampler=KeepSampler(sampler_from(environment)),
         resource=our_resource(package_version()),
-        # Its own way of closing at exit would take 30 seconds; ours is `close`.
+        # The provider's shutdown at exit may take 30 seconds; `close` replaces it.
         shutdown_on_exit=False,
         id_generator=ids,
     )

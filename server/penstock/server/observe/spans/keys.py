@@ -1,12 +1,12 @@
 """The table of attribute keys: the attributes of a request, and the span of each.
 
-Owns names only. All keys are imported from here, so that a new release of the conventions is
-an edit of this file; the page docs/tracing.md is checked against it.
+Owns names only. All keys are imported from here, so that a new release of the conventions
+changes this file only; the page docs/tracing.md is checked against it.
 
 RPC keys are those of the OpenTelemetry semantic conventions 1.44, `rpc.status_code` is its
 announced successor. `gen_ai.*` is from 1.41.1, the last release that had them; `gen_ai.latency.*`
-is in no convention, but vLLM, SGLang and TensorRT-LLM all write it. Tokens used stand on the root
-alone: dashboards add them up over spans.
+is in no convention, but vLLM, SGLang and TensorRT-LLM all write it. Token usage is
+on the root only, because dashboards sum it over spans.
 """
 
 import enum
@@ -18,7 +18,7 @@ REPLAYED_EVENT = "penstock.replayed"
 
 
 class Place(enum.StrEnum):
-    """The span that carries a key. Children are named as `SegmentKind` names them."""
+    """The span that has a key. Children are named by their `SegmentKind`."""
 
     ROOT = "root"
     QUEUE = "queue"

@@ -1,7 +1,7 @@
-"""Chooses the traces that are kept: required ones, and the SDK sampler's choice of the others.
+"""Decides which traces are kept: required ones, and the SDK sampler's choice of the others.
 
-Whether one must be kept is decided at its request's end, when all is known. Owns the sampler that
-wraps the SDK's, and how `OTEL_TRACES_SAMPLER` chooses that one.
+Whether a trace must be kept is decided when its request has ended. Owns the sampler that wraps the
+SDK's, and the choice of the wrapped one by `OTEL_TRACES_SAMPLER`.
 """
 
 import enum
@@ -30,15 +30,15 @@ class KeepReason(enum.StrEnum):
     SLOW = "slow"
     PREEMPTED = "preempted"
     REPLAYED = "replayed"
-    """Its engine died under it."""
+    """The engine died during the request."""
     PARENT = "parent"
-    """The caller's decision, as the SDK's sampler honours it."""
+    """The caller's decision, followed by the SDK's sampler."""
     SAMPLER = "sampler"
-    """The SDK's sampler's own decision."""
+    """The decision of the SDK's sampler."""
 
 
 def reason_to_keep(record: RequestRecord, config: TracingConfig) -> KeepReason | None:
-    """Why this request must be kept; None: let the sampler decide."""
+    """Return why this request's trace must be kept; None: let the sampler decide."""
     if is_server_error(record.code):
         return KeepReason.ERROR
     if record.num_replays:
@@ -52,7 +52,7 @@ def reason_to_keep(record: RequestRecord, config: TracingConfig) -> KeepReason |
 
 def _is_slow(record: RequestRecord, config: TracingConfig) -> bool:
     whole_s = record.end_s - record.arrival_s
-    # One that ended without a first token waited for it until its end.
+    # A request that ended without a first token waited for it until its end.
     first_s = record.ttft_s if math.isfinite(record.ttft_s) else whole_s
     return (config.slow_s is not None and whole_s > config.slow_s) or (
         config.slow_ttft_s is not None and first_s > config.slow_ttft_s
@@ -64,9 +64,9 @@ _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 
 class KeepSampler(Sampler):
-    """Keeps a root that has a reason to be kept; leaves all others to `inner`.
+    """Keeps a root that has a reason to be kept; delegates all others to `inner`.
 
-    Children follow their root: `inner` is asked once a trace.
+    Children follow their root: `inner` is called once per trace.
     """
 
     def __init__(self, inner: Sampler) -> None:
@@ -83,7 +83,7 @@ class KeepSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> Result:
-        """The SDK's interface."""
+        """Implement the SDK's `Sampler`."""
         parent = get_current_span(parent_context).get_span_context()
         if parent.is_valid and not parent.is_remote:
             return Result(_decision(parent), attributes, parent.trace_state)
@@ -99,16 +99,16 @@ class KeepSampler(Sampler):
         return Result(result.decision, attributes, result.trace_state)
 
     def get_description(self) -> str:
-        """Its name and that of the wrapped sampler."""
+        """Return its name and that of the wrapped sampler."""
         return f"PenstockKeepSampler{{{self._inner.get_description()}}}"
 
 
 def sampler_from(environment: Mapping[str, str]) -> Sampler:
-    """The sampler that `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` name.
+    """Return the sampler configured by `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG`.
 
-    Found as the SDK's own configurator finds them, by their entry points
-    `opentelemetry_traces_sampler`, so that installed ones work too. As with the SDK, a bad value is
-    a warning and the default, `parentbased_always_on`.
+    It is found by its entry point `opentelemetry_traces_sampler`, as by the SDK's configurator, so
+    that installed ones work too. As in the SDK, an invalid value logs a warning and is replaced by
+    the default: sampler `parentbased_always_on`, ratio 1.0.
     """
     name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower()
     if not name:

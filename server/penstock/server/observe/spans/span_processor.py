@@ -1,9 +1,8 @@
-"""The SDK's batch processor of spans, with a count of every dropped span.
+"""The SDK's batch span processor, with a count of every dropped span.
 
-The processor's queue drops its oldest spans when it is full and reports nothing. So a thread that
-ends a span waits here until it has room: what does not fit is then dropped, and counted, where
-records come in. And the exporter is wrapped, because the processor does not report how exports
-went.
+The SDK's queue silently drops its oldest spans when it is full. So a thread that ends a span waits
+here for room in the queue; records that do not fit are dropped and counted where they are received.
+The exporter is wrapped, because the processor does not report the results of exports.
 """
 
 import threading
@@ -22,7 +21,7 @@ NAMES: tuple[str, ...] = (
     "spans_dropped_export",
     "spans_dropped_closing",
 )
-"""All counts; they only grow. `_dropped_` is followed by the reason."""
+"""Names of all counts, which never decrease. `_dropped_` is followed by the reason."""
 
 
 class SpanCounts:
@@ -33,20 +32,18 @@ class SpanCounts:
         self._counts = dict.fromkeys(NAMES, 0)
 
     def add(self, name: str, num: int) -> None:
-        """Raises KeyError for a name that is not in `NAMES`."""
+        """Increase a count. Raises KeyError for a name that is not in `NAMES`."""
         with self._lock:
             self._counts[name] += num
 
     def counts(self) -> dict[str, int]:
-        """All counts at one moment."""
+        """Return all counts, read atomically."""
         with self._lock:
             return dict(self._counts)
 
 
 class QueueSlots:
-    """Counts the spans that are in a processor's queue or being exported, and waits for one to
-    leave the queue.
-    """
+    """Counts the spans that are queued or being exported, and waits for room in the queue."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -57,7 +54,7 @@ class QueueSlots:
         self._is_abandoned = False
 
     def enter(self) -> bool:
-        """Take a place; waits for one. False once closed."""
+        """Take a place, waiting for one; return False once closed."""
         with self._changed:
             while self._num_in >= self._size and not self._is_closed:
                 self._changed.wait()
@@ -67,7 +64,7 @@ class QueueSlots:
             return True
 
     def leave(self, num: int) -> bool:
-        """`num` spans left the queue for the exporter. False: they were abandoned before."""
+        """Move `num` spans from the queue to the exporter; return False if they were abandoned."""
         with self._changed:
             self._num_in -= num
             self._num_under_way += num
@@ -75,13 +72,13 @@ class QueueSlots:
             return not self._is_abandoned
 
     def arrive(self, num: int) -> bool:
-        """Their export ended, with or without success. False: they were abandoned before."""
+        """Record the end of an export of `num` spans; return False if they were abandoned."""
         with self._changed:
             self._num_under_way -= num
             return not self._is_abandoned
 
     def abandon(self) -> int:
-        """Return how many there are; their outcome is not counted from now on."""
+        """Return the number of queued and exporting spans; their outcome is no longer counted."""
         with self._changed:
             self._is_abandoned = True
             return self._num_in + self._num_under_way
@@ -94,7 +91,7 @@ class QueueSlots:
 
 
 class WatchedExporter(SpanExporter):
-    """An exporter that counts how its exports went, and is shut down once at most."""
+    """An exporter that counts the results of exports, and is shut down at most once."""
 
     def __init__(self, inner: SpanExporter, slots: QueueSlots, counts: SpanCounts) -> None:
         self._inner = inner
@@ -104,7 +101,7 @@ class WatchedExporter(SpanExporter):
         self._is_shut = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Pass the spans on; they have left the processor's queue."""
+        """Export spans, which have left the processor's queue."""
         if not self._slots.leave(len(spans)):
             return SpanExportResult.FAILURE
         result = SpanExportResult.FAILURE
@@ -117,22 +114,22 @@ class WatchedExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Ends an export that is under way, as failed, where the inner exporter can."""
+        """Shut down the inner exporter, which may abort a running export as failed."""
         with self._lock:
             is_first, self._is_shut = not self._is_shut, True
         if is_first:
             self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """A no-op: nothing is buffered here."""
+        """Flush the inner exporter; nothing is buffered here."""
         return self._inner.force_flush(timeout_millis)
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):
     """A batch processor that makes the thread that ends a span wait while its queue is full.
 
-    `max_queue_size` spans, exported `max_batch_size` at a time at most (None: as the variable or
-    the SDK has it); the other settings are those of the `OTEL_BSP_*` variables.
+    `max_queue_size` spans, exported at most `max_batch_size` at a time (None: the variable's or the
+    SDK's default); the other settings are those of the `OTEL_BSP_*` variables.
     """
 
     def __init__(
@@ -150,7 +147,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
         )
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue it once the queue has room."""
+        """Queue the span once the queue has room."""
         context = span.context
         if context is None or not context.trace_flags.sampled:
             return
@@ -160,7 +157,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
             self._counts.add("spans_dropped_closing", 1)
 
     def give_up(self) -> None:
-        """From now on drop spans that do not fit into the queue."""
+        """From now on drop spans instead of waiting for room in the queue."""
         self._slots.close()
 
     def abandon(self) -> None:

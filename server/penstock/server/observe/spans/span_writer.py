@@ -1,9 +1,9 @@
-"""Records become spans of the SDK: a root named by the RPC, a child for each segment.
+"""Converts records to SDK spans: a root named after the RPC, a child for each segment.
 
-Owns the tree, its ids, times and events; the attributes are those of `attributes.py`. Ids are
-chosen before spans exist: the root's came with the request, the children's follow from it. Knows no
-thread and no queue. The sampler is asked with what was known at a request's start; only what it
-keeps is written.
+Owns the tree, its ids, times and events; `attributes.py` provides the attributes. Ids are fixed
+before spans exist: the root's id comes with the request, children's ids are derived from it. Does
+not know threads or queues. The sampler gets the attributes known at a request's start; only traces
+that it keeps are written.
 """
 
 import re
@@ -44,11 +44,11 @@ from penstock.server.observe.status_codes import is_server_error
 
 SCOPE_NAME = "penstock"
 MAX_CHILDREN = 120
-"""Of one trace. Requests that were preempted more often lose the middle of their story."""
+"""Maximum number of children of a trace. A request with more segments loses the middle ones."""
 
 _ID_MASK = (1 << 64) - 1
 _ID_STEP = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio: odd, so that multiples of it are all different."""
+"""2**64 divided by the golden ratio: odd, so that its multiples all differ modulo 2**64."""
 _IN_BATCH = (SegmentKind.PREFILL, SegmentKind.DECODE)
 _MAX_AGE_NS = 1_000_000_000
 _NUM_READINGS = 3
@@ -60,7 +60,7 @@ _MAX_STATE_MEMBERS = 32
 
 
 class PlannedIds(IdGenerator):
-    """Supplies the ids of the next span. For the one thread that makes the provider's spans."""
+    """Supplies the ids of the next span. For the one thread that creates the provider's spans."""
 
     def __init__(self) -> None:
         self._trace_id = 0
@@ -72,23 +72,23 @@ class PlannedIds(IdGenerator):
         self._span_id = span_id
 
     def generate_trace_id(self) -> int:
-        """The id that `plan` set for the next span."""
+        """Return the id that `plan` set for the next span."""
         return self._trace_id
 
     def generate_span_id(self) -> int:
-        """The id that `plan` set for the next span."""
+        """Return the id that `plan` set for the next span."""
         return self._span_id
 
     def is_trace_id_random(self) -> bool:
-        """Ids of traces that begin here come from the system's source of randomness."""
+        """Return True: ids of new traces come from the system's source of randomness."""
         return True
 
 
 class UnixClock:
-    """How far apart monotonic and Unix time are. For one thread.
+    """The offset between monotonic and Unix time. For one thread.
 
-    Measured again now and then, because Unix time is corrected; all spans of one trace are moved by
-    one distance, so that a correction does not change their distances.
+    Measured periodically, because Unix time is corrected; all spans of one trace use one offset, so
+    that a correction does not change their distances.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class UnixClock:
         self._offset_ns = 0
 
     def offset_ns(self) -> int:
-        """Unix time less monotonic time, at most a second old."""
+        """Return Unix time minus monotonic time, at most a second old."""
         now_ns = self._monotonic_ns()
         if self._measured_ns is None or now_ns - self._measured_ns > _MAX_AGE_NS:
             self._offset_ns = self._measure()
@@ -110,7 +110,7 @@ class UnixClock:
         return self._offset_ns
 
     def _measure(self) -> int:
-        """The least interrupted of a few readings."""
+        """Return the offset of the least interrupted of a few readings."""
         readings: list[tuple[int, int]] = []
         for _ in range(_NUM_READINGS):
             before_ns = self._monotonic_ns()
@@ -121,12 +121,12 @@ class UnixClock:
 
 
 def to_unix_ns(at_s: float, offset_ns: int) -> int:
-    """A time of the monotonic clock, in nanoseconds since 1970."""
+    """Convert a time of the monotonic clock to nanoseconds since 1970."""
     return round(at_s * 1e9) + offset_ns
 
 
 class SpanWriter:
-    """Writes traces to a provider whose ids are `ids`. `model`: the one that is served."""
+    """Writes traces to a provider with the id generator `ids`. `model`: the served model."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class SpanWriter:
         self._clock = clock
 
     def write(self, record: RequestRecord) -> bool:
-        """Write the trace of one request; False if it was not sampled, or is not traced at all."""
+        """Write the trace of one request; return False if it was not sampled or is not traced."""
         trace = record.trace
         if not (trace.trace_id and trace.span_id):
             return False
@@ -176,11 +176,11 @@ class SpanWriter:
         return True
 
     def _write_children(self, root: ReadableSpan, record: RequestRecord, offset_ns: int) -> None:
-        """As ended spans: to start and end each takes the SDK several times as long."""
+        """Write the children as ended spans: the SDK's start and end take several times as long."""
         parent = root.get_span_context()
         assert parent is not None
         root_id = parent.span_id
-        # A disabled SDK's tracer has none; its spans are not recorded.
+        # The tracer of a disabled SDK has no processor; its spans are not recorded.
         on_end: Callable[[ReadableSpan], None] = cast(Any, self._tracer).span_processor.on_end
         for index in _kept_indices(len(record.segments)):
             segment = record.segments[index]
@@ -211,12 +211,12 @@ def _kept_indices(num_segments: int) -> Iterable[int]:
 
 
 def _child_id(root_id: int, index: int) -> int:
-    """A child's span id, derived from the root's and different from its siblings'; never 0."""
+    """Return a child's span id, derived from the root's, different from its siblings', never 0."""
     return (root_id + (index + 1) * _ID_STEP) & _ID_MASK or (root_id - _ID_STEP) & _ID_MASK
 
 
 def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """Events of preemptions and replays: the request returned to the queue, or lost its engine.
+    """Yield the events: preemptions (return to the queue) and replays (loss of the engine).
 
     An engine that preempts reports the residency that it ends; one that died does not.
     """
@@ -226,14 +226,14 @@ def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
         if after.is_engine_lost:
             yield REPLAYED_EVENT, after.start_s
         elif before.kind in _IN_BATCH:
-            # The next engine may have been there at once.
+            # The next engine may have been ready at once.
             is_replay = before.stay is None and record.num_replays > 0
             name = REPLAYED_EVENT if is_replay else PREEMPTED_EVENT
             yield name, after.start_s
 
 
 def _remote_parent(trace: TraceParent) -> Context:
-    """The caller's span as the context of ours. Without one, an empty context."""
+    """Return the caller's span as parent context; an empty context without a caller."""
     if not trace.parent_span_id:
         return Context()
     flags = TraceFlags.SAMPLED if trace.is_parent_sampled else TraceFlags.DEFAULT
@@ -249,7 +249,7 @@ def _remote_parent(trace: TraceParent) -> Context:
 
 @lru_cache(maxsize=256)
 def _trace_state(text: str) -> TraceState:
-    """The caller's state, or none if any of it is malformed, as W3C Trace Context allows.
+    """Return the caller's state, or none if any of it is malformed, as W3C Trace Context allows.
 
     Checked here, because the SDK would write a malformed member into the log.
     """

@@ -1,7 +1,7 @@
-"""The numbers among the `OTEL_*` variables: their bounds, checked before anything is loaded.
+"""Numeric `OTEL_*` variables: their bounds, checked before anything is loaded.
 
-Owns their names and bounds. Independent of the SDK, which reads most of them itself, late, and does
-not always name the invalid one.
+Owns their names and bounds. Independent of the SDK, which reads most of them late and does not
+always name the invalid one.
 """
 
 import math
@@ -39,12 +39,12 @@ def check_numbers(environment: Mapping[str, str]) -> None:
 
 
 def max_queue_spans(environment: Mapping[str, str]) -> int:
-    """`OTEL_BSP_MAX_QUEUE_SIZE`, by default 2048 as in the SDK."""
+    """Return `OTEL_BSP_MAX_QUEUE_SIZE`, by default 2048 as in the SDK."""
     return _number(environment, QUEUE_SIZE, least=1) or DEFAULT_QUEUE_SPANS
 
 
 def max_batch_spans(environment: Mapping[str, str]) -> int:
-    """`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, by default 512 or a queue that is smaller."""
+    """Return `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, by default 512 or the queue size if smaller."""
     queue_spans = max_queue_spans(environment)
     batch_spans = _number(environment, BATCH_SIZE, least=1)
     if batch_spans is None:
@@ -57,7 +57,7 @@ def max_batch_spans(environment: Mapping[str, str]) -> int:
 
 
 def forget_blank_numbers(environment: MutableMapping[str, str]) -> None:
-    """Unset those that are blank, as the specification reads them; the SDK fails on them."""
+    """Unset blank numeric variables, as the specification requires; the SDK fails on them."""
     for name in (*_SECONDS, *_ABOVE_ZERO, *_COUNTS):
         if name in environment and not environment[name].strip():
             del environment[name]
