@@ -31,14 +31,14 @@ hypothesis.settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "
 
 @pytest.fixture
 def fake_trtllm() -> Iterator[None]:
-    """`import tensorrt_llm` finds the stand-in of tests/fakes while the test runs."""
+    """Make `import tensorrt_llm` find the stand-in of tests/fakes while the test runs."""
     with fake_trtllm_on_path():
         yield
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    """A small model's tokenizer and templates."""
+    """Provide a small model's tokenizer and templates."""
     # Imported by those who ask: many tests need neither the server nor its libraries.
     from support.fronts import make_text
 

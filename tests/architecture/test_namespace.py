@@ -1,4 +1,4 @@
-"""`penstock` is one namespace package over seven roots: no root has an `__init__.py` of it."""
+"""`penstock` is one namespace package over seven roots: none has an `__init__.py` for it."""
 
 from __future__ import annotations
 

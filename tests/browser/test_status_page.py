@@ -20,7 +20,7 @@ Status = Callable[[], bytes]
 
 
 class PageHouse:
-    """The page over a status that tests set; `num_asked` counts how often it was fetched."""
+    """Serves the page over a status that tests set; `num_asked` counts its fetches."""
 
     def __init__(self, home: Path) -> None:
         self.num_asked = 0

@@ -16,7 +16,6 @@ FULL_MINUTES = 120.0
 
 
 def parsed() -> argparse.Namespace:
-    """What the command line asks for."""
     parser = argparse.ArgumentParser(description="Stop and kill a service under load.")
     parser.add_argument("--minutes", type=float, help="how long (default: 5, with --full 120)")
     parser.add_argument("--full", action="store_true", help="64 streams, bursts of 256")
@@ -29,7 +28,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run it, print the report; 0 if it held."""
+    """Run the soak and print the report; return 0 if all gates held."""
     options = parsed()
     sys.path.insert(0, str(TESTS))
     from support.soak_plan import SoakPlan, full_plan

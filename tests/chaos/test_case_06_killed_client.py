@@ -19,7 +19,7 @@ NUM_STREAMS = 50
 
 @contextlib.asynccontextmanager
 async def holder(address: str) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A client that has fifty streams running; gone after the block."""
+    """Start a client with fifty running streams; it is gone after the block."""
     paths = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "support.stream_holder", address, str(NUM_STREAMS)),

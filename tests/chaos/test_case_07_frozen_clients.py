@@ -75,7 +75,7 @@ async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
 
 
 async def stream_to(say: object, key: int, token_id: int) -> None:
-    """A token at each turn of the loop."""
+    """Send a token in each iteration of the loop."""
     assert callable(say)
     while True:
         say(tokens=[(key, token_id)])

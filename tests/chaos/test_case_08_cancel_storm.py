@@ -1,6 +1,6 @@
 """Case 8: 64 clients open and cancel streams in a loop, next to four ordinary clients.
 
-PENSTOCK_NUM_CANCELS sets how many leave: 100,000 for the whole case.
+PENSTOCK_NUM_CANCELS sets the number of cancels: 100,000 for the whole case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BYTES_ONCE = 48 << 20
 
 @dataclass
 class Storm:
-    """What is left to cancel, and what the canaries saw."""
+    """The number of cancels left, and the outputs of the canaries."""
 
     channels: list[grpc.aio.Channel]
     chance: random.Random = field(default_factory=lambda: random.Random(8))
@@ -39,7 +39,7 @@ class Storm:
     canaries: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
 
     async def leave(self, client: int) -> None:
-        """Open, perhaps read a little, leave; until there were enough."""
+        """Open a stream, read up to two messages and cancel it, until there were enough."""
         channel = self.channels[client % len(self.channels)]
         stub = pb_grpc.GenerationServiceStub(channel)
         while self.num_left > 0:
@@ -52,7 +52,7 @@ class Storm:
             assert await call.code() is grpc.StatusCode.CANCELLED
 
     async def sing(self, canary: int) -> None:
-        """Ask the same again and again."""
+        """Send the same request repeatedly."""
         stub = pb_grpc.GenerationServiceStub(self.channels[canary % len(self.channels)])
         seen = self.canaries.setdefault(canary, [])
         while self.num_left > 0 or len(seen) < 2:

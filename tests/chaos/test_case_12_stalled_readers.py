@@ -92,8 +92,9 @@ async def test_case_14_a_slow_reader_that_comes_back_gets_everything() -> None:
 async def texts_of(
     channel: grpc.aio.Channel, pause: Callable[[], Awaitable[None]] | None
 ) -> tuple[str, int]:
-    """What one generation states, and in how many messages; `pause` is waited for after the
-    first."""
+    """Return the text of one generation and its number of messages; await `pause` after the first
+    message.
+    """
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend([5, 6, 7, 8])
     message.sampling.temperature = 0.0

@@ -17,19 +17,19 @@ from support.service import PATIENCE_S, Service, simulated, started
 
 NUM_STREAMS = 32
 NUM_KILLS = 4
-"""With the fifth in a minute the service gives up."""
+"""The fifth death within a minute makes the service give up."""
 NUM_TOKENS = 300
 
 
 @dataclass
 class Heard:
-    """What one client received, whose call is read to its end."""
+    """Everything that one client received; its call is read to the end."""
 
     token_ids: list[int] = field(default_factory=list[int])
     text: str = ""
     num_messages: int = 0
     num_returns: int = 0
-    """How often it was reported that it waits again."""
+    """How often the request was reported waiting again."""
     num_finished: int = 0
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,7 +47,7 @@ class Heard:
 
 
 def request(number: int) -> pb.GenerateRequest:
-    """Greedy ones and seeded ones in turn."""
+    """Return a greedy request for an even number, a seeded one for an odd number."""
     message = pb.GenerateRequest(request_id=f"stream-{number}")
     message.token_prompt.ids.extend([5 + number, 6, 7, 8])
     message.sampling.temperature = float(number % 2)
@@ -69,7 +69,7 @@ async def listen(channel: grpc.aio.Channel, number: int, heard: Heard) -> None:
 
 
 async def all_streams(service: Service, kills: Sequence[int]) -> list[Heard]:
-    """Run all streams to their end; the engine dies whenever the first has so many tokens."""
+    """Run all streams to their end; kill the engine whenever the first has so many tokens."""
     channels = [service.channel() for _ in range(4)]
     heard = [Heard() for _ in range(NUM_STREAMS)]
     tasks = [
@@ -86,7 +86,7 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[Heard]:
 
 
 async def until(heard: Heard, num_tokens: int) -> None:
-    """Wait until it has received so much."""
+    """Wait until the stream has received so many tokens."""
     async with asyncio.timeout(PATIENCE_S):
         while len(heard.token_ids) < num_tokens:
             await heard.news.wait()

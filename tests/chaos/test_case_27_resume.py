@@ -22,13 +22,13 @@ NUM_STREAMS = 12
 
 
 def ids_of(events: list[Event]) -> list[int]:
-    """The ids of a stream that came to its end."""
+    """Return the ids of a completed stream."""
     assert isinstance(events[-1], Finished)
     return [record.id for event in events if isinstance(event, Tokens) for record in event.records]
 
 
 async def read(address: str, first: int, *, begun: asyncio.Event | None = None) -> list[Event]:
-    """One stream over a separate connection; `begun` is set with its tenth event."""
+    """Read one stream over its own connection; set `begun` at its tenth event."""
     events: list[Event] = []
     async with Client(address, resume_grace_s=30.0) as client:
         async for event in client.generate(TokenPrompt(ids=(first, 6, 7)), **OPTIONS):

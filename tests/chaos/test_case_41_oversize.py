@@ -13,7 +13,7 @@ from support.guarded import Premises
 
 MAX_GROWTH_MIB = 32
 NUM_HALF = 200
-"""As they are, these messages have 800 MiB."""
+"""Uncompressed, these messages have 800 MiB."""
 MAX_HALF_MIB = 160
 HEALTH = "/grpc.health.v1.Health/Check"
 
@@ -35,7 +35,9 @@ async def test_case_41_what_is_too_large_is_refused(attack: attacks.Attack) -> N
 
 
 async def most_mib_while(siege: Siege, path: str, *, extra: bytes = b"") -> float:
-    """The growth of the front while messages stand that lack an octet; others must not notice."""
+    """Return the front's peak growth while messages lack their last octet; check that others are
+    served.
+    """
     before_mib = siege.rss_mib()
     peak_mib = before_mib
     async with attacks.half_sent_calls(siege.address, path, NUM_HALF, extra=extra):

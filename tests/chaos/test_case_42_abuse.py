@@ -9,10 +9,12 @@ from support import attacks
 from support.attacked_server import besieged
 
 MAX_GROWTH_MIB = 20
-"""Of a front that has seen one such attack before: what it keeps for the next is no leak."""
+"""Measured on a front that saw the attack before: memory kept for reuse is no leak."""
 NUM_RESETS, NUM_ATTACKS = 20_000, 5
 MAX_BYTES_PER_RESET = 250
-"""What grpc.aio keeps of a cancelled stream; a slow machine turns fewer of them away unseen."""
+"""Memory that grpc.aio keeps for a cancelled stream; a slow machine rejects fewer of them
+unseen.
+"""
 FLOODS = (
     attacks.open_and_hang,
     attacks.settings_flood,

@@ -29,10 +29,10 @@ Load = Literal["works", "raises", "exits", "crashes", "sticks"]
 def engine_conduct(
     folder: Path, worker: Worker | None = None, load: Load = "works", sticks_from_life: int = 1
 ) -> dict[str, str]:
-    """The environment for `support.service`. `folder`: an empty one, for the workers to report.
+    """Return the environment for `support.service`. `folder`: an empty one, where workers report.
 
-    Workers: a child of the engine, one that cut itself loose, one that also ignores SIGTERM, or
-    one separate with workers. Each holds a lock that the next engine's needs.
+    Workers: a child of the engine, a detached one, one that also ignores SIGTERM, or a detached one
+    with its own workers. Each holds a lock that the next engine's worker needs.
     """
     conduct = {
         "folder": str(folder),
@@ -46,12 +46,12 @@ def engine_conduct(
 
 
 def workers_in(folder: Path) -> set[int]:
-    """The pids of all workers there have been."""
+    """Return the pids of all workers so far."""
     return {int(path.name.removeprefix("worker-")) for path in folder.glob("worker-*")}
 
 
 def is_worker_of(pid: int, folder: Path) -> bool:
-    """True if this pid still is such a worker."""
+    """Return whether this pid is still such a worker."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -72,7 +72,7 @@ LOADS: list[tuple[Load, str]] = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where workers report; a test that fails leaves none."""
+    """Provide the folder where workers report; a failed test leaves no worker."""
     yield tmp_path
     for pid in workers_in(tmp_path):
         entry = entry_of(pid)

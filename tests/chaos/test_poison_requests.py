@@ -17,7 +17,7 @@ POISON = 300
 
 
 def deadly(kind: str, at_output: int, **settings: object) -> list[str]:
-    """Arguments for an executor that a prompt with POISON in it brings down."""
+    """Return arguments for an executor that crashes on a prompt that contains POISON."""
     fault = {"kind": kind, "at_prompt_token": POISON, "at_output": at_output, "max_times": 1000}
     return simulated(faults=[{**fault, **settings}])
 
@@ -77,7 +77,7 @@ async def test_new_requests_do_not_wait_for_trials() -> None:
 
 
 async def _until_ok(channel: grpc.aio.Channel) -> None:
-    """As a client that tries again: bounded."""
+    """Retry as a client does, a bounded number of times."""
     for _ in range(10_000):
         if await stream(channel, 5, 60).outcome() is OK:
             return

@@ -26,7 +26,7 @@ def ids_of(events: list[Event]) -> list[int]:
 
 
 async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoint:
-    """Read a few messages over a separate connection, and lose that."""
+    """Read a few messages over a new connection, and close it."""
     point = ResumePoint(request_id=request_id)
     client = Client(address, resume_grace_s=GRACE_S)
     stream = client.generate(TokenPrompt(ids=(5, 6, 7)), request_id=request_id, **OPTIONS)
@@ -42,7 +42,7 @@ async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoi
 async def go_on(
     address: str, point: ResumePoint, events: list[Event], *, asked: asyncio.Semaphore
 ) -> None:
-    """Resume over another connection, on whichever front that comes to."""
+    """Resume over another connection, on the front that accepts it."""
     async with Client(address, resume_grace_s=GRACE_S) as client:
         asked.release()
         async for event in client.resume(point):

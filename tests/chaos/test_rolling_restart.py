@@ -16,7 +16,7 @@ PROMPT = [5, 6, 7]
 
 
 class Load:
-    """Callers that ask again and again until reported to stop."""
+    """Clients that send requests until stopped."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

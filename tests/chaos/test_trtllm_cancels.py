@@ -27,11 +27,11 @@ from support.trtllm_engine import PATIENCE_S, TrtllmHouse, reference, watch_sett
 NUM_REQUESTS = int(os.environ.get("PENSTOCK_NUM_REQUESTS", "2000"))
 MAX_WAITING = 60
 POISON = 3
-"""A token on which the engine fails its request, alone."""
+"""A token at which the engine fails only its request."""
 
 
 class Storm:
-    """Random requests through one engine that runs freely; everything from one seed."""
+    """Random requests, all from one seed, through one engine that runs freely."""
 
     def __init__(self, folder: Path, policy: CapacityPolicy, seed: int) -> None:
         self.random = random.Random(seed)
@@ -112,7 +112,7 @@ class Storm:
         raise AssertionError("still busy")
 
     def check_outcomes(self) -> None:
-        """Whatever was reported is right, as far as it goes."""
+        """Check that every reported token and end is correct."""
         for key, spec in self.specs.items():
             outcome = self.house.outcomes[key]
             if spec.sampling.temperature == 0.0:
@@ -135,9 +135,9 @@ class Storm:
 
 
 class Belongings:
-    """What this process has open and running, to report what was added to it.
+    """The open files and threads of this process, to report what was added.
 
-    Only additions count: what earlier tests left may go at any moment.
+    Only additions count: leftovers of earlier tests may disappear at any time.
     """
 
     def __init__(self) -> None:

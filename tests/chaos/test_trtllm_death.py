@@ -1,6 +1,6 @@
 """The TensorRT-LLM engine dies in each phase of a real service: what clients get, and recovery.
 
-The stand-in has a separate process besides the engine process, as MPI starts one: none may stay.
+The stand-in has another process next to the engine process, as MPI starts one: none may stay.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 LONG = 400  # tokens, two seconds of them at least
 PILL = 9
-"""A token of a prompt by which the engine dies."""
+"""A prompt token that kills the engine."""
 _lifetimes = itertools.count()
 
 
 class Site:
-    """A service and what reports its engines' own processes from all others."""
+    """A service, and what identifies its engines' processes."""
 
     def __init__(self, service: Service, lifetime_s: float) -> None:
         self.service = service
         self._mark = str(lifetime_s).encode()
 
     def workers(self) -> set[int]:
-        """Processes that engines of this service started and that live."""
+        """Return the live processes that engines of this service started."""
         found: set[int] = set()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -59,7 +59,7 @@ class Site:
         return found
 
     def engine_pid(self) -> int:
-        """The engine process, ready or not."""
+        """Return the pid of the engine process, ready or not."""
         pid = self.service.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         (engine,) = [
@@ -74,7 +74,7 @@ class Site:
 async def serving(
     *arguments: str, watch: dict[str, float] | None = None, max_replays: int = 0, **fake: Any
 ) -> AsyncGenerator[Site]:
-    """`penstock serve --executor trtllm`, launched; no process of an engine is left at the end."""
+    """Launch `penstock serve --executor trtllm`; no process of an engine is left at the end."""
     config = {
         "max_batch_size": 8,
         "max_num_tokens": 256,
@@ -100,7 +100,7 @@ async def serving(
 
 
 def reason_in(metadata: Any) -> str:
-    """ErrorInfo.reason of a failed call, from its trailing metadata."""
+    """Return ErrorInfo.reason of a failed call, from its trailing metadata."""
     for key, value in metadata:
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
@@ -112,7 +112,7 @@ def reason_in(metadata: Any) -> str:
 
 
 async def check_lost(*streams: Stream) -> None:
-    """They ended as calls to an engine that is gone, which may be tried again."""
+    """Check that the calls ended with the retryable error of a lost engine."""
     for one in streams:
         assert await one.outcome() is grpc.StatusCode.UNAVAILABLE
         assert not one.has_finished
@@ -120,7 +120,7 @@ async def check_lost(*streams: Stream) -> None:
 
 
 async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
-    """The next engine does, and ends in order."""
+    """Check that the next engine serves, and stops cleanly."""
     await until_health(channel, SERVING)
     assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
     assert len(site.workers()) == 1
@@ -132,7 +132,7 @@ async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
 async def running_streams(
     site: Site, num_streams: int = 4
 ) -> AsyncGenerator[tuple[grpc.aio.Channel, list[Stream]]]:
-    """A service with streams that have their first tokens."""
+    """Provide a service with streams that have their first tokens."""
     await site.service.until_ready()
     await site.service.next_pid("engine")
     async with site.service.channel() as channel:
@@ -145,7 +145,7 @@ async def running_streams(
 
 
 async def until_loading(site: Site) -> int:
-    """Wait for an engine process whose executor has its event loop: the load comes right after."""
+    """Wait for an engine process whose executor has its event loop: loading follows directly."""
 
     def found() -> int | None:
         with contextlib.suppress(OSError, ValueError):

@@ -22,7 +22,6 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def parsed(known: tuple[str, ...]) -> argparse.Namespace:
-    """What the command line asks for."""
     parser = argparse.ArgumentParser(description="Run a conformance program's scenarios.")
     parser.add_argument("--program", required=True, metavar="COMMAND", help="as for a shell")
     parser.add_argument(
@@ -37,13 +36,13 @@ def parsed(known: tuple[str, ...]) -> argparse.Namespace:
 
 
 def tell(result: Result) -> None:
-    """One line for people."""
+    """Print one line for people."""
     why = f"  {result.why}" if result.why else ""
     print(f"{result.outcome:8}{result.scenario}{why}", flush=True)
 
 
 def main() -> int:
-    """Run it and state what came of it."""
+    """Run the program and print the results."""
     sys.path.insert(0, str(TESTS))
     from conformance.runs import results_of
     from conformance.scenarios import SCENARIOS

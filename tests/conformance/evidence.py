@@ -1,8 +1,8 @@
 """The evidence that each scenario leaves at the service: the root spans of its requests.
 
-A program's word is not enough: a caller that prints "passed" has to have been there. Owns what is
-looked for; spans come from the service's exporter, so no client can make them. Does not wait for
-them.
+A program's output is not enough: one that prints "passed" must have sent the requests. Defines the
+expected spans, which come from the service's exporter, so no client can forge them. Does not wait
+for them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from support.otlp_receiver import attributes_of
 LONG_TOKENS = 10_000
 RESUMED_TOKENS = 200
 DRIVER_PREFIX = "conformance-driver-"
-"""How the driver's own request ids begin: they are evidence of nothing."""
+"""The prefix of the driver's own request ids, which are no evidence."""
 _SERVICE = "penstock.v1.GenerationService/"
 _STREAM, _ONCE, _MULTIPLEX = "Generate", "GenerateOnce", "Multiplex"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """A request as its root span reports of it. What never happened is "" or 0."""
+    """A request as its root span describes it. Absent values are "" or 0."""
 
     method: str
     code: str
@@ -42,9 +42,10 @@ class Root:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trail:
-    """At least `num` requests of this kind; None: any. `num_*_tokens` and `num_replays`: at least.
+    """At least `num` requests of this kind; None: any. `num_*_tokens` and `num_replays`: minimums.
 
-    `methods`: one of these. `is_cut`: fewer than half of the tokens it asked for went to its call.
+    `methods`: one of these. `is_cut`: fewer than half of the requested tokens were sent to its
+    call.
     """
 
     methods: tuple[str, ...] = (_STREAM, _ONCE)
@@ -62,7 +63,7 @@ class Trail:
     num: int = 1
 
     def fits(self, root: Root) -> bool:
-        """Whether a request is of this kind."""
+        """Return whether a request is of this kind."""
         is_cut = root.num_messages < root.num_asked_tokens / 2
         return (
             root.method in self.methods
@@ -91,9 +92,10 @@ def _is_met(name: str, value: Any, wanted: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a scenario leaves. `one_id`: two of its requests had the same id.
+    """The spans that a scenario leaves. `one_id`: two of its requests had the same id.
 
-    `num_made_tokens`: what the engine made during the scenario, at least; reported by its counters.
+    `num_made_tokens`: the least number of tokens generated in the scenario, by the engine's
+    counters.
     """
 
     trails: tuple[Trail, ...]
@@ -101,7 +103,7 @@ class Evidence:
     num_made_tokens: int = 0
 
     def lacks(self, roots: Sequence[Root]) -> str:
-        """What the requests do not show; "" when they show all of it."""
+        """Return which evidence the requests lack; "" if none."""
         for trail in self.trails:
             if sum(map(trail.fits, roots)) < trail.num:
                 return f"no {trail}"
@@ -112,7 +114,7 @@ class Evidence:
 
 
 def roots_of(spans: Sequence[Any]) -> list[Root]:
-    """The requests of programs among spans."""
+    """Return the requests of programs among spans."""
     told = [(span, attributes_of(span.attributes)) for span in spans]
     return [
         _root(span, attributes)

@@ -1,7 +1,7 @@
 """The service that the scenarios run against, and what the scenarios expect of it.
 
-Owns the service, its collector of traces, and what is done to it in the middle of a scenario. Knows
-nothing of programs. Everything is waited for, with a bound.
+Contains the service, its trace collector, and the faults injected during a scenario. Knows nothing
+of programs. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IDLE_S = 20.0
 EVIDENCE_S = 20.0
 _TICK_S = 0.1
 _LAG_TICKS = 15
-"""The counters of the engine lag behind by a second."""
+"""The counters of the engine are up to a second old."""
 
 SERVICE = (
     *simulated(),
@@ -42,14 +42,15 @@ SERVICE = (
     *("--max-seq-len", "262144", "--num-blocks", "20480", "--max-num-batched-tokens", "8192"),
     *("--operations-port", "0", "--deadline-admission", "off"),
 )
-"""`penstock serve` as every scenario finds it: steps of 10 ms, four places, four waiting.
+"""`penstock serve` as every scenario finds it: 10 ms steps, four slots, four queue places.
 
-It has a collector of traces besides: without one nothing is traced, and nothing could be proved."""
+It exports traces to a collector: they are the evidence.
+"""
 _ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
 
 
 class House:
-    """The service under test: started when first needed, and again after it was drained."""
+    """The service under test: started when first needed, and again after a drain."""
 
     def __init__(self, *, evidence_s: float = EVIDENCE_S) -> None:
         self._stack = contextlib.AsyncExitStack()
@@ -62,23 +63,23 @@ class House:
         self._num_made_before = 0
 
     async def address(self) -> str:
-        """Where it is, once it is ready."""
+        """Return the address once the service is ready."""
         return (await self._running()).address
 
     async def close(self) -> None:
-        """Put the service down; the next address is of another."""
+        """Stop the service; the next address is of a new one."""
         self._service = None
         await self._stack.aclose()
 
     async def kill_engine(self) -> None:
-        """Kill the engine process as `kill -9` does."""
+        """Kill the engine process with SIGKILL."""
         service = await self._running()
         while not service.pids["engine"].empty():
             self._engine_pid = service.pids["engine"].get_nowait()
         os.kill(self._engine_pid, signal.SIGKILL)
 
     async def drain(self) -> None:
-        """SIGTERM, and wait until the service states that it takes no more."""
+        """Send SIGTERM, and wait until the service reports that it drains."""
         service = await self._running()
         async with service.channel() as channel:
             watch = health_watch(channel)
@@ -92,7 +93,7 @@ class House:
                         is_told = True
 
     async def begin(self, scenario: str) -> None:
-        """A scenario starts: what comes from now on is its own."""
+        """Begin a scenario: later spans and tokens are its own."""
         await self._running()
         self._evidence = EVIDENCE[scenario]
         self._num_earlier_spans = len(self._collector.spans())
@@ -100,7 +101,7 @@ class House:
             self._num_made_before = await self._num_made(_LAG_TICKS)
 
     async def lacks(self) -> str:
-        """What the scenario should have left at the service and did not; "" if nothing."""
+        """Return what the scenario should have left at the service and did not; "" if nothing."""
         await asyncio.to_thread(
             self._collector.is_settled, lambda: not self._lacks_spans(), self._evidence_s
         )
@@ -114,8 +115,7 @@ class House:
         return ""
 
     async def why_not_idle(self) -> str:
-        """What of a scenario is there some seconds after no client should want it; "" if
-        nothing."""
+        """Return what of a scenario is still running some seconds after its end; "" if nothing."""
         service = await self._running()
         why = "its counters did not come"
         async with (
@@ -138,7 +138,9 @@ class House:
         return self._evidence.lacks(roots_of(spans))
 
     async def _num_made(self, num_ticks: int, enough: int | None = None) -> int:
-        """Tokens that the engine has made, `num_ticks` from now or when there are `enough`."""
+        """Return the tokens that the engine has generated, after `num_ticks` or once there are
+        `enough`.
+        """
         service = await self._running()
         num_made = num_seen = 0
         async with (
@@ -167,7 +169,7 @@ class House:
 
 
 async def _ticks(operations: OperationsClient) -> AsyncGenerator[ServerStats]:
-    """Snapshots of the service, for as long as it is given to become idle."""
+    """Yield snapshots of the service while it may still become idle."""
     stats = operations.watch_stats(interval_s=_TICK_S, deadline_s=IDLE_S)
     with contextlib.suppress(DeadlineExceeded):
         async with contextlib.aclosing(stats):
@@ -176,7 +178,7 @@ async def _ticks(operations: OperationsClient) -> AsyncGenerator[ServerStats]:
 
 
 async def _why_busy(operations: OperationsClient, client: Client) -> str:
-    """What keeps the next scenario waiting; "" if nothing. Raises PenstockError but QueueFull."""
+    """Return what blocks the next scenario; "" if nothing. Raise PenstockError except QueueFull."""
     if num_left := len(await operations.list_requests()):
         return f"{num_left} of its requests still live on the server"
     request_id = f"{DRIVER_PREFIX}{uuid.uuid4()}"

@@ -1,6 +1,6 @@
 """The languages, and how each one's conformance program is found and built.
 
-Owns what a language needs on a machine and how that is looked for. Does not run scenarios.
+Defines what a language needs on a machine and how to find it. Does not run scenarios.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
 class NotBuilt(Exception):
-    """A program could not be built; the end of what its build stated."""
+    """A program could not be built; carries the end of the build's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library that a build takes from the machine: it is there if `path` is."""
+    """A library that a build takes from the machine: it is installed if `path` exists."""
 
     package: str
     path: str
@@ -37,7 +37,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """What a version is of, and the command that reports it."""
+    """The name of a component, and the command that prints its version."""
 
     name: str
     command: tuple[str, ...]
@@ -47,9 +47,9 @@ class Version:
 class Language:
     """One language: its folder in clients/, what its program and its build need.
 
-    `runtime`: programs without which it does not run; `tools` and `libraries`: what builds it, not
-    needed where its `output` is there already. `template`: there are no sources, only the template
-    that generates stubs.
+    `runtime`: programs needed to run it; `tools` and `libraries`: needed to build it, not if its
+    `output` exists already. `template`: there are no sources, only the template that generates
+    stubs.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Language:
 
     @property
     def path(self) -> Path:
-        """Where its client is."""
+        """Return the folder of its client."""
         return REPOSITORY / "clients" / self.folder
 
     def why_not(self) -> str:
-        """Why it cannot run on this machine; "" when it can."""
+        """Return why it cannot run on this machine; "" if it can."""
         if self.template:
             return f"stubs only, from {self.template}"
         if self.folder and not (self.path / "Makefile").is_file():
@@ -79,7 +79,7 @@ class Language:
         return f"needs {', '.join(missing)}" if missing else ""
 
     def command(self) -> list[str]:
-        """Build the program if need be; what starts it. Raises NotBuilt."""
+        """Build the program if needed; return its command. Raise NotBuilt."""
         if not self.folder:
             return [sys.executable, str(Path(__file__).with_name("python_program.py"))]
         try:
@@ -101,7 +101,7 @@ class Language:
         return shlex.split(lines[0])
 
     def told_versions(self) -> str:
-        """Versions of its tools and libraries, as far as they report them."""
+        """Return the versions of its tools and libraries that report one."""
         if not self.folder:
             grpc = importlib.metadata.version("grpcio")
             return f"Python {platform.python_version()}, grpcio {grpc}"
@@ -110,13 +110,15 @@ class Language:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what a make reports its children: warnings would mix with answers."""
+    """Return this process's environment without the variables of make: its warnings would mix with
+    the output.
+    """
     told = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return {**told, "PYTHON": sys.executable}
 
 
 def _told_version(command: tuple[str, ...], folder: Path) -> str:
-    """The first version number that a command prints; "" if there is none."""
+    """Return the first version number that a command prints; "" if there is none."""
     try:
         said = subprocess.run(
             command,

@@ -1,6 +1,6 @@
-"""The scenarios about answers: streams, prompts, text and metadata.
+"""The scenarios about responses: streams, prompts, text and metadata.
 
-Knows nothing of refusals and of the ends that are not the request's own.
+Contains no rejections, and no ends that the request did not cause itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXT = "naïve 日本語 🚀"
 
 
 async def stream_in_order(talk: Talk) -> None:
-    """One accepted, tokens, one finished."""
+    """Check the order: one accepted, tokens, one finished."""
     async with talk.client() as client:
         heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
         finished = await heard.until_end()
@@ -39,7 +39,7 @@ async def stream_in_order(talk: Talk) -> None:
 
 
 async def once_equals_stream(talk: Talk) -> None:
-    """Both ways of asking have one answer."""
+    """Check that both calls return the same result."""
     async with talk.client() as client:
         heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
         await heard.until_end()
@@ -49,7 +49,7 @@ async def once_equals_stream(talk: Talk) -> None:
 
 
 async def token_prompt(talk: Talk) -> None:
-    """Ids in, ids out, the same twice."""
+    """Check that ids as input and output give the same result twice."""
     ids = list(range(5, 25))
     answers: list[list[int]] = []
     async with talk.client() as client:
@@ -66,7 +66,7 @@ async def token_prompt(talk: Talk) -> None:
 
 
 async def chat(talk: Talk) -> None:
-    """A dialogue of two messages."""
+    """Send a conversation of two messages."""
     messages = (
         ChatMessage(role="system", content="You answer in one sentence."),
         ChatMessage(role="user", content="Where is the Globe?"),
@@ -79,7 +79,7 @@ async def chat(talk: Talk) -> None:
 
 
 async def utf8_across_chunks(talk: Talk) -> None:
-    """Characters of several tokens come whole."""
+    """Check that characters of several tokens arrive whole."""
     async with talk.client() as client:
         events = client.generate(_TEXT, deadline_s=CALL_S, **greedy(200, min_chunk_tokens=1))
         heard = Heard(events)
@@ -96,7 +96,7 @@ async def utf8_across_chunks(talk: Talk) -> None:
 
 
 async def large_prompt(talk: Talk) -> None:
-    """100,000 tokens of prompt."""
+    """Send a prompt of 100,000 tokens."""
     ids = [5 + number % 1000 for number in range(NUM_LARGE_TOKENS)]
     async with talk.client() as client:
         heard = Heard(client.generate(ids, deadline_s=CALL_S, **greedy(4)))
@@ -107,7 +107,7 @@ async def large_prompt(talk: Talk) -> None:
 
 
 async def metadata(talk: Talk) -> None:
-    """The trace goes in and its id comes out; so does the request id."""
+    """Check that the trace context is used, and its id and the request id are returned."""
     trace_id, request_id = secrets.token_hex(16), new_id()
     trace = TraceContext(traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")
     async with talk.client() as client:

@@ -31,7 +31,7 @@ ENDED_WITHIN_S = 20.0
 
 
 async def cancel_after_first_token(talk: Talk) -> None:
-    """Leaving the iterator ends the request: its id is free again."""
+    """Check that closing the iterator ends the request: its id is free again."""
     request_id = new_id()
     async with talk.client() as client:
         options = greedy(LONG_TOKENS, request_id=request_id)
@@ -55,7 +55,7 @@ async def _until_id_is_free(client: Client, request_id: str) -> None:
 
 
 async def cancel_by_id(talk: Talk) -> None:
-    """A client else cancels; the stream ends well."""
+    """Cancel from another call; the stream ends without an error."""
     request_id = new_id()
     async with talk.client() as client, talk.client() as other:
         options = greedy(LONG_TOKENS, request_id=request_id)
@@ -69,7 +69,7 @@ async def cancel_by_id(talk: Talk) -> None:
 
 
 async def deadline(talk: Talk) -> None:
-    """The deadline of the call."""
+    """Check that the deadline of the call ends the request."""
     async with talk.client() as client:
         heard = Heard(client.generate(PROMPT, deadline_s=1.0, **greedy(LONG_TOKENS)))
         try:
@@ -83,7 +83,7 @@ async def deadline(talk: Talk) -> None:
 
 
 async def resume(talk: Talk) -> None:
-    """A request outlives its connection."""
+    """Check that a request outlives its connection."""
     num_tokens, num_before = 200, 20
     async with talk.client() as client:
         lost = Heard(client.generate(PROMPT, **greedy(num_tokens, resume_grace_s=30.0)))
@@ -106,7 +106,7 @@ async def resume(talk: Talk) -> None:
 
 
 async def engine_killed(talk: Talk) -> None:
-    """A pause, and nothing else."""
+    """Check that the death of an engine causes only a pause."""
     async with Client(talk.address, retry=RetryPolicy(max_attempts=8)) as client:
         heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
         await heard.until_tokens()
@@ -118,7 +118,7 @@ async def engine_killed(talk: Talk) -> None:
 
 
 async def drain(talk: Talk) -> None:
-    """Who runs, ends; which comes, is sent away."""
+    """Check that running requests finish and new ones are rejected."""
     async with talk.client() as client:
         heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
         await heard.until_tokens()

@@ -1,7 +1,7 @@
 """The scenario about many requests on one Multiplex stream.
 
-Through the client where it has the thing; keys and credit, which it keeps to itself, on a call of
-its generated stub.
+Uses the client where it exposes the feature; keys and credit, which are internal to it, on a call
+of its generated stub.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NUM_TEXTS = 6
 _NUM_AT_ONCE = 3
 _MAX_RESPONSES = 4000
 _CANCELLED, _CREDITED, _CLOCK = 8, 9, 10
-"""Keys; the last is of a request whose end states that the one without credit had its chance."""
+"""Keys; the end of the last request shows that the one without credit could have run."""
 
 
 async def multiplex(talk: Talk) -> None:
-    """Texts and an error through the client, then cancel and credit by key."""
+    """Check texts and an error through the client, then cancel and credit by key."""
     await _texts_and_an_error(talk)
     async with grpc.aio.insecure_channel(talk.address) as channel:
         await _Keys(channel).run()
@@ -77,7 +77,7 @@ class _Keys:
         self._reasons: dict[int, state_pb2.FinishReason.ValueType] = {}
 
     async def run(self) -> None:
-        """Cancel one by its key; let another wait for credit."""
+        """Cancel one request by its key; let another wait for credit."""
         await self._submit(_CANCELLED, LONG_TOKENS)
         await self._submit(_CREDITED, 20, num_credit_tokens=5)
         await self._until_tokens(_CANCELLED)

@@ -1,6 +1,6 @@
 """The conformance program of the Python client; README.md next to this file is its contract.
 
-Owns its lines on stdin and stdout. What each scenario asks is in the modules next to it.
+Reads and writes the lines on stdin and stdout. The scenarios are in the modules next to it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ SCENARIO_S = 60.0
 
 
 def say(line: Mapping[str, str]) -> None:
-    """Write one line of JSON."""
     print(json.dumps(line), flush=True)
 
 
 async def next_line() -> str:
-    """The next line of stdin; "" at its end."""
+    """Return the next line of stdin; "" at its end."""
     return await asyncio.to_thread(sys.stdin.readline)
 
 
 async def outcome(name: str, check: Check | None, address: str) -> dict[str, str]:
-    """Run one scenario; its result line."""
+    """Run one scenario; return its result line."""
     from conformance.python_talk import NotHeld, Talk
     from penstock.client import PenstockError
 
@@ -79,7 +78,6 @@ async def serve_stdin(address: str) -> None:
 
 
 def main() -> None:
-    """Parse the command line and go."""
     sys.path.insert(0, str(TESTS))
     parser = argparse.ArgumentParser(description="The conformance program of the Python client.")
     parser.add_argument("--address", required=True, metavar="HOST:PORT")

@@ -1,6 +1,6 @@
 """The scenarios about rejections: each status has all the details that the contract names.
 
-Each looks at the exception of the client, which decodes the google.rpc details.
+Each checks the client's exception, which decodes the google.rpc details.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from penstock.client import (
 NUM_PLACES = 4
 NUM_WAITING = 4
 BLOCKING_TOKENS = 300
-"""The wait that the server suggests follows from what the others have asked for."""
+"""The suggested retry delay follows from what the other requests need."""
 ErrorT = TypeVar("ErrorT", bound=PenstockError)
 
 
 async def refused(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> ErrorT:
-    """The failure of a call, which has to be of this kind."""
+    """Return the failure of a call, which must be of this kind."""
     try:
         await call
     except kind as error:
@@ -53,7 +53,7 @@ async def refused(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> Erro
 
 
 async def invalid_field(talk: Talk) -> None:
-    """The field by its path."""
+    """Check the field's path."""
     async with talk.client() as client:
         error = await refused(
             InvalidArgument, client.generate_once(PROMPT, deadline_s=CALL_S, temperature=-1.0)
@@ -64,7 +64,7 @@ async def invalid_field(talk: Talk) -> None:
 
 
 async def unknown_model(talk: Talk) -> None:
-    """The reason for programs."""
+    """Check the machine-readable reason."""
     async with talk.client() as client:
         error = await refused(
             ModelNotFound, client.generate_once(PROMPT, deadline_s=CALL_S, model="no-such-model")
@@ -74,7 +74,7 @@ async def unknown_model(talk: Talk) -> None:
 
 
 async def unimplemented_feature(talk: Talk) -> None:
-    """The feature by its name in ModelFeatures."""
+    """Check the feature's name in ModelFeatures."""
     schema = JsonSchemaConstraint(schema='{"type": "object"}')
     async with talk.client() as client:
         error = await refused(
@@ -85,7 +85,7 @@ async def unimplemented_feature(talk: Talk) -> None:
 
 
 async def duplicate_request_id(talk: Talk) -> None:
-    """The second is refused, the first unharmed."""
+    """Check that the second is rejected and the first is unaffected."""
     request_id = new_id()
     async with talk.client() as client:
         first = Heard(
@@ -102,7 +102,7 @@ async def duplicate_request_id(talk: Talk) -> None:
 
 @contextlib.asynccontextmanager
 async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Heard]]:
-    """Eight long requests: four that have tokens, then four that wait."""
+    """Provide eight long requests: four that have tokens, then four that wait."""
     blockers: list[Heard] = []
     try:
         for number in range(NUM_PLACES + NUM_WAITING):
@@ -118,7 +118,7 @@ async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Hea
 
 
 async def queue_full(talk: Talk) -> None:
-    """The ninth is reported when to come back."""
+    """Check that the ninth request gets a retry delay."""
     async with talk.client() as client, full_queue(client, LONG_TOKENS):
         error = await refused(
             QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
@@ -128,7 +128,7 @@ async def queue_full(talk: Talk) -> None:
 
 
 async def retry_after_refusal(talk: Talk) -> None:
-    """The client tries again by itself, and is served."""
+    """Check that the client retries by itself, and is served."""
     is_refused = asyncio.Event()
 
     async def sleep(seconds: float) -> None:

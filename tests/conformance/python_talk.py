@@ -1,6 +1,6 @@
 """Helpers of the Python scenarios: the address, failed expectations, and checked streams.
 
-Knows nothing of any one scenario.
+Specific to no scenario.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from penstock.client import (
 
 PROMPT = "The old lighthouse keeper climbed the stairs"
 CALL_S = 50.0
-"""The deadline of calls that are not about deadlines; a scenario has 60 s."""
+"""The deadline of calls that do not test deadlines; a scenario has 60 s."""
 LONG_TOKENS = 10_000
 
 
 class NotHeld(Exception):
-    """What a scenario asks did not hold."""
+    """An expectation of a scenario failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """What a scenario gets. `ready` reports the driver; `until_go` reports it and waits for its
-    go."""
+    """The input of a scenario. `ready` notifies the driver; `until_go` also waits for its "go"."""
 
     address: str
     ready: Callable[[], None]
     until_go: Callable[[], Awaitable[None]]
 
     def client(self) -> Client:
-        """A client with a separate connection, which reports every failure at once."""
+        """Return a client with its own connection that raises every failure without a retry."""
         return Client(self.address, retry=NO_RETRY)
 
 
@@ -50,25 +49,27 @@ Check: TypeAlias = Callable[[Talk], Awaitable[None]]
 
 
 def require(holds: bool, why: str) -> None:
-    """Raise NotHeld with `why` unless it holds."""
+    """Raise NotHeld with `why` unless the condition holds."""
     if not holds:
         raise NotHeld(why)
 
 
 def new_id() -> str:
-    """A request id that no client else has."""
+    """Return a unique request id."""
     return f"conformance-{uuid.uuid4()}"
 
 
 def greedy(num_tokens: int, **more: Unpack[GenerationOptions]) -> GenerationOptions:
-    """Exactly `num_tokens` tokens, a function of the prompt; and other options."""
+    """Return options for exactly `num_tokens` tokens, determined by the prompt; and other
+    options.
+    """
     return {**more, "temperature": 0.0, "ignore_eos": True, "max_tokens": num_tokens}
 
 
 class Heard:
     """The events of one stream as they are read, each checked against the one before.
 
-    The client refuses gaps by itself; this looks again, because that is what is tested.
+    The client rejects gaps too; this checks again, because it tests the client.
     """
 
     def __init__(self, events: AsyncGenerator[Event, None], *, next_sequence: int = 0) -> None:
@@ -81,32 +82,29 @@ class Heard:
 
     @property
     def text(self) -> str:
-        """The text so far."""
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def num_tokens(self) -> int:
-        """The tokens so far."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
     def token_ids(self) -> list[int]:
-        """Their ids, where they were asked for."""
+        """Return their ids, if requested."""
         return [record.id for chunk in self.chunks for record in chunk.records]
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None while it did not."""
+        """Return the finish reason; None while it runs."""
         return self.finished.outputs[0].finish_reason if self.finished is not None else None
 
     async def until_accepted(self) -> Accepted:
-        """Read the first event."""
         while self.accepted is None:
             await self._read()
         return self.accepted
 
     async def until_tokens(self, num_tokens: int = 1) -> None:
-        """Read until so many tokens came."""
+        """Read until so many tokens were received."""
         while self.num_tokens < num_tokens:
             await self._read()
 
@@ -119,7 +117,6 @@ class Heard:
         return self.finished
 
     async def leave(self) -> None:
-        """Cancel the call."""
         await self._events.aclose()
 
     async def _read(self) -> None:

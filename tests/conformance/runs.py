@@ -1,7 +1,7 @@
 """One run of a conformance program: its service, the lines it prints, and the results.
 
-Owns the program's process and the conversation with it. The service is `House`'s. Knows nothing of
-languages. Everything is waited for, with a bound.
+Contains the program's process and the line protocol. The service is `House`'s. Knows nothing of
+languages. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Outcome = Literal["passed", "failed", "skipped"]
 _OUTCOMES = ("passed", "failed", "skipped")
 
 ANSWER_S = 90.0
-"""For one scenario; programs bound each to 60 s themselves."""
+"""Limit of one scenario; programs limit each to 60 s themselves."""
 _EXIT_S = 30.0
 _MAX_LINE_BYTES = 1 << 20
 _MAX_LINES = 20
@@ -34,7 +34,7 @@ _MAX_WHY_CHARS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of one scenario; `why` is "" when it passed."""
+    """The result of one scenario; `why` is "" when it passed."""
 
     scenario: str
     outcome: Outcome
@@ -42,7 +42,7 @@ class Result:
 
 
 class Program:
-    """A program's process: lines to it, and JSON lines from it."""
+    """A program's process: writes lines to it, and reads JSON lines from it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -51,7 +51,7 @@ class Program:
 
     @classmethod
     async def start(cls, command: Sequence[str], address: str) -> Program:
-        """Start `command` in a separate process group, so that it ends whole."""
+        """Start `command` in its own process group, so that all of it can be killed."""
         process = await asyncio.create_subprocess_exec(
             *command,
             "--address",
@@ -66,18 +66,19 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Whether it can be asked."""
+        """Return whether it runs."""
         return self._process.returncode is None
 
     async def tell(self, line: str) -> None:
-        """Write one line to it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read` reports its end
             self._process.stdin.write(f"{line}\n".encode())
             await self._process.stdin.drain()
 
     async def read(self) -> dict[str, Any]:
-        """Its next line. ValueError for what is no JSON object, EOFError when it has ended."""
+        """Return its next line. Raise ValueError if it is no JSON object, EOFError after the
+        exit.
+        """
         assert self._process.stdout is not None
         raw = await self._process.stdout.readline()
         if not raw:
@@ -91,11 +92,11 @@ class Program:
 
     @property
     def last_words(self) -> str:
-        """The end of its stderr, for people."""
+        """Return the end of its stderr, for people."""
         return "; stderr: " + " | ".join(self._said) if self._said else ""
 
     async def exit_code(self) -> int | None:
-        """Close its stdin; what it exits with, None if it does not."""
+        """Close its stdin; return its exit code, None if it does not exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -118,7 +119,7 @@ class Program:
 
 
 class Run:
-    """`async with Run(command) as run`: asks one program one scenario after the other."""
+    """`async with Run(command) as run`: runs scenarios one after another on one program."""
 
     def __init__(
         self, command: Sequence[str], *, house: House | None = None, answer_s: float = ANSWER_S
@@ -142,7 +143,7 @@ class Run:
         await self._house.close()
 
     async def ask(self, name: str) -> Result:
-        """Have one scenario run; a result, whatever the program does."""
+        """Run one scenario; return a result whatever the program does."""
         scenario = BY_NAME[name]
         try:
             program = await self._ready_program()
@@ -162,7 +163,7 @@ class Run:
         return await self._cleaned(scenario, result)
 
     async def goodbye(self) -> str:
-        """Close the program's stdin; what is wrong with how it went, "" if nothing."""
+        """Close the program's stdin; return what is wrong with its exit, "" if nothing."""
         if self._program is None or not self._program.is_running:
             return ""
         code = await self._program.exit_code()
@@ -208,9 +209,10 @@ class Run:
             await program.tell("go")
 
     async def _cleaned(self, scenario: Scenario, result: Result) -> Result:
-        """What passed has left its traces; the next scenario finds the service empty.
+        """Check that a passed scenario left its traces, and that the next one finds the service
+        empty.
 
-        What one leaves there is its failure.
+        A failed check is the scenario's failure.
         """
         why = await self._house.lacks() if result.outcome == "passed" else ""
         if scenario.act is Act.DRAIN or why or result.outcome == "failed":
@@ -234,9 +236,10 @@ async def results_of(
     names: Sequence[str],
     on_result: Callable[[Result], None] = lambda _: None,
 ) -> list[Result]:
-    """Run the scenarios `names` on the program `command`, which gets `--address` behind it.
+    """Run the scenarios `names` on the program `command`, to which `--address` is appended.
 
-    One result for each, in order, and one named "exit" when the program does not end well.
+    Return one result for each, in order, and one named "exit" if the program does not exit
+    correctly.
     """
     results: list[Result] = []
 

@@ -1,6 +1,6 @@
-"""The twenty scenarios by name, and the actions of the driver in the middle of two of them.
+"""The twenty scenarios by name, and the driver's actions during two of them.
 
-Owns the list and its order. What each asks of a program is written in README.md next to this file.
+Defines the list and its order. README.md next to this file specifies each one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 class Act(enum.Enum):
-    """What the driver does once the program states that it is ready."""
+    """The action of the driver once the program reports that it is ready."""
 
     NOTHING = "nothing"
     KILL_ENGINE = "kill the engine"
@@ -19,7 +19,7 @@ class Act(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One scenario: its name on the wire, and what must hold in a line."""
+    """One scenario: its name in the protocol, and its requirement in one line."""
 
     name: str
     holds: str

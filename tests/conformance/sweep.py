@@ -1,6 +1,6 @@
 """All scenarios in all languages that run on this machine, and the page with the results.
 
-Owns what is written in docs/conformance.md. Nothing in it depends on the day.
+Generates docs/conformance.md. Nothing in it depends on the date.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ class Told:
 
     @property
     def num_passed(self) -> int:
-        """Scenarios that passed."""
         return sum(result.outcome == "passed" for result in self.results)
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing failed."""
+        """Return whether nothing failed."""
         return not self.not_built and all(result.outcome != "failed" for result in self.results)
 
     @property
     def not_built(self) -> bool:
-        """Whether it should have run and could not."""
+        """Return whether a program should have run and could not be built."""
         return not self.results and not self.language.why_not()
 
 
 def run_language(language: Language, on_result: Callable[[Result], None] = lambda _: None) -> Told:
     """Build a language's program and run all scenarios on it.
 
-    A fault of the driver is a result named "driver": one language cannot lose the page.
+    An error of the driver is a result named "driver", so that the page keeps the other languages.
     """
     if why := language.why_not():
         return Told(language=language, not_run=why)
@@ -70,7 +69,7 @@ def run_language(language: Language, on_result: Callable[[Result], None] = lambd
 
 
 def page_of(all_told: Sequence[Told]) -> str:
-    """The page, as Markdown."""
+    """Return the page as Markdown."""
     return "\n".join([*_head(), *_languages(all_told), *_scenarios(all_told), *_failures(all_told)])
 
 
@@ -141,5 +140,5 @@ def _failures(all_told: Sequence[Told]) -> list[str]:
 
 
 def _in_cell(text: str) -> str:
-    """Text that cannot break a table."""
+    """Return text that is valid in a table cell."""
     return " ".join(text.replace("|", "/").split())

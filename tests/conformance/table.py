@@ -22,7 +22,6 @@ PAGE = TESTS.parent / "docs" / "conformance.md"
 
 
 def parsed(known: list[str]) -> argparse.Namespace:
-    """What the command line asks for."""
     parser = argparse.ArgumentParser(description="Run all conformance programs.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as data")
     parser.add_argument("--no-page", action="store_true", help=f"do not write docs/{PAGE.name}")
@@ -37,7 +36,7 @@ def parsed(known: list[str]) -> argparse.Namespace:
 
 
 def as_data(told: Told) -> dict[str, Any]:
-    """One language for programs."""
+    """Return one language as JSON data."""
     return {
         "language": told.language.name,
         "versions": told.versions,
@@ -52,13 +51,13 @@ def as_data(told: Told) -> dict[str, Any]:
 
 
 def tell(result: Result) -> None:
-    """What did not pass, as it happens."""
+    """Print each failure as it happens."""
     if result.outcome != "passed":
         print(f"  {result.scenario}: {result.outcome}: {result.why}", flush=True)
 
 
 def main() -> int:
-    """Run, write, state whether all is well."""
+    """Run the scenarios and write the page; return 1 on a failure."""
     sys.path.insert(0, str(TESTS))
     from conformance.programs import LANGUAGES
     from conformance.sweep import NAMES, page_of, run_language

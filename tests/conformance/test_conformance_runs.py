@@ -21,7 +21,7 @@ def passed(name):
 
 
 class NoHouse(House):
-    """Stands in for the service; remembers what was done to it."""
+    """Stands in for the service; records the calls it gets."""
 
     def __init__(self, busy: Sequence[str] = (), lacking: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class NoHouse(House):
 
 
 def program(body: str) -> list[str]:
-    """A program that handles each line of stdin by `body`."""
+    """Return the command of a program that handles each line of stdin by `body`."""
     indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
     return [
         sys.executable,

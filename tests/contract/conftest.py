@@ -11,9 +11,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def make_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
-    """Folder of a random two-layer Llama, by vocabulary and id of a token that breaks it.
+    """Return a factory for folders of a random two-layer Llama, by vocabulary and breaking token
+    id.
 
-    The embedding of that token is not a number: a request that holds it has no finite logits.
+    The embedding of that token is NaN: a request that contains it has no finite logits.
     """
 
     @functools.cache

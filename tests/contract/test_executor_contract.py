@@ -1,7 +1,7 @@
 """The contract between executors and scheduler: one suite for all executors, run by the engine.
 
-An executor is compared with itself: what a request gets alone, in one chunk, on fresh blocks is
-what it must get in any company. A new executor joins by a line in CASES.
+An executor is compared with itself: a request that runs alone, in one chunk, on fresh blocks must
+give the same result in any batch. A line in CASES adds an executor.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from support.fake_trtllm import write_model_folder
 
 VOCAB = 96
 POISON = 95
-"""A token id that every executor of this suite fails on, alone."""
+"""A token id at which every executor of this suite fails only the request."""
 BREAKER = 94
-"""A token id in a prompt that makes every step that its request is in raise."""
+"""A token id in a prompt that makes every step with its request raise."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -63,7 +63,7 @@ def torch_on_cpu(folder: Path) -> ExecutorConfig:
 
 
 def torch_eager(folder: Path) -> ExecutorConfig:
-    """By the path that serves models without a fused one."""
+    """Return the config of the path that serves models without a fused one."""
     return torch_on_cpu(folder)
 
 
@@ -81,12 +81,14 @@ def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
 
 
 def torch_eight_bit(folder: Path) -> ExecutorConfig:
-    """Weights in int8 under float32: products that do not depend on the company."""
+    """Return the config of int8 weights under float32: products do not depend on the batch."""
     return replace(torch_on_cuda(2)(folder), quantization="int8", kv_cache_dtype="fp8")
 
 
 def trtllm(sampler: SamplerType) -> Callable[[Path], ExecutorConfig]:
-    """The stand-in for the engine that cannot be had here; see tests/fakes."""
+    """Return the config over the stand-in for the engine, which cannot be installed; see
+    tests/fakes.
+    """
 
     def config(folder: Path) -> ExecutorConfig:
         fake_control: Any = importlib.import_module("tensorrt_llm.fake_control")
@@ -143,7 +145,7 @@ def house(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> 
 
 
 def prompt_of(length: int, start: int = 0) -> NDArray[np.int32]:
-    """Ids well away from POISON, different for every start."""
+    """Return ids different from POISON, and different for every start."""
     return np.array([(7 * i + 3 * start + start * i) % 90 for i in range(length)], dtype=np.int32)
 
 
@@ -163,7 +165,7 @@ def spec_of(
 
 
 def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
-    """Requests of lengths 1 to 26 and outputs of 3 to 13 tokens."""
+    """Return requests of lengths 1 to 26 and outputs of 3 to 13 tokens."""
     return [
         spec_of(i + 1, prompt_of(1 + 5 * i, i), max_tokens=3 + 2 * i, **fields)
         for i in range(count)
@@ -176,7 +178,7 @@ def needs(house: House, feature: Feature) -> None:
 
 
 def arm(executor: Witness) -> Witness:
-    """Make BREAKER break the one executor that no setting makes break."""
+    """Make BREAKER break the one executor that has no setting for it."""
     if executor.info.name == "torch":
         from support.torch_saboteur import for_prompt_token, sabotage
 
@@ -324,7 +326,7 @@ def test_a_request_that_fails_fails_alone(house: House, budget: int) -> None:
 def test_a_request_that_makes_the_step_raise_fails_alone(
     house: House, places: tuple[int, ...], budget: int
 ) -> None:
-    """Wherever it stands among those who run with it, and however many there are of its kind."""
+    """At any position in the batch, and with any number of such requests."""
     good = crowd(4)
     specs = list(good)
     for place in places:

@@ -1,7 +1,7 @@
 """A pipeline of depth 2 gives the same results as depth 1 for every sampling option.
 
-At depth 2 the scheduler's arrays lag by the token of the step that was not collected. Every
-sampling option is run that reads a position, a length or the tokens so far.
+At depth 2 the scheduler's arrays lag by the token of the step that was not collected. Runs every
+sampling option that reads a position, a length or the tokens so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from support.executor_runs import MAX_SEQ_LEN, House, Outcome, Witness
 
 
 class LateArrays:
-    """Passes batches on with the tokens that were drawn and not collected, and nothing else."""
+    """Forwards batches with only the tokens that were sampled and not collected."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
@@ -111,7 +111,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 AMPLE_BLOCKS, SCARCE_BLOCKS = 64, 14
-"""No client is preempted; the longest request alone fits, and three of them do not."""
+"""With AMPLE blocks no request is preempted; with SCARCE the longest fits alone, three do not."""
 
 
 def on_cpu(depth: int, config: ExecutorConfig) -> Executor:
@@ -137,7 +137,7 @@ CASES = [
 
 
 def crowd(fields: dict[str, Any]) -> list[RequestSpec]:
-    """Five requests of 1 to 21 prompt tokens that come and go at different steps."""
+    """Return five requests of 1 to 21 prompt tokens that start and end at different steps."""
     sampling: SamplingParams = fields["sampling"]
     return [
         make_spec(
@@ -186,7 +186,7 @@ def test_a_step_under_way_changes_nothing(
     num_blocks: int,
     make_tiny_llama: Callable[[int, int], Path],
 ) -> None:
-    """Nor does a preemption, after which the tokens so far are a prompt."""
+    """Nor does a preemption, after which the tokens so far are the prompt."""
     folder = make_tiny_llama(VOCAB, VOCAB - 1)
     specs = crowd(OPTIONS[option])
 

@@ -1,7 +1,7 @@
 """The recorded API of TensorRT-LLM equals the stand-in's and covers what the adapter uses.
 
-The package cannot be installed here. What is certain instead: adapter and stand-in agree with one
-table, and the table states of every entry where it was read.
+The package cannot be installed here. Instead, adapter and stand-in agree with one table, and the
+table records the source of every entry.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OWN_WORDS = {
     "llm_args.py": set[str](),
     "request_mapping.py": {"constraint", "retention", "none"},
 }
-"""Names in quotes that are ours: fields that messages name."""
+"""Quoted names that are ours: fields that messages name."""
 CALLEES = {
     "sampling_params": "tensorrt_llm.SamplingParams",
     "guided_decoding_params": "tensorrt_llm.llmapi.GuidedDecodingParams",
@@ -51,7 +51,7 @@ CALLEES = {
     ),
     "build": "tensorrt_llm.LLM",
 }
-"""Fields of `Package` that are called, by what stands behind them."""
+"""Fields of `Package` that are called, by the object they refer to."""
 CLASSES = sorted(facts()["classes"])
 
 
@@ -74,12 +74,12 @@ def found_in_fake(path: str) -> Any:
 
 
 def is_of_the_line(entry: dict[str, Any]) -> bool:
-    """False for what only later versions have."""
+    """Return False for names that only later releases have."""
     return entry.get("since") in (None, "1.2")
 
 
 def as_recorded(default: Any) -> Any:
-    """A default as the table writes it."""
+    """Return a default as the table writes it."""
     if default is inspect.Parameter.empty:
         return {"required": True}
     if type(default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
@@ -269,7 +269,7 @@ def test_every_keyword_for_the_packages_classes_is_recorded(module: Path) -> Non
 
 @pytest.mark.parametrize("name", sorted(OWN_WORDS))
 def test_every_name_in_quotes_is_recorded(name: str) -> None:
-    """Arguments are gathered in dictionaries by name: there every name must be one of theirs."""
+    """Arguments are collected in dictionaries by name: each name must be in the table."""
     assert words_of(source_of(name)) - all_names() - OWN_WORDS[name] == set()
 
 

@@ -27,7 +27,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class Row:
-    """Cells of a table's row, the first one's backticks taken off."""
+    """Cells of a table row, the first without its backticks."""
 
     name: str
     cells: tuple[str, ...]
@@ -35,7 +35,7 @@ class Row:
 
 @cache
 def tables() -> dict[str, list[Row]]:
-    """Rows by the head of their table's first two columns."""
+    """Return rows by the header of their table's first two columns."""
     found: dict[str, list[Row]] = {}
     head = ""
     for line in DOC.read_text().splitlines():
@@ -56,7 +56,7 @@ FIELDS = tables()["field|where it goes"]
 
 
 def leaves(message: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Paths of its fields; one that is refused as a whole is not looked into."""
+    """Yield the paths of its fields; do not descend into a field that is rejected as a whole."""
     for field in message.fields:
         path, inner = prefix + field.name, field.message_type
         is_ours = inner is not None and inner.file.package == message.file.package

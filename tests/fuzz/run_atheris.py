@@ -21,7 +21,7 @@ _MAX_BYTES = 4096
 
 
 def main() -> int:
-    """Search in each target; 1 if one was broken."""
+    """Fuzz each target; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=600.0, help="for all targets together")
     parser.add_argument("--target", action="append", help="one of the targets (default: all)")

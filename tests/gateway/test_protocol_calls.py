@@ -1,4 +1,4 @@
-"""The gateway protocol over real sockets with the real contract; the test plays the engine."""
+"""The gateway protocol over real sockets with the real contract; the test controls the engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def served(text: ModelText) -> AsyncIterator[ServedFront]:
 
 
 async def ask(served: ServedFront, method: str, request: Any = None, **more: Any) -> Any:
-    """One call and its answer, decoded."""
+    """Make one call; return its decoded response."""
     data = b"" if request is None else request.SerializeToString()
     call: Any = served.channel.unary_unary(f"/{SERVICE_NAME}/{method}")
     answer: Any = getattr(vllm, f"{method}Response")
@@ -174,7 +174,7 @@ async def test_malformed_bytes_are_told_as_such(served: ServedFront) -> None:
 
 
 async def test_health_is_the_services_own(served: ServedFront) -> None:
-    """A gateway takes any answer for health: only a status keeps it from routing here."""
+    """A gateway takes any response for healthy: only an error status keeps it from routing here."""
     assert (await ask(served, "HealthCheck")).healthy
 
     served.port.go_down()

@@ -70,14 +70,14 @@ async def read(call: Any, max_batches: int) -> None:
 
 
 async def refused(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
-    """The status that comes in place of one of so many batches."""
+    """Return the status that replaces one of so many batches."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(call, num_batches)
     return caught.value
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Let the loop run until then."""
+    """Run the loop until the condition holds."""
     async with asyncio.timeout(PATIENCE_S):
         for _ in itertools.count():
             if is_so():
@@ -86,7 +86,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def followed(served: ServedFront, salt: bytes = b"c", **more: Any) -> Any:
-    """A stream that stands, and whose listener the engine has."""
+    """Open a stream; return once the engine has its listener."""
     call = subscribe(served.channel, **more)
     # At once, before there is anything to report.
     await call.initial_metadata()
@@ -190,7 +190,7 @@ async def test_who_blocks_a_write_is_cut_out_of_it(served: ServedFront) -> None:
     num_heard = 0
 
     def is_stuck_or_cut() -> bool:
-        """While a write does not come to its end, the backlog grows by what is received here."""
+        """While a write is blocked, the backlog grows by the events received here."""
         hear(CacheUpdate(ticket=0, changes=()))
         return writer.is_cut or writer.num_writes > num_heard
 
@@ -278,7 +278,7 @@ async def test_blocks_that_all_share_are_for_operators(text: ModelText, tmp_path
 
 
 class Replay:
-    """What a gateway makes of a stream; it knows the hashes of blocks by nothing but the wire."""
+    """A gateway's copy of a stream; it knows block hashes only from the messages."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, ...]] = {}
@@ -299,13 +299,13 @@ class Replay:
                 del self.blocks[removed]
 
     async def read(self, service: SteppedService, call: Any) -> None:
-        """One batch, while the engine runs."""
+        """Read one batch while the engine runs."""
         reading = asyncio.ensure_future(call.read())
         await service.until(reading.done, steps=True)
         self.apply(reading.result())
 
     async def until_cached(self, service: SteppedService, call: Any, salt: bytes = b"c") -> None:
-        """Read until it is what the engine has under that salt."""
+        """Read until the copy equals the engine's cache under that salt."""
         cache_index = service.engine.cache.pool.cache_index
         assert cache_index is not None
         watch = cache_index.watch(salt)
@@ -321,7 +321,7 @@ class Replay:
 
 
 async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
-    """Over a real engine whose cache is small: what is reported is what is there, to the block."""
+    """Over a real engine with a small cache: the reported blocks are exactly the cached ones."""
     async with stepped(
         text, front=QUIET, gateway=gateway, num_blocks=16, max_seq_len=128
     ) as service:

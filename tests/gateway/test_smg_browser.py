@@ -43,7 +43,7 @@ _OPTIONS = (
 
 
 class Browser:
-    """`with live_browser(home) as browser`. One thread reads; calls may come from any."""
+    """`with live_browser(home) as browser`. One thread reads; any thread may call."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands = os.fdopen(commands, "wb", buffering=0)
@@ -55,8 +55,9 @@ class Browser:
         self._reader.start()
 
     def call(self, method: str, session: str = "", **params: object) -> dict[str, Any]:
-        """One command; its result. Raises AssertionError with what the browser states of a
-        fault."""
+        """Send one command; return its result. Raise AssertionError with the browser's message on
+        an error.
+        """
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -71,7 +72,7 @@ class Browser:
         return result
 
     def open(self, url: str) -> Page:
-        """A separate page."""
+        """Open a new page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable", session)
@@ -79,7 +80,7 @@ class Browser:
         return Page(self, session)
 
     def close(self) -> None:
-        """Hang up: the browser ends by that."""
+        """Close the pipe, which ends the browser."""
         self._commands.close()
         self._reader.join(PATIENCE_S)
         self._answers.close()
@@ -100,14 +101,14 @@ class Browser:
 
 
 class Page:
-    """A document that lives."""
+    """An open document."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
         self._session = session
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, awaited. Raises AssertionError where it throws."""
+        """Return the awaited value of an expression. Raise AssertionError if it throws."""
         result = self._browser.call(
             "Runtime.evaluate",
             self._session,
@@ -119,7 +120,7 @@ class Page:
         return result["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Wait until an expression holds; looked at after every change of the document."""
+        """Wait until an expression holds; evaluate it after every change of the document."""
         self.evaluate(
             "new Promise((resolve) => { const look = () => { try {"
             f" if ({condition}) {{ seen.disconnect(); resolve(true); }} }} catch {{ }} }};"
@@ -129,13 +130,13 @@ class Page:
         )
 
     def left(self) -> Left:
-        """The document as it is now."""
+        """Return the current document."""
         return Left(document=self.evaluate("document.documentElement.outerHTML"), console=())
 
 
 @contextlib.contextmanager
 def live_browser(home: Path) -> Generator[Browser]:
-    """Chromium with its files in `home`."""
+    """Start Chromium with its files in `home`."""
     (theirs_in, commands), (answers, theirs_out) = _pipe(), _pipe()
     # It takes commands from descriptor 3 and answers on 4.
     moved = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
@@ -161,7 +162,7 @@ def live_browser(home: Path) -> Generator[Browser]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Its ends, out of the way of 3 and 4."""
+    """Return the ends of a pipe with descriptors other than 3 and 4."""
     low = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low]
     for end in low:
@@ -190,20 +191,20 @@ STREAMS = {
     "no-last-blank-line": (TOLD + ENDED, 4),
     "whole": (TOLD + ENDED + b"\n\ndata: [DONE]\n\n", 4),
 }
-"""What a gateway might answer, and how many tokens of it there are, by the model that is asked."""
+"""Possible responses of a gateway and their numbers of tokens, by the requested model."""
 IS_OVER = "['done', 'stopped', 'failed'].includes(document.body.dataset.state)"
 
 
 @contextmanager
 def static_server() -> Generator[str]:
-    """The folder of the page over HTTP; its origin."""
+    """Serve the folder of the page over HTTP; return its origin."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-            """State nothing."""
+            """Log nothing."""
 
         def do_POST(self) -> None:
-            """Stand in for a gateway whose answers end as none of the real ones can be made to."""
+            """Stand in for a gateway whose responses end as a real one's cannot be made to end."""
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             body, _ = STREAMS[asked["model"]]
             self.send_response(200)
@@ -276,7 +277,7 @@ def test_an_answer_is_whole_or_the_page_says_so(browser: Browser, origin: str, m
 def visited(
     browser: Browser, origin: str, to: str, max_tokens: str, until: str, model: str = "demo"
 ) -> Left:
-    """The page after it has sent its prompt, as soon as `until` holds."""
+    """Return the page after it has sent its prompt, once `until` holds."""
     asked = {"gateway": to, "prompt": GREETING, "max_tokens": max_tokens, "model": model}
     page = browser.open(f"{origin}/?{urllib.parse.urlencode(asked)}")
     page.until(until)
@@ -287,5 +288,5 @@ def visited(
 
 
 def stop_under_way(visit: Callable[[str, str], Left]) -> Left:
-    """The page whose Stop is pressed after some text."""
+    """Return the page after Stop was pressed in the middle of the text."""
     return visit("900", "document.getElementById('output').textContent.length > 10")

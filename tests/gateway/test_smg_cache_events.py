@@ -1,6 +1,6 @@
 """The real gateway follows what its workers have cached, and routes by it.
 
-Nothing that it sent itself reports it where these prompts are: they came by the workers' own port.
+Requests it sent itself give it no hint: the prompts were sent to the workers' own port.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def prompt(number: int, topic: str = "river") -> str:
 
 
 async def fill(worker: Service, text: str) -> int:
-    """Have a prompt cached there, by a call past the gateway; how many blocks it fills."""
+    """Cache a prompt by a call that bypasses the gateway; return how many blocks it fills."""
     async with Client(worker.address) as client:
         wanted = TextPrompt(text=text, add_special_tokens=False)
         answer = await client.generate_once(wanted, max_tokens=4, temperature=0.0)
@@ -34,7 +34,7 @@ async def fill(worker: Service, text: str) -> int:
 
 
 async def num_cached(made: Gateway, text: str) -> int:
-    """Ask by the gateway; how much of the prompt was cached where it went."""
+    """Send the prompt through the gateway; return how many of its tokens were cached."""
     body = {"model": "demo", "prompt": text, "max_tokens": 4, "temperature": 0.0}
     answer: Any = await made.post("/v1/completions", body)
     details: dict[str, int] = answer["usage"]["prompt_tokens_details"]

@@ -1,6 +1,6 @@
 """The fields that the real gateway passes on and those it drops, row by row of docs/gateway.md.
 
-The worker has forms; what it was sent is read off between the two.
+The worker supports constraints; a relay in front of it records what it receives.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from support.service import started
 # A gRPC server between a gateway and a worker: it passes all on unchanged and keeps what it saw.
 
 _OWN_KEYS = ("user-agent",)
-"""Each of the two connections has its own."""
+"""Each of the two connections has its own value."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call: its method, the caller's metadata and deadline, and the messages both ways.
+    """One call: its method, the caller's metadata and deadline, and the messages in both
+    directions.
 
-    `left_s`: seconds until the deadline when it came, None where there was none.
+    `left_s`: seconds until the deadline on arrival, None without a deadline.
     """
 
     method: str
@@ -46,7 +47,7 @@ class Call:
 
 
 class TellingRelay(grpc.GenericRpcHandler):
-    """`calls`: all that came, in order. While it `is_shut` all are refused with UNAVAILABLE."""
+    """`calls`: all received calls, in order. While it `is_shut` it rejects all with UNAVAILABLE."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -55,7 +56,7 @@ class TellingRelay(grpc.GenericRpcHandler):
         self.is_shut = False
 
     def to(self, method: str) -> list[Call]:
-        """The calls of one method, by its last name."""
+        """Return the calls of one method, by its unqualified name."""
         return [call for call in self.calls if call.method.endswith(f"/{method}")]
 
     def service(self, handler_call_details: Any) -> Any:
@@ -94,7 +95,7 @@ class TellingRelay(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def telling_relay(address: str) -> AsyncGenerator[TellingRelay]:
-    """A relay to the service at `address`; `relay.address` is its own."""
+    """Start a relay to the service at `address`; `relay.address` is its own."""
     async with grpc.aio.insecure_channel(
         address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
@@ -139,7 +140,7 @@ PIXEL = (
 
 @dataclass(frozen=True)
 class Answer:
-    """Of HTTP."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -147,21 +148,21 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Of its one choice."""
+        """Return the text of its one choice."""
         choice = self.body["choices"][0]
         text: str = choice["message"]["content"] if "message" in choice else choice["text"]
         return text
 
     @property
     def error(self) -> dict[str, Any]:
-        """What is wrong."""
+        """Return its error."""
         error: dict[str, Any] = self.body["error"]
         return error
 
 
 @dataclass
 class House:
-    """The gateway, what stands between it and its worker, and what it stated before it had one."""
+    """The gateway, the relay between it and its worker, and its first response without a worker."""
 
     gateway: Gateway
     relay: TellingRelay
@@ -170,19 +171,19 @@ class House:
     async def post(
         self, path: str, headers: dict[str, str] | None = None, **options: Any
     ) -> Answer:
-        """A request with the prompt that goes there."""
+        """Send a request with the prompt for that path."""
         body = {"model": "demo", **PROMPTS.get(path, {}), **options}
         return await asyncio.to_thread(posted, f"{self.gateway.url}{path}", body, headers or {})
 
     async def sent(self, path: str, headers: dict[str, str] | None = None, **options: Any) -> Any:
-        """The same; the worker's GenerateRequest."""
+        """Send a request; return the worker's GenerateRequest."""
         num_before = len(self.relay.to("Generate"))
         await self.post(path, headers, **options)
         (call,) = self.relay.to("Generate")[num_before:]
         return generation(call.requests[0])
 
     async def params(self, path: str, **options: Any) -> dict[str, Any]:
-        """The same; the sampling parameters by name, those that are set."""
+        """Send a request; return the sampling parameters that are set, by name."""
         message = (await self.sent(path, **options)).sampling_params
         return {field.name: value for field, value in message.ListFields()}
 
@@ -226,7 +227,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def first_answer(made: Gateway) -> Answer:
-    """What it states without a worker. It reports when it looks for one, not when it listens."""
+    """Return its response without a worker. It logs when it looks for one, not when it listens."""
     body = {"model": "demo", **PROMPTS[CHAT]}
     for num in range(1, MAX_LOOKS):
         await made.until_logged("Step retrying", num)
@@ -323,7 +324,7 @@ async def test_other_forms(house: House, path: str, form: dict[str, Any], text: 
     ],
 )  # fmt: skip
 async def test_what_the_gateway_drops(house: House, path: str, option: dict[str, Any]) -> None:
-    """Silently: neither the worker nor the client receives of it."""
+    """Silently: neither the worker nor the client is notified."""
     plain = await house.params(path, max_tokens=4)
 
     assert (await house.post(path, max_tokens=4, **option)).status == 200
@@ -399,7 +400,7 @@ async def test_methods_that_are_not_there_are_told_to_the_client(house: House) -
 
 
 async def test_a_full_queue_is_429_without_a_hint(house: House) -> None:
-    """The worker's refusal has one. By default the gateway asks five times."""
+    """The worker's rejection has a retry delay. By default the gateway attempts five times."""
     async with openai_client(house.gateway) as client:
         streams = []
         for _ in range(MAX_SEATED):

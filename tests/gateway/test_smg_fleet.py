@@ -14,12 +14,12 @@ from support.service import simulated, started
 
 NUM_CALLERS = 4
 RETRIES = ("--retry-max-retries", "2")
-"""As docs/gateway.md has it."""
+"""As documented in docs/gateway.md."""
 WORKER = (*simulated(), "--gateway", "smg", "--fronts", "1")
 
 
 async def ask(client: Any, num: int, max_tokens: int = 10) -> int:
-    """One separate request; how many tokens came of it."""
+    """Send one distinct request; return its number of output tokens."""
     answer: Any = await client.completions.create(
         model="demo", prompt=f"request {num}", max_tokens=max_tokens
     )
@@ -55,7 +55,7 @@ async def test_a_worker_that_is_killed_costs_its_own_streams_and_no_more() -> No
 
 
 async def test_an_engine_that_dies_costs_a_pause() -> None:
-    """The worker lives on, and its front continues with the next engine where this one was."""
+    """The worker lives on, and its front continues with the next engine at the same token."""
     async with (
         started(*WORKER) as worker,
         gateway(worker.address) as made,
@@ -114,7 +114,7 @@ async def test_no_request_fails_while_one_worker_drains_and_a_third_joins() -> N
 
 
 class Load:
-    """Callers that ask again as soon as they have their answer."""
+    """Clients that send the next request as soon as they have a response."""
 
     def __init__(self, client: Any) -> None:
         self.num_done = 0
@@ -124,7 +124,7 @@ class Load:
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
-        """One of them."""
+        """Run one client."""
         while not self.is_over:
             try:
                 assert await ask(self._client, self.num_done) == 10
@@ -135,6 +135,6 @@ class Load:
                 self._news.notify_all()
 
     async def until(self, num: int) -> None:
-        """Wait for so many answers."""
+        """Wait for so many responses."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(lambda: self.num_done >= num)

@@ -167,7 +167,9 @@ def test_options_give_the_same_tokens_on_both_paths(depth: int, name: str, folde
 
 
 def prompt_scores(told: Any) -> dict[tuple[int, int], float]:
-    """By request and position: chunks may be cut otherwise at another depth."""
+    """Return prompt log probabilities by request and position: another depth may chunk
+    differently.
+    """
     return {
         (key, first + offset): value
         for events in told
@@ -214,7 +216,7 @@ def test_eight_bits_give_every_token_and_say_so(
 
 
 def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) -> None:
-    """Keys beyond what e4m3 holds and values below: the same model but for powers of two."""
+    """Keys above the range of e4m3 and values below: the same model but for powers of two."""
     plain = save_tiny_model("llama", tmp_path / "plain")
     scaled = save_tiny_model("llama", tmp_path / "scaled")
     tensors = load_file(scaled / "model.safetensors")
@@ -299,7 +301,7 @@ def test_a_device_lost_at_an_admission_is_the_executor_s_death(
 
 
 def test_values_that_are_not_finite_end_a_request_with_its_first_chunk(llama: Path) -> None:
-    """Before its blocks are given to others: of the last layer no logits show them yet."""
+    """Before its blocks are reused: no logits of the last layer show the values yet."""
     executor: Any = make_executor(llama, pipeline_depth=1)
     with torch.inference_mode():
         executor._packed._model._layers[-1].qkv.weight[-1].fill_(float("inf"))

@@ -17,7 +17,9 @@ from support.trtllm_engine import TrtllmHouse
 
 @pytest.fixture
 def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHouse]]:
-    """Makes engines of the TensorRT-LLM stand-in under our executor; see TrtllmHouse."""
+    """Provide a builder of engines of the TensorRT-LLM stand-in under our executor; see
+    TrtllmHouse.
+    """
     built: list[TrtllmHouse] = []
 
     def make(**settings: Any) -> TrtllmHouse:
@@ -31,7 +33,7 @@ def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHou
 
 @pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    """A front on a socket, whose engine is the test."""
+    """Provide a front on a socket whose engine the test controls."""
     async with serving(text) as served:
         yield served
 
@@ -54,7 +56,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 async def face(kind: Any, server: ScriptedServer, time: FakeTime) -> AsyncIterator[Face]:
-    """Each client in turn, on the test's server."""
+    """Provide each client in turn, on the test's server."""
     face: Face = kind(server.address, time)
     yield face
     await face.close()

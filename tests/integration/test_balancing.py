@@ -1,7 +1,7 @@
-"""Three real servers, clients that balance over them, and servers that come, leave and die.
+"""Three real servers, clients that balance over them, and servers that start, stop and die.
 
-What docs/balancing.md promises. Every server ends its connections after a second here, so that all
-of it happens while connections age as well.
+Tests the statements of docs/balancing.md. Every server ends its connections after a second here, so
+that connections also age in every test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 
 
 class SteadyLoad:
-    """`answered`: requests by the name of the model that answered; `failures`: all there were."""
+    """`answered`: requests by the model name of the server that answered; `failures`: all
+    errors.
+    """
 
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
@@ -45,7 +47,7 @@ class SteadyLoad:
         self._news = asyncio.Condition()
 
     async def call(self, client: Client) -> None:
-        """One caller, one request after the other."""
+        """Send one request after another."""
         while True:
             try:
                 result = await client.generate_once(PROMPT, max_tokens=4, deadline_s=PATIENCE_S)
@@ -58,7 +60,7 @@ class SteadyLoad:
                 self._news.notify_all()
 
     async def more(self, *names: str, count: int = 10) -> Counter[str]:
-        """Wait until each of these has answered so many more; all answers meanwhile."""
+        """Wait until each of these has answered so many more; return all answers meanwhile."""
         before = self.answered.copy()
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(
@@ -67,7 +69,7 @@ class SteadyLoad:
         return self.answered - before
 
     async def without(self, name: str, count: int = 30) -> None:
-        """Wait for so many answers in a row that are not this one's."""
+        """Wait for so many answers in a row that are not from this one."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
                 before = self.answered.copy()
@@ -80,7 +82,7 @@ class SteadyLoad:
 
 @contextlib.asynccontextmanager
 async def steady_load(client: Client, num_callers: int = 6) -> AsyncGenerator[SteadyLoad]:
-    """So many callers at a time, until the block ends."""
+    """Run so many callers concurrently until the block ends."""
     load = SteadyLoad()
     callers = [asyncio.create_task(load.call(client)) for _ in range(num_callers)]
     try:
@@ -98,13 +100,13 @@ async def steady_load(client: Client, num_callers: int = 6) -> AsyncGenerator[St
 _HEADER = struct.Struct("!6H")
 _A, _INTERNET = 1, 1
 _ANSWER = 0x8580
-"""An answer, with authority, recursion asked for and there, no error."""
+"""Flags: an authoritative answer, recursion desired and available, no error."""
 _NAME_ABOVE = 0xC00C
-"""A pointer to the question's name, right after the header."""
+"""A pointer to the question's name, directly after the header."""
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """`addresses`: what is answered from now on. `num_questions`: for A records, so far."""
+    """`addresses`: the current answer. `num_questions`: queries for A records so far."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)
@@ -137,7 +139,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 @contextlib.asynccontextmanager
 async def name_server(*addresses: str) -> AsyncGenerator[NameServer]:
-    """One on a separate port, at `address`."""
+    """Start a name server on a free port; it answers with `addresses`."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(
         lambda: NameServer(*addresses), local_addr=("127.0.0.1", 0)
@@ -153,9 +155,9 @@ AGE_S = "1"
 
 
 class QuickNames(ChannelConfig):
-    """Asks for the addresses behind a name again as soon as a connection ends.
+    """Resolves a name again as soon as a connection ends.
 
-    gRPC waits 30 seconds between two questions by default; that is the only difference.
+    gRPC waits 30 seconds between two queries by default; nothing else differs.
     """
 
     def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
@@ -166,7 +168,7 @@ class QuickNames(ChannelConfig):
 
 
 def server(name: str, *place: str) -> contextlib.AbstractAsyncContextManager[Service]:
-    """States its name as that of the model."""
+    """Start a server that reports its name as that of the model."""
     ages = ("--max-connection-age-s", AGE_S)
     return started(*simulated(), "--fronts", "1", "--model-name", name, *ages, *place)
 
@@ -211,7 +213,7 @@ async def test_a_list_of_servers_one_drained_and_one_killed(stack: AsyncExitStac
 
 
 async def opened_on(client: Client, name: str) -> AsyncGenerator[object]:
-    """A long generation on this server, its first token read."""
+    """Start a long generation on this server; return it after its first token."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             events = client.generate(PROMPT, max_tokens=900, ignore_eos=True)
@@ -242,7 +244,7 @@ async def test_grpcs_own_round_robin_over_fixed_addresses(stack: AsyncExitStack)
 
 
 async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
-    """As a headless Service does it: one port, an address for each pod that is ready."""
+    """Like a headless Service: one port, an address for each ready pod."""
     a = await stack.enter_async_context(server("a", "--host", "127.0.0.1"))
     port = a.address.rpartition(":")[2]
     await stack.enter_async_context(server("b", "--host", "127.0.0.2", "--port", port))
@@ -269,7 +271,7 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
 
 
 async def test_one_connection_stays_until_it_is_too_old(stack: AsyncExitStack) -> None:
-    """As an ordinary Service does it: connections are dealt, and calls follow their connection."""
+    """Like an ordinary Service: connections are balanced, and calls follow their connection."""
     a = await stack.enter_async_context(server("a"))
     newcomer = await stack.enter_async_context(server("b"))
     relay = await stack.enter_async_context(cut_relay(a.address))

@@ -1,4 +1,4 @@
-"""`penstock bench` as a process: real services, scripted ones, none; figures, files, exit codes."""
+"""`penstock bench` as a process: real services, scripted ones, none; output, files, exit codes."""
 
 import asyncio
 import json
@@ -215,14 +215,14 @@ async def test_nobody_at_the_address_is_code_3() -> None:
 
 
 def workers_of(process: asyncio.subprocess.Process) -> list[psutil.Process]:
-    """The processes that send."""
+    """Return the processes that send."""
     children = psutil.Process(process.pid).children()
     return [child for child in children if any("spawn_main" in part for part in child.cmdline())]
 
 
 @asynccontextmanager
 async def under_load() -> AsyncGenerator[tuple[ScriptedServer, asyncio.subprocess.Process], None]:
-    """A bench of two processes whose first requests have come; they are never answered."""
+    """Start a bench of two processes; its first requests have arrived and are never answered."""
 
     async def never(call: ServedCall) -> None:
         await call.wait_for_cancel()

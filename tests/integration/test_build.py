@@ -34,7 +34,7 @@ class Result:
 
 
 class House:
-    """A checkpoint, a cache, and the builds that were made."""
+    """A checkpoint, a cache, and the log of builds."""
 
     def __init__(self, root: Path) -> None:
         self.model, self.cache, self._log = root / "llama", root / "cache", root / "log"
@@ -51,7 +51,7 @@ class House:
 
     @property
     def visible(self) -> list[str]:
-        """What is in the cache besides locks."""
+        """Return the cache's entries except locks."""
         names = [path.name for path in self.cache.iterdir()] if self.cache.exists() else []
         return sorted(name for name in names if not name.endswith(".lock"))
 
@@ -59,7 +59,7 @@ class House:
     async def started(
         self, *args: str, **environment: str
     ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-        """A build that runs; it is ended with the block."""
+        """Start a build; end it with the block."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock.tools", "build"),
             *("--model", str(self.model), "--output", str(self.cache), *args),
@@ -94,7 +94,7 @@ async def ended(process: asyncio.subprocess.Process) -> Result:
 
 
 async def until_said(process: asyncio.subprocess.Process, text: bytes) -> None:
-    """Read stderr until the text was there."""
+    """Read stderr until the text was found."""
     assert process.stderr is not None
     line = b""
     while text not in line:

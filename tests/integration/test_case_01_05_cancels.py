@@ -1,6 +1,6 @@
 """Cases 1 to 5: clients cancel in every phase; two steps later their pages are free.
 
-The engine takes a step when the test states so, so that steps can be counted; clients are real.
+The test runs each step of the engine, so that steps can be counted; clients are real.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.stepped_service import SteppedService, ids_of, request, stepped
 
 LONG = 400
 MOST_STEPS = 2
-"""From the engine's hearing of a cancel to the last page that is free."""
+"""From the engine's receipt of a cancel to the last page that is freed."""
 NUM_RACES = int(os.environ.get("PENSTOCK_NUM_RACES", "1500"))
 """10,000 for the whole case."""
 
@@ -102,7 +102,7 @@ async def test_case_03_cancel_after_the_first_token(one_slot: SteppedService) ->
 
 
 def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Finished | Failed:
-    """One request that is cancelled after so many turns of its engine; how it ended."""
+    """Submit one request and cancel it after so many turns; return how it ended."""
     engine.submit((make_spec(key, max_tokens=num_tokens),))
     ends: list[Finished | Failed] = []
     for turn in range(num_tokens + 8):
@@ -118,7 +118,7 @@ def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Finishe
 
 
 def test_case_04_cancel_racing_completion_in_the_engine() -> None:
-    """Offsets around the end, exactly one end each."""
+    """Cancels at turns around the end: each request ends exactly once."""
     chance = random.Random(4)
     engines = [make_engine(make_info(pipeline_depth=depth))[0] for depth in (1, 2)]
     reasons: Counter[FinishReason] = Counter()
@@ -135,7 +135,7 @@ def test_case_04_cancel_racing_completion_in_the_engine() -> None:
 
 
 async def outcome(call: Any) -> grpc.StatusCode:
-    """Read to the end, a caller that makes it."""
+    """Read to the end; return the status."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
         async for _ in call:
             pass
@@ -166,7 +166,7 @@ async def test_case_04_cancel_racing_completion_at_the_client(text: ModelText) -
 
 
 async def until_blocked(served: ServedFront) -> int:
-    """Fill a reader's window until its writer stands; returns the request's key."""
+    """Fill a reader's window until its writer blocks; return the request's key."""
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
     output = served.server.front.table.output(spec.key)

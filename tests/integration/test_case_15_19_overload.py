@@ -1,7 +1,6 @@
 """Cases 10 and 15 to 19: more requests than the service can take, and the statuses of rejections.
 
-The engine takes a step when the test states so. A refusal that comes while it takes none was made
-without asking it.
+The test runs each step of the engine. A rejection without a step was made by the front alone.
 """
 
 from __future__ import annotations
@@ -35,14 +34,18 @@ FULL = SchedulerConfig(max_num_waiting=MAX_WAITING, max_num_batched_tokens=256)
 
 
 def num_heard(service: SteppedService) -> int:
-    """Requests that the engine has received of: those who live, and those it has to refuse."""
+    """Return how many requests the engine has received: live ones, and ones it has yet to
+    reject.
+    """
     service.hear()
     return len(service.engine.requests) + len(service.engine.events.ends)
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
 async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: bool) -> None:
-    """Exactly as many as may wait are let in, whether the front refuses or the engine's door."""
+    """Exactly the queue limit is admitted, whether the front or the engine's admission control
+    rejects.
+    """
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls, burst = Calls(), Calls()
         await fill_slots(service, calls, SLOTS, num_tokens=40)
@@ -123,7 +126,7 @@ async def test_case_16_huge_prompts_fill_the_queue(text: ModelText, is_shown: bo
 
 
 async def test_case_17_health_during_a_burst(text: ModelText) -> None:
-    """A service that refuses most of what it is offered is busy, not dead."""
+    """A service that rejects most requests is busy, not unhealthy."""
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         health: Any = health_pb2_grpc.HealthStub(service.channel)
         told: list[int] = []
@@ -145,7 +148,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
 
 
 async def test_case_18_one_tenant_floods(text: ModelText) -> None:
-    """What the other gets takes as many steps as alone, and it gets all of it."""
+    """The other tenant's requests take as many steps as without the flood, and all succeed."""
     most_live = 3
     config = SchedulerConfig(
         max_num_waiting=MAX_WAITING,
@@ -195,7 +198,7 @@ async def test_case_18_a_limit_per_minute_says_when_to_come_back(text: ModelText
 
 
 async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: ModelText) -> None:
-    """The service stays full: no client comes back early, and few come back at all."""
+    """The service stays full: no client retries early, and few retry in total."""
     num_calls, told_s = 100, 1.5
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls = Calls()
@@ -253,7 +256,7 @@ async def test_case_19_who_comes_back_after_the_push_back_is_served(text: ModelT
 async def test_case_10_a_deadline_shorter_than_the_queue(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused at the door, before anything is computed for it, with what it would have taken."""
+    """Rejected at admission, before any computation, with the estimated time."""
     now_s = 7000.0
     config = SchedulerConfig(max_num_waiting=64, max_num_batched_tokens=256)
     async with stepped(text, scheduler=config, max_num_seqs=1, clock=lambda: now_s) as service:
@@ -309,7 +312,9 @@ async def _ended(service: SteppedService, task: asyncio.Task[Any]) -> None:
 
 
 async def _steps_to_first_token(service: SteppedService) -> int:
-    """Of one request of tenant b: engine turns from when the engine has it."""
+    """Return the steps of one request of tenant b, from its receipt by the engine to its first
+    token.
+    """
     call: Any = service.stub.Generate(request(NUM_TOKENS), metadata=(("x-tenant", "b"),))
     reading = asyncio.ensure_future(read_all(call))
 

@@ -1,7 +1,7 @@
 """Cases 28, 29, 31 and 34: a request that causes a fault does not affect other requests.
 
-The whole way, from a client's stream to the executor and back. What each innocent gets is compared
-with the reference generation, token for token.
+Covers the whole path from a client's stream to the executor and back. The outputs of other requests
+are compared with the reference generation, token for token.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from support.simulated_output import simulated_output
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 POISON = 77
-"""A token id that only the poisoned prompt holds."""
+"""A token id that only the poisoned prompt contains."""
 SECRET = "what a client wrote"
 NUM_REQUESTS = 32
 NUM_TOKENS = 12
 
 
 def prompt_of(index: int) -> list[int]:
-    """Of 3 to 34 tokens, so that the last are still prefilled when the first decode."""
+    """Return a prompt of 3 to 34 tokens: the last are still in prefill when the first decode."""
     return [100 + (7 * index + i) % 150 for i in range(3 + index)]
 
 
@@ -49,7 +49,7 @@ def reference(text: ModelText, prompt: Sequence[int]) -> list[int]:
 
 
 async def outcome(call: Any) -> tuple[list[int], str, str]:
-    """Token ids, status and reason of one stream."""
+    """Return token ids, status and reason of one stream."""
     responses: list[pb.GenerateResponse] = []
     try:
         async for response in call:
@@ -60,7 +60,7 @@ async def outcome(call: Any) -> tuple[list[int], str, str]:
 
 
 async def check_one_falls(service: SteppedService, text: ModelText, place: int) -> None:
-    """The request at `place` of 32 ends INTERNAL; 31 get what they would have got; all is freed."""
+    """Check that request `place` of 32 ends INTERNAL, 31 are unaffected, and all is released."""
     prompts = [prompt_of(index) for index in range(NUM_REQUESTS)]
     prompts[place][1] = POISON
     calls = [service.stub.Generate(request(NUM_TOKENS, prompt)) for prompt in prompts]
@@ -113,7 +113,7 @@ async def test_case_31_logits_that_are_not_finite_fell_one_request(
 
 @pytest.fixture(params=["detokeniser", "plain path", "stop check"])
 def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Something between a token and its text raises whenever it comes to an x."""
+    """Make one stage between a token and its text raise at every x."""
 
     def breaks(owner: type[Any], name: str, is_hit: Callable[[Any, Any], bool]) -> None:
         inner = getattr(owner, name)
@@ -138,7 +138,7 @@ def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 async def test_case_29_text_that_cannot_be_made_costs_one_request(
     broken_for_x: str, text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine is reported to drop it at once, and what is still on its way does no more harm."""
+    """The front cancels it in the engine at once; events still in flight do no more harm."""
     message = pb.GenerateRequest()
     message.text_prompt.text = "hello"
     if broken_for_x == "stop check":
@@ -177,7 +177,7 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
 def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
     policy: AdmissionPolicy, seed: int
 ) -> None:
-    """Now and then every free block is gone for a step: some give way and continue later."""
+    """Some steps find every free block gone: requests are preempted and continue later."""
     executor = create_executor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,

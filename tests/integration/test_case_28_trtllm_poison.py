@@ -57,11 +57,11 @@ BAD_FORMS = [
         '[09:11:02] /project/cpp/json_schema_converter.cc:902: Unsupported type "internal memory"',
     ),
 ]
-"""With what xgrammar 0.1.25 has to state of each."""
+"""Each with the error message of xgrammar 0.1.25."""
 
 
 class Letters:
-    """A tokenizer of one token per character, enough for guides."""
+    """A tokenizer of one token per character, sufficient for guided decoding."""
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) % 64 + 8 for letter in text]
@@ -76,7 +76,9 @@ def check_others(house: TrtllmHouse, others: list[RequestSpec]) -> None:
 
 @pytest.fixture
 def guided(build: Houses, monkeypatch: pytest.MonkeyPatch) -> Houses:
-    """Builds engines with guided decoding, whose constraints nothing checks before."""
+    """Provide a builder of engines with guided decoding, whose constraints are not checked
+    before.
+    """
     engine_class: Any = fake_module("llmapi.llm").LLM
     monkeypatch.setattr(engine_class, "_load_tokenizer", lambda *_: Letters())
     monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: None)
@@ -130,7 +132,7 @@ def test_case_28_a_hundred_bad_forms_in_a_row_do_not_restart_an_idle_engine(
 
 
 class Grammar:
-    """Prints what it was made of, as xgrammar.Grammar does; `from_regex` refuses everything."""
+    """Prints its source text, as xgrammar.Grammar does; `from_regex` rejects everything."""
 
     def __init__(self, text: str) -> None:
         self._text = text

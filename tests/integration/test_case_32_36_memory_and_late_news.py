@@ -23,7 +23,7 @@ VOCAB = 500
 BLOCK_SIZE = 16
 NUM_REQUESTS = 32
 PROMPT, NUM_TOKENS = 20, 80
-"""32 requests of 100 tokens need 7 blocks each, more than 200 together; there are 64."""
+"""32 requests of 100 tokens need 7 blocks each, more than 200 in total; there are 64."""
 PROGRESS_STEPS = 100
 
 
@@ -78,7 +78,7 @@ def test_case_32_more_requests_than_memory(depth: int) -> None:
 async def test_case_35_late_news_of_who_has_left(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All kinds of news of a request that its client has left are counted, and change nothing."""
+    """Events of all kinds for a cancelled request are counted, and change nothing."""
     caplog.set_level(logging.WARNING)
     leaving = served.stub.Generate(request(50))
     (gone,) = await served.port.next_submission()
@@ -115,8 +115,7 @@ def steps_until_clean(engine: Engine, most: int) -> list[StepEvents]:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
-    """The pages of cancelled requests are free, and their ends reported, though no new work
-    comes."""
+    """The pages of cancelled requests are freed and their ends reported without new requests."""
     engine, executor = make_engine(make_info(pipeline_depth=depth))
     for key in range(1, 7):
         engine.submit((make_spec(key, max_tokens=40),))

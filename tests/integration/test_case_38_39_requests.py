@@ -1,4 +1,4 @@
-"""Valid and invalid request fields, and the reported violations, at a service in this process."""
+"""Valid and invalid request fields, and the reported violations, in an in-process service."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ ROWS = [
 async def ended(
     channel: Any, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> grpc.aio.AioRpcError | None:
-    """Read one call to its end; how it failed, if it did."""
+    """Read one call to its end; return its error, if any."""
     call = channel.unary_stream(GENERATE)(data, timeout=PATIENCE_S, metadata=metadata)
     try:
         async for _ in call:

@@ -1,4 +1,4 @@
-"""Case 45: certificates and tokens, good and bad, over real sockets."""
+"""Case 45: valid and invalid certificates and tokens, over real sockets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def request(priority: int = 0) -> pb.GenerateRequest:
 
 
 def methods_of(service: str) -> list[tuple[str, bool]]:
-    """Path of each method, and whether its client sends a stream."""
+    """Return the path of each method, and whether its client sends a stream."""
     found = descriptor_pool.Default().FindServiceByName(f"penstock.v1.{service}")
     return [
         (f"/{found.full_name}/{method.name}", method.client_streaming) for method in found.methods
@@ -74,10 +74,10 @@ def methods_of(service: str) -> list[tuple[str, bool]]:
 async def raw_code(
     channel: grpc.aio.Channel, path: str, data: bytes | None = b"", *, token: str | None = None
 ) -> grpc.StatusCode:
-    """How any method answers these bytes, or (None) before any have come.
+    """Return the status of any method for these bytes (None: nothing is sent).
 
-    On the wire all kinds of calls are the same. A client that sends to a call which has ended in
-    the meantime is reported so by its own core, in place of the status: it asks again.
+    On the wire all kinds of calls are the same. If a call ends while the client sends, the client's
+    core may report INTERNAL in place of the status: then call again.
     """
     begin: Any = channel.stream_stream(path)
     metadata = () if token is None else bearing(token)
@@ -304,7 +304,7 @@ async def test_a_shared_call_does_not_outlive_its_token(
 
 
 async def certificate_of(address: str) -> bytes:
-    """What the server shows now, a caller that signed it."""
+    """Return the certificate that the server presents, without verification."""
     import ssl
 
     host, _, port = address.rpartition(":")

@@ -26,7 +26,7 @@ READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
 
 
 async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
-    """A child that states `words` on its control line; then it waits for that to be cut."""
+    """Start a child that sends `words` on its control socket, then waits until that is closed."""
     code = (
         "import socket, sys\n"
         "line = socket.socket(fileno=int(sys.argv[1]))\n"

@@ -33,7 +33,7 @@ control.tell(Drain(timeout_s=control.ordered_grace_s))
 
 
 class Place:
-    """One process, what its child states, and what is cleaned up after it."""
+    """One process, its child's messages, and the clean-ups after it."""
 
     def __init__(self, folder: Path, last_act: str = "") -> None:
         text = _CHILD.format(folder=str(folder), last_act=last_act)

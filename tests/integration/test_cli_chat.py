@@ -67,7 +67,7 @@ def terminal() -> Iterator[Terminal]:
 
 @pytest.fixture
 async def processes() -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """What is put in here does not outlive the test, however that ends."""
+    """Provide a list whose processes are killed at the end of the test."""
     processes: list[asyncio.subprocess.Process] = []
     yield processes
     for process in processes:
@@ -80,7 +80,6 @@ async def processes() -> AsyncIterator[list[asyncio.subprocess.Process]]:
 async def chat(
     server: ScriptedServer, terminal: Terminal, processes: list[asyncio.subprocess.Process]
 ) -> asyncio.subprocess.Process:
-    """`penstock chat` at a terminal."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         "chat",

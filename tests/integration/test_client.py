@@ -72,7 +72,7 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @contextlib.asynccontextmanager
 async def refusing_streams() -> AsyncGenerator[str, None]:
-    """Serve on 127.0.0.1 for the length of the block; its address."""
+    """Serve on 127.0.0.1 during the block; return the address."""
 
     connections: set[asyncio.Task[None]] = set()
 
@@ -144,7 +144,7 @@ async def test_unavailable_then_well(face: Face, server: ScriptedServer, time: F
 
 
 async def test_a_stream_that_is_refused_unseen_is_tried_again(face: Face, time: FakeTime) -> None:
-    """What HTTP/2 does with streams over the connection's limit; no word of ours comes with it."""
+    """HTTP/2 refuses streams over the connection's limit without a status of the server."""
     async with refusing_streams() as address:
         refused = type(face)(address, time)
         with pytest.raises(Unavailable) as caught:

@@ -241,7 +241,7 @@ def test_bad_batches_are_refused_at_once(kind: type[Client] | type[SyncClient]) 
 
 
 async def test_a_slow_consumer_holds_the_streams(server: ScriptedServer, time: FakeTime) -> None:
-    """What is read and not taken is bounded, however much there is to read."""
+    """The buffer of unconsumed events is bounded, however much there is to read."""
     num_sent = 0
 
     async def flood(call: ServedCall) -> None:

@@ -52,7 +52,7 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
 
 
 async def test_a_call_that_ends_under_writes_is_told_as_it_ended(shared: MultiplexServer) -> None:
-    """grpc.aio ends such a call as INTERNAL by itself, which is not what the server stated."""
+    """grpc.aio itself reports such a call as INTERNAL, not with the server's status."""
     for _ in range(NUM_ROUNDS):
         shared.refusals.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
         settings = CallSettings(retry=NO_RETRY)

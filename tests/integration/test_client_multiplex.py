@@ -1,4 +1,4 @@
-"""Both clients with multiplex=True against a Multiplex server that a test plays by hand."""
+"""Both clients with multiplex=True against a Multiplex server that a test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -188,7 +188,7 @@ async def test_credit_follows_the_reader(
 async def test_who_reads_nothing_is_sent_a_window_and_no_more(
     server: MultiplexServer, time: FakeTime
 ) -> None:
-    """Everything the window allows is here before the first event is looked at."""
+    """Everything the window allows has arrived before the first event is read."""
     spent = asyncio.Event()
 
     async def spend(request: ServedRequest) -> None:
@@ -302,7 +302,7 @@ async def test_bad_requests_never_travel(face: Face, server: MultiplexServer) ->
 
 
 async def test_a_draining_server_gets_a_new_call(face: Face, server: MultiplexServer) -> None:
-    """The next connection may lead elsewhere; the old call serves what is open on it."""
+    """The next connection may reach another server; the old call serves its open requests."""
     server.scripts.append(speak_and_wait)
     other = asyncio.create_task(face.events("other"))
     waiting = await arrived(server)
@@ -466,7 +466,7 @@ async def test_a_batch_that_is_left_cancels_its_requests(
 
 
 async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime) -> None:
-    """A call continues on a connection that takes no new ones; the next call gets another."""
+    """A call continues on a connection that accepts no new ones; the next call gets another."""
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with multiplex_server(ageing) as server:
         face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=1.0))

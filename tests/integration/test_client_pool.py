@@ -1,4 +1,6 @@
-"""Both clients' pools against real gRPC servers: connections, turns, addresses, ageing, closing."""
+"""Both clients' pools against real gRPC servers: connections, rotation, addresses, ageing,
+closing.
+"""
 
 import asyncio
 import socket
@@ -217,7 +219,7 @@ async def test_a_dead_address_is_left_alone(kind: Any, time: FakeTime) -> None:
 
 
 async def test_one_target_of_several_servers(kind: Any, time: FakeTime) -> None:
-    """gRPC's round robin serves a target that stands for several addresses."""
+    """gRPC's round robin serves a target that resolves to several addresses."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(scripted_server()) for _ in range(2)]
         face: Face = kind("ipv4:" + ",".join(server.address for server in servers), time)
@@ -271,7 +273,7 @@ async def test_patience_with_open_calls_ends(
 
 
 async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:
-    """The server ends its connections every 50 ms; open streams continue, new calls move on."""
+    """The server ends its connections every 50 ms; open streams continue, new calls reconnect."""
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with scripted_server(options=ageing) as server:
         face: Face = kind(server.address, time)

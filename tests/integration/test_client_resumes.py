@@ -41,7 +41,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture
 async def service(text: ModelText) -> AsyncIterator[SteppedService]:
-    """A service that runs by itself, one step each turn of the loop."""
+    """Provide a service that runs one step in each iteration of the loop."""
     async with stepped(text) as service:
         running = asyncio.create_task(run(service))
         yield service
@@ -61,7 +61,7 @@ async def run(service: SteppedService) -> None:
 
 
 async def events_of(kind: type, address: str, **options: Any) -> list[Event]:
-    """All events of one generation by either client."""
+    """Return all events of one generation by either client."""
     if kind is Client:
         async with Client(address, resume_grace_s=30.0) as client:
             return [event async for event in client.generate(PROMPT, **OPTIONS, **options)]
@@ -222,7 +222,7 @@ async def test_what_nobody_knows_any_more_is_the_loss_it_was(
 
 
 def forget_all(service: SteppedService) -> None:
-    """As if its grace were over."""
+    """Drop all kept streams, as after the end of their grace period."""
     service.hear()
     kept = service.memory.kept
     for stream in tuple(kept._streams.values()):  # pyright: ignore[reportPrivateUsage]

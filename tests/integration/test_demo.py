@@ -18,7 +18,7 @@ def demo(*args: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
 
 
 async def streaming(process: asyncio.subprocess.Process) -> None:
-    """Return once the demo states that a request is being processed."""
+    """Return once the demo prints that a request is being processed."""
     assert process.stdout is not None
     line = b""
     while b"PROCESSING" not in line:

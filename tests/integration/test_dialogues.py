@@ -24,7 +24,7 @@ KEY = "x-tenant"
 
 @dataclass
 class Turn:
-    """What a turn got back. `ids`: of the prompt, then of the output."""
+    """The result of a turn. `ids`: of the prompt, then of the output."""
 
     text: str
     prompt_ids: list[int]
@@ -67,7 +67,8 @@ async def take_turn(
 
 
 def num_reusable(before: Turn, after: Turn) -> int:
-    """Tokens of full blocks that `before` computed and `after` begins with, one left to compute.
+    """Return the tokens in full blocks that `before` computed and `after` begins with, at least one
+    left to compute.
 
     The last token of an output is sampled and never computed.
     """

@@ -18,7 +18,7 @@ POOL = PoolConfig(num_channels=2)
 
 
 class Load:
-    """Callers that ask again and again until reported to stop; what became of their requests."""
+    """Clients that send requests until stopped, and the ends of their requests."""
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter()
@@ -34,7 +34,7 @@ class Load:
             assert self._has_news.wait_for(lambda: self.ends["ok"] >= target, PATIENCE_S)
 
     async def run(self, client: Client) -> None:
-        """Bounded by the one who stops it."""
+        """Send requests until `stop`."""
         while not self._is_over.is_set():
             try:
                 self._note([event async for event in self._events(client)])

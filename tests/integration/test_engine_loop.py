@@ -23,7 +23,7 @@ NUM_PIECES = 5
 
 
 class AuditedEngine(FakeEngine):
-    """Reports every check of its accounts that was finished, and the steps done by then."""
+    """Reports every completed integrity check, and the steps done by then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def path() -> Iterator[Path]:
 def with_loop(
     path: Path, engine: FakeEngine, test: Callable[[FrontConnections], None]
 ) -> list[str]:
-    """Run `test` next to the loop on a separate thread; what the loop raised."""
+    """Run `test` while the loop runs on a separate thread; return what the loop raised."""
     raised: list[str] = []
     with listening(path) as listener:
         hub = FrontConnections(listener, Dispatcher(engine, hello()))
@@ -85,7 +85,7 @@ def with_loop(
 
 
 def work_off(engine: AuditedEngine, hub: FrontConnections, num_steps: int) -> None:
-    """Have the engine do `num_steps` steps, and the loop find nothing more to do."""
+    """Make the engine do `num_steps` steps, and wait until the loop is idle."""
     engine.done.clear()
     engine.num_steps_wanted += num_steps
     for step in range(num_steps):
@@ -123,7 +123,7 @@ def test_wrong_books_end_the_loop(path: Path) -> None:
 
 
 class EndlesslyCheckedEngine(AuditedEngine):
-    """There is always another piece to check."""
+    """An engine whose integrity check never completes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_work_that_arrives_is_done_before_the_next_piece(path: Path) -> None:
 
 
 class SelfPacedEngine(FakeEngine):
-    """Has work for ever; its news come when the test writes to the other end of a pipe."""
+    """Always has work; has events when the test writes to the other end of a pipe."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Heartbeats of the engine loop, its periodic work, and the board of a real engine."""
+"""Heartbeats of the engine loop, its periodic work, and the status board of a real engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read(frame: bytes) -> Frame:
 
 
 class BeatingDisplay(StatusPublisher):
-    """Reports of every time that the loop came round."""
+    """Reports every heartbeat of the loop."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
         super().__init__(board, dispatcher)
@@ -87,7 +87,7 @@ def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int)
 
 
 class Bench:
-    """A real engine on the simulated executor, driven step by step, with its board."""
+    """A real engine on the simulated executor, driven step by step, with its status board."""
 
     def __init__(self, fd: int, *suspects: SuspectedRequest, max_num_seqs: int = 2) -> None:
         executor = create_executor(

@@ -54,7 +54,7 @@ ASKS_FOR: dict[Feature, tuple[str, Callable[[pb.GenerateRequest], object]]] = {
     Feature.ADAPTERS: ("adapter", lambda m: setattr(m.adapter, "name", "a")),
     Feature.CACHE_RETENTION: ("cache.retention", lambda m: m.cache.retention.SetInParent()),
 }
-"""How a client asks for what an executor may lack, and the path that is then named."""
+"""A request for each optional executor feature, and the field path in its rejection."""
 
 
 async def test_executor_without_a_feature_refuses_it(text: ModelText) -> None:

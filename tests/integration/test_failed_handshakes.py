@@ -24,7 +24,7 @@ GARBAGE = (
 
 
 def stranger(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
-    """TLS with a certificate that no client knows, or none."""
+    """Return a TLS context with an unknown client certificate, or none."""
     context = ssl.create_default_context(cafile=str(ca_file))
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
@@ -34,7 +34,7 @@ def stranger(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
 
 
 async def knock(port: int, data: bytes, context: ssl.SSLContext | None = None) -> None:
-    """Connect, state something and wait to be hung up on."""
+    """Connect, send bytes, and wait until the server closes the connection."""
     with contextlib.suppress(OSError):
         name = None if context is None else "made-up.test"
         async with asyncio.timeout(PATIENCE_S):

@@ -1,6 +1,6 @@
 """Every field of a request has its documented effect, from the wire to the engine and back.
 
-For each field two requests are sent that differ in it alone, and all that follows is compared.
+For each field two requests are sent that differ only in it, and all their effects are compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ CONFIG = FrontConfig(model_aliases=("alias",), acceptance_delay_s=0.0)
 
 @dataclass(frozen=True)
 class Case:
-    """`after` differs from `before` in the field at `path`; `effect` is all that follows."""
+    """`after` differs from `before` in the field at `path`; `effect`: all differences that
+    follow.
+    """
 
     path: str
     after: str
@@ -67,7 +69,7 @@ def rendered(role: str = "user", content: str = "x") -> str:
 
 
 def called(call_id: str = "1", name: str = "w", arguments: str = "") -> str:
-    """A chat whose message called a tool."""
+    """Return a chat with a message that called a tool."""
     call = f'tool_calls {{ id: "{call_id}" name: "{name}" arguments {{ {arguments} }} }}'
     return f'chat_prompt {{ messages {{ role: "user" parts {{ text: "x" }} {call} }} }}'
 
@@ -349,7 +351,7 @@ CASES = [
 
 
 def request(words: str) -> pb.GenerateRequest:
-    """`words` in protobuf's text format; nothing that a server would draw is left open."""
+    """Parse `words` in protobuf's text format; set every field that a server would randomize."""
     message = text_format.Parse(words, pb.GenerateRequest())
     if message.WhichOneof("prompt") is None:
         message.text_prompt.text = "hello"
@@ -361,7 +363,7 @@ def request(words: str) -> pb.GenerateRequest:
 
 
 async def seen(served: ServedFront, words: str) -> Seen:
-    """What the engine is given for a request and what its stream delivers."""
+    """Return what the engine receives for a request and what its stream delivers."""
     call = served.stub.Generate(request(words))
     answer = asyncio.ensure_future(collect(call))
     submission = asyncio.ensure_future(served.port.next_submission())
@@ -383,7 +385,7 @@ async def seen(served: ServedFront, words: str) -> Seen:
 
 
 async def play(served: ServedFront, spec: RequestSpec) -> None:
-    """An engine that draws the same text for every client, and waits for what can be written."""
+    """Play an engine that samples the same text for every client, and waits until it is written."""
     port, sampling = served.port, spec.sampling
     port.admit(spec.key)
     if sampling.num_prompt_logprobs >= 0:

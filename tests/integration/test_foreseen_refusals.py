@@ -38,7 +38,7 @@ async def no_sleep(duration_s: float) -> NoReturn:
 async def refused(
     served: ServedFront, reason: FailureReason, *, is_queued: bool = False, **times_s: float
 ) -> PenstockError:
-    """What a client with a separate deadline receives when the engine ends its request so."""
+    """Return what a client with its own deadline receives when the engine ends its request so."""
     retry = RetryPolicy(max_attempts=1 if reason is FailureReason.QUEUE_FULL else 4)
     async with Client(served.address, retry=retry, sleep=no_sleep) as client:
         events = client.generate("hello", request_id="r", ttft_timeout_s=0.5, deadline_s=60.0)

@@ -33,7 +33,7 @@ SERVICES = (
 
 
 def health_stub(served: ServedFront) -> Any:
-    """Untyped upstream."""
+    """Return a health stub; untyped, because grpc_health is."""
     return cast("Any", health_pb2_grpc.HealthStub)(served.channel)
 
 
@@ -115,7 +115,7 @@ async def test_drain_waits_for_the_last_token(served: ServedFront) -> None:
 
 
 async def test_who_comes_when_the_last_has_gone_is_refused(served: ServedFront) -> None:
-    """Not cancelled, as the core does with calls that reach it while it shuts down."""
+    """Rejected, not cancelled as gRPC core does with calls that arrive while it shuts down."""
     call = served.stub.Generate(request())
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
@@ -227,7 +227,7 @@ SETTINGS, PING, GOAWAY = 4, 6, 7
 async def raw_connection(
     address: str,
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """An HTTP/2 connection on which the test speaks for itself."""
+    """Open an HTTP/2 connection whose frames the test sends."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -241,7 +241,7 @@ async def raw_connection(
 
 
 async def next_frame(reader: asyncio.StreamReader, *kinds: int) -> tuple[int, int, bytes]:
-    """The next frame of one of `kinds`: its kind, flags and body."""
+    """Return the next frame of one of `kinds`: its kind, flags and body."""
     while True:
         header = await reader.readexactly(9)
         body = await reader.readexactly(int.from_bytes(header[:3], "big"))
@@ -323,7 +323,7 @@ async def test_two_fronts_share_a_port(text: ModelText) -> None:
 
 
 async def test_server_pings_a_silent_connection(text: ModelText) -> None:
-    """A raw connection that answers nothing is closed by the keepalive of the server."""
+    """The server's keepalive closes a connection that answers nothing."""
     keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=0.2)
     async with (
         serving(text, keepalive=keepalive) as served,

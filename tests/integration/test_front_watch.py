@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 class Beats(ServiceListener):
-    """A consumer of beats alone."""
+    """A consumer of heartbeats alone."""
 
     def __init__(self) -> None:
         self._beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
@@ -27,7 +27,7 @@ class Beats(ServiceListener):
         self._beats.put_nowait(beat)
 
     async def next(self) -> tuple[bool, int]:
-        """Whether the engine is up in the next one, and which it is."""
+        """Return from the next heartbeat whether the engine is up, and its epoch."""
         beat = await asyncio.wait_for(self._beats.get(), PATIENCE_S)
         return beat.is_engine_up, beat.epoch
 

@@ -1,4 +1,4 @@
-"""Generate over a real socket, with an engine that the test plays."""
+"""Generate over a real socket, with an engine that the test controls."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_incomplete_character_at_the_end_is_flushed(served: ServedFront) -
 
 
 def byte_symbol(byte: int) -> str:
-    """The character that byte-level tokenizers write for a byte (GPT-2's table)."""
+    """Return the character that byte-level tokenizers write for a byte (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     if byte in printable:
         return chr(byte)

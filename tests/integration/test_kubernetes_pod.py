@@ -1,7 +1,7 @@
-"""The service started as in the manifests: by variables, on a read-only root file system.
+"""The service started as in the manifests: by environment variables, on a read-only root.
 
-In a separate mount namespace, where only what a pod mounts can be written to. Needs the right to
-make one, and skips without.
+In its own mount namespace, where only a pod's mounts are writable. Skips without the right to
+create one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ mount -o remount,ro,bind /
 if touch /penstock-probe 2>/dev/null; then exit 9; fi
 exec "$@"
 """
-"""Makes everything but the folder $0 read-only, and continues as the command behind it."""
+"""Makes everything but the folder $0 read-only, and executes the command after it."""
 TOKEN = "0f" * 32
 
 
 def sandbox(folder: Path) -> tuple[str, ...]:
-    """What a command goes behind, so that only `folder` can be written to."""
+    """Return the command prefix that makes only `folder` writable."""
     through = ("unshare", "--mount", "sh", "-eu", "-c", READ_ONLY, str(folder))
     tried = subprocess.run((*through, "true"), capture_output=True, timeout=20, check=False)
     if tried.returncode:
@@ -42,7 +42,7 @@ def sandbox(folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder with a path as short as in a pod: a Unix socket's has 107 bytes at most."""
+    """Provide a folder with a path as short as in a pod: a Unix socket's has 107 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="pod-") as folder:
         yield Path(folder)
 

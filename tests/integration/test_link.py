@@ -184,11 +184,11 @@ async def test_a_pending_question_fails_with_the_engine(
 def test_many_frames_at_once_leave_time_for_steps(
     listener: socket.socket, path: Path, fake: FakeEngine
 ) -> None:
-    """Those of every front continue with the next poll, in their order."""
+    """The remaining frames of every front are handled in the next poll, in their order."""
     now_s = 0.0
 
     def clock() -> float:
-        """Each look takes a millisecond."""
+        """Advance a millisecond with each call."""
         nonlocal now_s
         now_s += 0.001
         return now_s
@@ -293,7 +293,7 @@ async def test_a_front_that_reads_nothing_for_long_is_dropped(
 async def test_a_front_that_reads_too_little_is_dropped(
     listener: socket.socket, fake: FakeEngine, path: Path
 ) -> None:
-    """What counts is how old the oldest unread byte is, not when the last one was read."""
+    """The age of the oldest unread byte counts, not the time of the last read."""
     now = [0.0]
     engine = EngineThread(
         listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0]

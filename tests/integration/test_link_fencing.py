@@ -27,7 +27,7 @@ NEWS = encode(
 
 
 class Engines:
-    """Engines by hand, one after the other, behind one listening socket."""
+    """Successive engines, controlled by the test, behind one listening socket."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -35,7 +35,7 @@ class Engines:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncGenerator[socket.socket]:
-        """The front's next connection, its hello read."""
+        """Accept the front's next connection and read its hello."""
         loop = asyncio.get_running_loop()
         connection, _ = await asyncio.wait_for(loop.sock_accept(self._listener), PATIENCE_S)
         with connection:

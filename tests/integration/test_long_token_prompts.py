@@ -15,7 +15,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import PATIENCE_S, ServedFront, rich_error
 
 MANY = 100
-"""More ids than this take long here."""
+"""Prompts with more ids are converted on a thread."""
 
 
 class Conversions:

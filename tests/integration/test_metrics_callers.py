@@ -55,7 +55,7 @@ def test_of_too_many_that_say_nothing_the_oldest_goes(house: House) -> None:
 
 
 class SlowScrapes:
-    """Scrapes that are begun and not answered until `go_on`."""
+    """Scrapes that start and are not answered until `go_on`."""
 
     def __init__(self, house: House, patch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()
@@ -122,7 +122,7 @@ def test_an_answer_that_takes_too_long_is_hung_up_on(house: House, scrapes: Slow
 
 
 def wait_until_served(house: House, path: str) -> None:
-    """Threads that were hung up on give their seats back by themselves."""
+    """Poll until threads of closed connections are free again."""
     for _ in range(1000):
         if house.ask(path)[0] == 200:
             return
@@ -176,7 +176,7 @@ def test_without_a_host_the_page_is_not_shown(house: House) -> None:
 
 
 def test_elsewhere_any_name_will_do() -> None:
-    """As an application: a socket of a test is on the loopback."""
+    """Called as an application, because a test's socket is on the loopback."""
     app = MetricsApplication(
         Exposition(ServiceMetrics(model="demo")), lambda: b"{}", is_local=False
     )

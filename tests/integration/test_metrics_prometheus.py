@@ -35,12 +35,12 @@ _PAUSE_S = 0.25
 
 
 def shown_queries() -> dict[str, str]:
-    """The dashboard's, as Grafana sends them."""
+    """Return the dashboard's queries as Grafana sends them."""
     return {name: without_variables(query) for name, query in dashboard_queries().items()}
 
 
 class Prometheus:
-    """One that scrapes `target_port` once a second."""
+    """A Prometheus server that scrapes `target_port` once a second."""
 
     def __init__(self, home: Path, target_port: int) -> None:
         executable = shutil.which("prometheus")
@@ -75,7 +75,7 @@ class Prometheus:
         )
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of an API call; None while it does not answer."""
+        """Return the data of an API call; None while the server does not answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
@@ -93,7 +93,7 @@ class Prometheus:
         self._log.close()
 
     def has_data(self, query: str) -> bool:
-        """Whether it comes to a number, in any of its series."""
+        """Return whether any series of the query has a number."""
         answer = self.ask("query", query=query)
         return answer is not None and any(
             series["value"][1] != "NaN" for series in answer["result"]
@@ -102,7 +102,7 @@ class Prometheus:
     def until_data(
         self, queries: dict[str, str], go_on: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
-        """Those without data still, after asking for them until all have it or patience ends."""
+        """Repeat the queries until all have data or the time is over; return those without."""
         pause = threading.Event()
         missing = queries
         for _ in range(int(PATIENCE_S / _PAUSE_S)):
@@ -115,7 +115,7 @@ class Prometheus:
         return missing
 
     def check_health(self) -> None:
-        """AssertionError unless the target answers and every rule can be reported."""
+        """Raise AssertionError unless the target answers and every rule can be evaluated."""
         (target,) = self.ask("targets")["activeTargets"]
         assert target["health"] == "up", target["lastError"]
         rules = [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
@@ -124,7 +124,7 @@ class Prometheus:
 
 
 class Traffic:
-    """Reports a little more of everything each time."""
+    """Reports a little more of every metric each time."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
@@ -191,7 +191,7 @@ def test_every_query_of_the_dashboard_has_data(scraped: tuple[Traffic, Prometheu
 
 @contextlib.asynccontextmanager
 async def loaded(service: Service) -> AsyncGenerator[None]:
-    """A `penstock bench` keeps more requests there than fit, until the block ends."""
+    """Run a `penstock bench` with more requests than fit, until the block ends."""
     bench = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.tools", "bench", service.address),
         *("--concurrency", "24", "--duration-s", str(PATIENCE_S), "--no-progress"),
@@ -217,13 +217,13 @@ MOVED = (
     "penstock_preemptions_total",
     'penstock_tenant_generation_tokens_total{tenant="atlas"}',
 )
-"""What has to come about, so that the rest means something."""
+"""Metrics that must be non-zero, or the other queries prove nothing."""
 
 
 @pytest.mark.nightly
 async def test_every_query_has_data_of_a_service_under_load(tmp_path: Path) -> None:
-    """More is asked than there is room for: requests wait, lose their blocks and are refused; one
-    engine dies of it.
+    """More requests than fit: they wait, are preempted and are rejected; the load kills one
+    engine.
     """
     arguments = (
         *simulated(),

@@ -38,7 +38,7 @@ async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) ->
 
 
 async def refused(channel: grpc.aio.Channel) -> None:
-    """A request without a prompt."""
+    """Send a request without a prompt."""
     call = pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()

@@ -32,7 +32,7 @@ SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024
 
 
 class Reader:
-    """The client's side: what was read so far, by key."""
+    """The client's side: the events read so far, by key."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -79,7 +79,7 @@ async def open_call(served: ServedFront, *commands: pb.MultiplexRequest) -> tupl
 
 
 async def submitted(served: ServedFront, num_requests: int) -> list[int]:
-    """The engine's keys, in the order in which the requests were submitted."""
+    """Return the engine's keys in the order of submission."""
     return sorted([(await served.port.next_submission())[0].key for _ in range(num_requests)])
 
 
@@ -151,7 +151,7 @@ async def test_a_lost_connection_frees_everything_while_a_write_is_blocked(
 
 
 async def block_writer(served: ServedFront, key: int) -> None:
-    """Make the call's writer run into its reader's full window."""
+    """Fill the reader's window until the call's writer blocks."""
     (writer,) = served.server.front.shared_writers
     output = served.server.front.table.output(key)
     assert output is not None

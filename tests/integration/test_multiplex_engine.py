@@ -17,7 +17,7 @@ from support.multiplex import kind
 async def multiplexed(
     served: Service, messages: list[pb.GenerateRequest]
 ) -> dict[int, list[pb.MultiplexEvent]]:
-    """The events of all requests, each under its place in the list."""
+    """Return the events of all requests, by their index in the list."""
     call = served.stubs[0].Multiplex()
     events: dict[int, list[pb.MultiplexEvent]] = {key: [] for key in range(len(messages))}
     for key, message in enumerate(messages):

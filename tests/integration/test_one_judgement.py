@@ -46,7 +46,7 @@ def premises(tmp_path: Path) -> Premises:
 
 
 def for_all(premises: Premises) -> Security:
-    """The operator may do everything."""
+    """Grant the operator every right."""
     premises.tokens()
     rights = ", ".join(f'"{right.value}"' for right in Right)
     policy = premises.policy_file.read_text()
@@ -59,7 +59,7 @@ def for_all(premises: Premises) -> Security:
 def after_each_judgement(
     security: Security, monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]
 ) -> None:
-    """Have `do` done as soon as a caller is known."""
+    """Call `do` after each authentication."""
     authenticator = security.authenticator
     assert authenticator is not None
     original = authenticator.identify
@@ -73,7 +73,7 @@ def after_each_judgement(
 
 
 async def call_once(channel: grpc.aio.Channel, path: str) -> None:
-    """One call with an empty message, to its end or its first answer."""
+    """Make one call with an empty message; read until its end or its first response."""
     begin: Any = channel.stream_stream(f"/{path}")
     call = begin(iter([b""]), metadata=bearing(OPERATOR), timeout=PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):

@@ -51,7 +51,7 @@ PREPARED = ("prepare",)
 
 @dataclass
 class Site:
-    """A service, and what is to come of all that was asked of it."""
+    """A service, and the expected trace of every request sent to it."""
 
     service: Service
     operations: OperationsClient
@@ -68,7 +68,7 @@ class Site:
         wanted: Expected,
         **how: Any,
     ) -> TracedCall:
-        """Ask, and remember what for."""
+        """Send a request and record its expected trace."""
         call = TracedCall(how.pop("channel", self.channel), style, message, **how)
         self.expected[f"{name}, {style}"] = (call, wanted)
         return call
@@ -81,13 +81,13 @@ class Site:
         wanted: Expected,
         **how: Any,
     ) -> TracedCall:
-        """The same, to the end that the client is to see."""
+        """Send a request and check its status."""
         call = self.call(name, style, message, wanted, **how)
         assert await call.outcome() == wanted.code, f"{name}, {style}"
         return call
 
     async def running(self, name: str, style: str, wanted: Expected, num: int) -> list[TracedCall]:
-        """As many that run as are asked for."""
+        """Send `num` requests; return them once all run."""
         calls = [
             self.call(f"{name}, running {number}", style, request(LONG, (9, number)), wanted)
             for number in range(num)

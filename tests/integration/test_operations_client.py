@@ -46,7 +46,7 @@ from support.operations_server import (
 
 
 class AsyncOperator:
-    """The async client, as it is."""
+    """The async client, unchanged."""
 
     def __init__(self, address: str, **options: Any) -> None:
         self.client = OperationsClient(address, **options)
@@ -68,7 +68,7 @@ class AsyncOperator:
 
 
 class SyncOperator:
-    """The blocking client, each use of it in a thread."""
+    """The blocking client; each call runs in a thread."""
 
     def __init__(self, address: str, **options: Any) -> None:
         self.client = SyncOperationsClient(address, **options)
@@ -112,7 +112,7 @@ async def each_operator(
 
 @pytest.fixture
 async def operator(served: ServedDesk) -> AsyncIterator[Operator]:
-    """One client, for what is written once for both: what is asked, and how answers are read."""
+    """Provide one client for code that both share: requests, and the decoding of responses."""
     operator = AsyncOperator(served.address, retry=NO_RETRY)
     yield operator
     await operator.close()

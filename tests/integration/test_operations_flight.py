@@ -138,7 +138,7 @@ async def rest_of(pieces: AsyncIterator[pb.GetFlightRecordResponse]) -> list[byt
 
 
 def told_when_called(refuse: Callable[..., Exception], event: asyncio.Event) -> Any:
-    """`refuse`, and the event is set."""
+    """Return `refuse`, which also sets the event."""
 
     def refusing(*args: Any) -> Exception:
         event.set()

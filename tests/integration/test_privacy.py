@@ -42,7 +42,7 @@ SMALL_WINDOW = (
 
 @dataclass
 class Site:
-    """A service, what is sent to it, and all that it lets out."""
+    """A service, everything that is sent to it, and all its outputs."""
 
     service: Service
     operations: OperationsClient
@@ -53,12 +53,12 @@ class Site:
     told: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
     def call(self, style: str, message: Any, **how: Any) -> TracedCall:
-        """Ask, with credentials."""
+        """Send a request with credentials."""
         channel = how.pop("channel", self.channel)
         return TracedCall(channel, style, message, metadata=canaries.metadata(), **how)
 
     async def outcome(self, style: str, message: Any, **how: Any) -> str:
-        """What becomes of it; its text is a secret too."""
+        """Return the status of a request; record its text, which is a secret too."""
         call = self.call(style, message, **how)
         told = await call.outcome()
         self.outputs.append(call.text)
@@ -103,7 +103,7 @@ async def refuse(site: Site) -> None:
 
 
 async def break_the_protocol(site: Site) -> None:
-    """Bytes that are no command, methods that are none, pages that are none."""
+    """Send bytes that are no command, and call unknown methods and pages."""
     words = canaries.WORDS
     raw: Any = site.channel
     call = raw.stream_stream(f"/{SERVICE}/Multiplex")(
@@ -120,7 +120,7 @@ async def break_the_protocol(site: Site) -> None:
 
 
 async def fail(site: Site) -> None:
-    """Deadlines, cancellations, stalls, failures of the executor, deaths of the engine."""
+    """Cause deadlines, cancellations, stalls, executor failures and engine deaths."""
     for style in STYLES:
         message = canaries.ids_request(LONG)
         assert await site.outcome(style, message, timeout_s=0.3) == "DEADLINE_EXCEEDED"
@@ -162,7 +162,7 @@ async def fetched(site: Site, path: str) -> bytes:
 
 
 async def look(site: Site) -> None:
-    """At all that can be asked, while requests run and wait."""
+    """Call everything that can be inspected, while requests run and wait."""
     calls = [site.call("Generate", canaries.text_request(LONG)) for _ in range(3)]
     await until_listed(site.operations, calls, RequestState.PROCESSING)
     operations, told = site.operations, site.told
@@ -191,7 +191,7 @@ async def look(site: Site) -> None:
 
 
 async def end(site: Site) -> None:
-    """The engine is killed under requests, then the service drains under others."""
+    """Kill the engine under requests, then drain the service under others."""
     for how in ("kill", "drain"):
         calls = [site.call(style, canaries.ids_request(LONG)) for style in STYLES]
         await until_listed(site.operations, calls, RequestState.PROCESSING)
@@ -213,7 +213,7 @@ async def end(site: Site) -> None:
 
 
 def sought_in(site: Site) -> dict[str, bytes]:
-    """The secrets, and what was generated: pieces of it that no other text has."""
+    """Return the secrets, and pieces of the generated texts that occur nowhere else."""
     words = canaries.sought()
     for number, text in enumerate(text for text in site.outputs if len(text) >= 16):
         words[f"output {number}"] = text[:16].encode()

@@ -55,7 +55,7 @@ async def test_a_signal_before_it_is_ready_ends_it() -> None:
 
 
 async def refusal(*arguments: str) -> str:
-    """The one line a service that cannot start leaves on stderr."""
+    """Return the one line that a service prints to stderr if it cannot start."""
     async with launched(*arguments) as service:
         assert await service.ended() == 2
         assert service.stdout == []

@@ -18,13 +18,13 @@ LATE = FrontConfig(acceptance_delay_s=600.0)
 
 @pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    """A front that waits for the engine's word for ever."""
+    """Provide a front that waits forever for the engine's report."""
     async with serving(text, LATE) as served:
         yield served
 
 
 class Told:
-    """The events of one stream, as the Python client gives them."""
+    """The events of one stream, as the Python client returns them."""
 
     def __init__(self, client: Client, *, n: int = 1) -> None:
         self._events = client.generate("hello", n=n)

@@ -28,11 +28,11 @@ def request(num_tokens: int) -> pb.GenerateRequest:
 
 
 KeptRequest = list[Any]
-"""Calls that continue: one that no client holds is cancelled."""
+"""Calls that continue: gRPC cancels one without a reference."""
 
 
 async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:
-    """Send one that takes long, and leave it running; "" or why it was refused."""
+    """Send a long request and leave it running; return "" or the reason of its rejection."""
     metadata = (("x-tenant", tenant),) if tenant else ()
     call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)
     kept.append(call)

@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 async def generate(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: Any) -> bool:
-    """True when the server must have seen the request."""
+    """Send a request and cancel it at random; return True when the server must have seen it."""
     timeout = rng.choice([None, None, 0.002, 0.02])
     message = request(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
     call = stub.Generate(message, timeout=timeout)

@@ -29,7 +29,7 @@ PREFIX = tuple(range(100, 148))
 
 
 def asks() -> list[tuple[tuple[int, ...], int]]:
-    """Prompts and outputs of all lengths; every other prompt begins as the others do."""
+    """Return prompts and outputs of all lengths; every other prompt has a common prefix."""
     prompts: list[tuple[int, ...]] = []
     for number in range(24):
         start = PREFIX if number % 2 else (number + 1,) * len(PREFIX)
@@ -128,7 +128,7 @@ async def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> None:
-    """Between the check and the engine: a restart of the engine must not need the disk."""
+    """Lost between the check and the engine: an engine restart must not need the disk."""
     folder = tmp_path / "record"
     async with started("--record", str(folder), *simulated()) as service:
         engine_pid = await service.next_pid("engine")

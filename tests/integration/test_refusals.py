@@ -150,7 +150,7 @@ async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> 
 async def test_every_refusal_of_a_request_has_its_id(
     served: ServedFront, request_id: str | None
 ) -> None:
-    """The client's where it is valid, or else one that the server gave it."""
+    """The client's id if it is valid, or else one that the server generated."""
     limited = served.server.front.prompts.quotas = TextQuotas(
         lambda _: TenantQuota(max_requests_per_minute=1)
     )

@@ -26,7 +26,7 @@ async def site(text: ModelText) -> AsyncIterator[tuple[ServedFront, RecordLog]]:
 
 @dataclass
 class End:
-    """One way to end: what the client asks, what then happens, what the record must state."""
+    """One way to end: the client's request, the events after it, and the expected record."""
 
     code: grpc.StatusCode
     reason: str = ""

@@ -281,7 +281,9 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
 
 
 async def one_of_two_ends(text: ModelText) -> pb.GenerateRequest:
-    """Of two outputs with log probabilities, the second ends long before the first."""
+    """Return a request for two outputs with log probabilities; the second ends long before the
+    first.
+    """
     message = resumable(450)
     message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
     message.output.logprobs = 1

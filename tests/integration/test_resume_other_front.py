@@ -67,7 +67,7 @@ edits = pytest.mark.parametrize(
 
 
 async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list[Any]:
-    """The stream of the same request that no client disturbs."""
+    """Return the stream of the same request without interruption."""
     copy = pb.GenerateRequest()
     copy.CopyFrom(message)
     copy.request_id = "whole"
@@ -104,7 +104,7 @@ async def test_it_comes_to_another_front_and_goes_on(
 
 
 def echo_of(responses: list[Any]) -> bytes:
-    """What was reported of the prompt."""
+    """Return the merged prompt events."""
     prompt = pb.GenerateResponse().prompt
     for response in responses:
         prompt.MergeFrom(response.prompt)
@@ -112,7 +112,7 @@ def echo_of(responses: list[Any]) -> bytes:
 
 
 async def told_before_the_end(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Up to so many messages: how many there are depends on how much goes into each."""
+    """Read up to so many messages before the end; their number depends on their sizes."""
     told: list[Any] = []
     while len(told) < num_messages:
         (message,) = await read_some(service, call, 1)

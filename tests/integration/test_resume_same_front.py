@@ -35,18 +35,17 @@ async def service(text: ModelText) -> AsyncIterator[SteppedService]:
 
 
 async def undisturbed(service: SteppedService, **fields: Any) -> list[pb.GenerateResponse]:
-    """The stream of the same request that no client disturbs."""
+    """Return the stream of the same request without interruption."""
     call = service.stub.Generate(resumable(request_id="whole", **fields))
     return await service.end_of(call)
 
 
 async def answer_of(call: Any) -> Any:
-    """The one message of a call."""
+    """Return the response of a unary call."""
     return await call
 
 
 async def read_one(call: Any) -> Any:
-    """The next message of a call."""
     return await call.read()
 
 
@@ -347,7 +346,7 @@ async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(text: Mod
 
 
 class Records:
-    """A journal that keeps what it is reported."""
+    """A journal that keeps its records in memory."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []

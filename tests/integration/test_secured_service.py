@@ -35,7 +35,7 @@ DOORS = ("--operations-port", "0", "--metrics-port", "0")
 
 
 async def command(service: Service, *arguments: str) -> tuple[int, str]:
-    """A command as a process; its exit code and all it stated."""
+    """Run a command as a process; return its exit code and output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.tools", *arguments),
         *("--address", service.address),
@@ -50,7 +50,7 @@ async def command(service: Service, *arguments: str) -> tuple[int, str]:
 
 
 async def generated(client: Client) -> int:
-    """How many tokens a short request brings."""
+    """Return the number of output tokens of a short request."""
     result = await client.generate_once(
         PROMPT, max_tokens=4, ignore_eos=True, deadline_s=PATIENCE_S
     )
@@ -66,7 +66,7 @@ def premises(tmp_path: Path) -> Premises:
 
 @dataclass
 class Secured:
-    """A service with credentials, and all that it and its clients were reported."""
+    """A service with credentials, and everything that it and its clients reported."""
 
     service: Service
     premises: Premises
@@ -77,7 +77,7 @@ class Secured:
         return Client(self.service.address, token=token, tls=self.tls, retry=NO_RETRY)
 
     async def fails(self, token: str | None, kind: type[Exception]) -> None:
-        """To be refused like this."""
+        """Check that a request is rejected with this error."""
         async with self.client(token) as client:
             with pytest.raises(kind) as caught:
                 await generated(client)
@@ -163,7 +163,7 @@ async def test_case_46_tokens_are_in_nothing_that_is_let_out(premises: Premises)
 
 
 async def scraped(url: str, premises: Premises) -> str:
-    """The metrics, by TLS."""
+    """Return the metrics, read over TLS."""
     assert url.startswith("https://")
     context = ssl.create_default_context(cafile=str(premises.authority.ca_file))
 

@@ -1,6 +1,6 @@
 """Deadlines, quotas and tenants of a real `penstock serve`, observed by clients.
 
-Steps take 10 ms, the service was reported so and has seen it, and one request runs at a time.
+Steps take 10 ms, the service is configured so and has measured it, and one request runs at a time.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ def client_of(service: Service, tenant: str, *, max_attempts: int = 4) -> Client
 
 @asynccontextmanager
 async def asked(client: Client, *, num_tokens: int = LONG) -> AsyncGenerator[AsyncIterator[Event]]:
-    """A generation of exactly that many tokens; cancelled at the end of the block."""
+    """Start a generation of exactly that many tokens; cancel it at the end of the block."""
     events = client.generate(PROMPT, max_tokens=num_tokens, ignore_eos=True)
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -19,7 +19,7 @@ LIMIT_S = 60
 
 @contextmanager
 def serving_on_a_terminal() -> Generator[tuple[subprocess.Popen[bytes], int]]:
-    """A service whose stdout and stderr are one terminal, and the other end of that."""
+    """Start a service whose stdout and stderr are one terminal; provide its other end."""
     ours, theirs = pty.openpty()
     ports = ("--port", "0", "--operations-port", "0", "--metrics-port", "0")
     process = subprocess.Popen(
@@ -44,7 +44,7 @@ def serving_on_a_terminal() -> Generator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def read_until(terminal: int, mark: bytes) -> str:
-    """What the terminal shows until `mark`; to its end where that is not shown."""
+    """Return the terminal's output up to `mark`, or to its end."""
     shown = b""
     while mark not in shown:
         try:

@@ -14,7 +14,7 @@ from support.trtllm_folders import engine_folder
 
 
 async def last_words(service: Service) -> str:
-    """What it states when it cannot start; that is the last line, and the only one of its kind."""
+    """Return the error of a failed start: the last line, and the only one of its kind."""
     assert await service.ended() == 2
     assert service.stdout == []
     refusals = [line for line in service.stderr if line.startswith("penstock serve: ")]

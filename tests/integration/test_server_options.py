@@ -1,7 +1,7 @@
 """The server's gRPC options take effect, and gRPC core knows their names.
 
-The core ignores names that it does not know. Where a value of ours is the core's own default
-nothing would show that, so another value is tried.
+The core ignores unknown names. Where our value is the core's default, another value is tested,
+because the default would show no effect.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x
 
 @pytest.fixture(scope="module")
 def core() -> bytes:
-    """The library that reads the options."""
+    """Provide the library that reads the options."""
     (path,) = (Path(grpc.__file__).parent / "_cython").glob("cygrpc*.so")
     return path.read_bytes()
 
 
 def other(suffix: str, value: int) -> ServerOptions:
-    """The one option of ours whose name ends so, with another value."""
+    """Return our one option whose name has this suffix, with another value."""
     (name,) = (name for name in NAMES if name.endswith(suffix))
     return ((name, value),)
 
@@ -47,7 +47,7 @@ def other(suffix: str, value: int) -> ServerOptions:
 async def outcome(
     served: ServedFront, message: bytes = b"", num_metadata_bytes: int = 0
 ) -> grpc.StatusCode:
-    """How a small call ends that is made large."""
+    """Return the status of a small call that is padded."""
     call = cast("Any", served.channel).unary_unary("/penstock.v1.ModelService/ListModels")(
         message, metadata=(("x-pad", "a" * num_metadata_bytes),), timeout=PATIENCE_S
     )
@@ -55,7 +55,7 @@ async def outcome(
 
 
 def padding(num_bytes: int) -> bytes:
-    """A message of that size, of one field that no client knows."""
+    """Return a message of that size, made of one unknown field."""
     length = num_bytes - 5  # one byte of the tag, four of the length
     varint = bytes(
         [length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21]
@@ -65,7 +65,7 @@ def padding(num_bytes: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def connection(served: ServedFront, greeting: bytes) -> AsyncGenerator[asyncio.StreamReader]:
-    """A connection on which nothing comes after the greeting."""
+    """Open a connection on which nothing is sent after the greeting."""
     host, _, port = served.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

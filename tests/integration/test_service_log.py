@@ -1,4 +1,4 @@
-"""The log of `penstock serve` for probes, a killed front and an orderly stop."""
+"""The log of `penstock serve` for probes, a killed front and a clean stop."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ MESSAGE = re.compile(r"^\S+Z (?P<level>[A-Z]+) \S+ \S+: (?P<text>.*)$")
 
 
 def lines_of(service: Service) -> list[tuple[str, str]]:
-    """Level and text of every line of the log."""
+    """Return level and text of every log line."""
     found = [MESSAGE.match(line) for line in service.stderr]
     assert all(found), service.stderr
     return [(each["level"], each["text"]) for each in found if each is not None]
 
 
 def probe(address: str) -> None:
-    """What a load balancer does to learn whether something listens."""
+    """Connect and close, as a load balancer's liveness probe does."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=30.0).close()
 
 
 def probe_link(path: str) -> None:
-    """What the next service does to learn whether a folder is one of the dead."""
+    """Connect to the link, as a starting service does to detect stale folders."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(path)
 

@@ -31,7 +31,7 @@ MANY_TOKENS = 60_000
 
 
 class SteppedClock:
-    """A clock that the test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -41,7 +41,7 @@ class SteppedClock:
 
 
 async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
-    """Tokens in steps, with a turn of the loop after each, until the request is gone."""
+    """Report tokens in steps, each with an iteration of the loop, until the request is gone."""
     token_id = served.encode("a")[0]
     for _ in range(num_tokens // 8):
         if served.server.front.table.output(key) is None:
@@ -51,7 +51,7 @@ async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
 
 
 async def block_writer(served: ServedFront) -> int:
-    """Let the next stream run into its reader's full window; returns the request's key."""
+    """Fill the next stream's window until its writer blocks; return the request's key."""
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
     output = served.server.front.table.output(spec.key)

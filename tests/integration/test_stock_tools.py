@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 def with_programs() -> dict[str, str]:
-    """Our environment, with the programs that were installed next to Python."""
+    """Return this process's environment with the programs installed next to Python."""
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
     return {**inherited, "PATH": path}
@@ -33,7 +33,9 @@ def with_programs() -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def environment() -> AsyncIterator[dict[str, str]]:
-    """What the page's first block sets, for a server with every port, and our programs."""
+    """Provide the variables of the page's first block, for a server with every port, and our
+    programs.
+    """
     doors = ("--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), "--fronts", "1", "--model-name", "demo", *doors) as service:
         metrics = (await service.door("metrics")).removeprefix("http://").removesuffix("/metrics")
@@ -46,7 +48,7 @@ async def environment() -> AsyncIterator[dict[str, str]]:
 
 
 async def run(command: str, environment: dict[str, str]) -> tuple[int | None, str, str]:
-    """A block in a shell: its exit code, what it stated, and what it complained of."""
+    """Run a block in a shell; return its exit code, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *("bash", "-euo", "pipefail", "-c", command),
         cwd=REPOSITORY,
@@ -129,7 +131,7 @@ async def test_a_name_that_the_server_lacks_is_told(
 
 
 async def _metadata_of(words: str) -> list[tuple[str, str | bytes]]:
-    """What `reflect.py list` sends to a server along with its call."""
+    """Return the metadata that `reflect.py list` sends with its call."""
     seen: list[tuple[str, str | bytes]] = []
 
     class Watch(grpc.aio.ServerInterceptor):

@@ -50,7 +50,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is left of an engine that was killed while it served."""
+    """Provide the recording of an engine that was killed while it served."""
     fd = create_memory(256, "test")
     engine = subprocess.Popen(
         [sys.executable, "-c", _ENGINE, str(fd)],

@@ -90,7 +90,7 @@ async def test_what_goes_wrong_is_one_line(
 
 @pytest.fixture
 def path_without_rich(tmp_path: Path) -> str:
-    """A path for modules on which rich cannot be imported."""
+    """Return a module path on which rich cannot be imported."""
     blocker = "import sys\nsys.modules['rich'] = None\n"
     (tmp_path / "sitecustomize.py").write_text(blocker, encoding="utf-8")
     return os.pathsep.join((str(tmp_path), *sys.path))
@@ -106,7 +106,7 @@ async def test_a_missing_package_is_named(served: ServedDesk, path_without_rich:
 
 @dataclass
 class Screen:
-    """What a command wrote to its terminal, and a keyboard."""
+    """A command's terminal: its output, and a keyboard."""
 
     process: asyncio.subprocess.Process
     master: int
@@ -117,7 +117,7 @@ class Screen:
         os.write(self.master, keys.encode())
 
     async def until(self, part: str) -> None:
-        """Wait for it in what is written from now on."""
+        """Wait for the text in later output."""
         begin = len(self.text)
         async with asyncio.timeout(LIMIT_S):
             while part not in self.text[begin:]:
@@ -182,7 +182,7 @@ async def test_a_live_view_survives_the_services_restart(served: ServedDesk) -> 
 
 
 async def test_the_wait_in_a_long_queue_is_told_of_now() -> None:
-    """Of those that ended none had waited: what they were reported states nothing of it."""
+    """No ended request had waited: their estimates contain no queue time."""
     arguments = [*simulated(), "--fronts", "2", "--max-num-seqs", "1"]
     async with observed(*arguments) as (service, operations), service.channel() as channel:
         assert await stream(channel, 60).outcome() is grpc.StatusCode.OK

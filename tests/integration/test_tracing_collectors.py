@@ -13,11 +13,13 @@ from support.traced_process import Outcome, run_traced
 SPANS_PER_REQUEST = 6
 CLOSE_LIMIT_S = 1.0
 SDK_HANG_S = 25.0
-"""Left alone, the SDK takes 30 seconds to shut down when its collector does not answer."""
+"""By default the SDK takes 30 seconds to shut down when its collector does not answer."""
 
 
 def check_all_accounted_for(outcome: Outcome, num_requests: int) -> None:
-    """No span came through, each is counted once, and no client waited for the SDK's patience."""
+    """Check that no span was exported, each is counted once, and none waited for the SDK's
+    timeout.
+    """
     counts = outcome.counters
     num_traces = sum(number for name, number in counts.items() if name.startswith("traces_"))
     assert num_traces == num_requests
@@ -96,7 +98,7 @@ def test_a_collector_that_hangs_does_not_fill_the_memory(monkeypatch: pytest.Mon
 
 
 def take_and_close(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The counts of 400 requests."""
+    """Trace 400 requests and close; return the counters."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
     tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
     tracing.take_records([request_record(number) for number in range(1, 401)])

@@ -36,7 +36,7 @@ ON = TracingConfig(is_on=True)
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """A collector that this process's exporters talk to."""
+    """Provide a collector that receives from this process's exporters."""
     with grpc_receiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         yield receiver
@@ -45,7 +45,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 def traced(
     receiver: Receiver, records: Sequence[RequestRecord], config: TracingConfig = ON
 ) -> tuple[list[Span], dict[str, int]]:
-    """All spans of the records at the collector, and the counts."""
+    """Return all spans of the records at the collector, and the counters."""
     tracing = start_tracing(config, model="tiny")
     tracing.take_records(records)
     tracing.close(CLOSE_LIMIT_S)
@@ -53,7 +53,7 @@ def traced(
 
 
 def roots_of(spans: Sequence[Span]) -> list[Span]:
-    """The spans of servers."""
+    """Return the server spans."""
     return [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
 
 
@@ -133,7 +133,7 @@ def test_a_preemption_is_an_event_of_the_root(receiver: Receiver) -> None:
 
 
 def child_of(number: int, *, is_sampled: bool, **changes: Any) -> RequestRecord:
-    """A request whose caller is part of a trace, and decided on it."""
+    """Return a request whose caller has a trace with a sampling decision."""
     trace = trace_parent(
         number,
         parent_span_id=b"\x00callers",
@@ -200,7 +200,9 @@ def test_a_ratio_keeps_its_part_and_all_errors(
 
 
 def content_records() -> list[RequestRecord]:
-    """Prompts and outputs that must not get out, and texts where names belong."""
+    """Return records with prompts and outputs that must not leak, and free text in place of
+    names.
+    """
     content = Content(prompt="CANARY-prompt", outputs=("CANARY-output", "CANARY-second"))
     return [
         request_record(1, content=content, reason="CANARY text", finish_reasons=("CANARY said",)),

@@ -1,4 +1,4 @@
-"""Aborts that are acknowledged late or never: which waits there are, and their bounds."""
+"""Aborts that are acknowledged late or never: the resulting waits, and their bounds."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ from support.trtllm_engine import (
 
 
 def check_everyone_runs(house: TrtllmHouse) -> None:
-    """Between two iterations: no client waits in the engine, and a caller that is in it holds
-    pages."""
+    """Check between iterations that no request waits in the engine, and that each active one has
+    pages.
+    """
     assert house.view().waiting == ()
     active = house.control._engine.active
     assert len(active) <= house.executor.info.max_num_seqs
@@ -26,7 +27,7 @@ def check_everyone_runs(house: TrtllmHouse) -> None:
 
 
 def run_watched(house: TrtllmHouse, max_rounds: int = 500) -> int:
-    """Until idle; the most that were active at once."""
+    """Run until idle; return the most requests that were active at once."""
     most = 0
     for _ in range(max_rounds):
         if not (house.engine.has_work or house.num_inside):
@@ -81,7 +82,7 @@ def test_the_engine_never_holds_what_it_cannot_run_while_others_leave(build: Hou
 
 @pytest.mark.parametrize("num_over", [0, 1])
 def test_a_request_as_large_as_the_cache_runs_or_is_refused(build: Houses, num_over: int) -> None:
-    """The engine promises pages for every token, the last one too, which is never computed."""
+    """The engine reserves pages for every token, also for the last, which is never computed."""
     num_blocks = 4
     house = build(num_blocks=num_blocks)
     whole = greedy_spec(1, 6, max_tokens=num_blocks * BLOCK_SIZE - 6 + num_over)

@@ -25,7 +25,7 @@ from support.trtllm_engine import (
 
 
 def signal_shutdown(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when some shutdown of the engine begins."""
+    """Set an event when a shutdown of the engine begins."""
     begun = threading.Event()
 
     def shutdown(original: Any, proxy: Any) -> None:
@@ -328,7 +328,7 @@ def test_close_returns_although_the_loop_is_blocked(
 def test_everything_is_on_one_loop_but_what_blocks(
     tmp_path: Path, fake_trtllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second loop would lose wake-ups; a build on the loop would hold up everything."""
+    """A second loop would lose wake-ups; a build on the loop would block all its work."""
     threads: dict[str, set[str]] = {}
 
     def note(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Faults of one request, and faults that end the engine although its health does not show it."""
+"""Faults of one request, and faults that end the engine although its health check passes."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_faults_of_the_engine_are_not_told_as_the_clients(message: str) -> None:
 
 
 class TestOverTheEngine:
-    """The same with the executor and the stand-in's engine."""
+    """The watchdog with the executor and the stand-in's engine."""
 
     def test_a_hang_under_traffic_of_impatient_clients_is_found(self, build: Any) -> None:
         house = build()

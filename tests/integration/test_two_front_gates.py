@@ -30,12 +30,14 @@ async def service(text: ModelText) -> AsyncIterator[SteppedService]:
 
 
 def live_of(service: SteppedService) -> Counter[str]:
-    """By tenant: what the engine holds, in the queue or running in place of another."""
+    """Return the engine's requests by tenant, queued or running."""
     return Counter(live.spec.tenant for live in service.engine.requests.values())
 
 
 async def until_live(service: SteppedService, tenant: str, count: int) -> None:
-    """The engine has so many of a tenant, and has reported who gave way."""
+    """Wait until the engine has so many requests of a tenant, and has reported the displaced
+    ones.
+    """
 
     def is_so() -> bool:
         service.hear()
@@ -48,7 +50,7 @@ async def until_live(service: SteppedService, tenant: str, count: int) -> None:
 async def test_the_tenant_with_the_most_waiting_gives_way_across_fronts(
     service: SteppedService,
 ) -> None:
-    """The flood is at one front; at the other, which sees nothing of it, the quiet tenants are."""
+    """The flood is at one front, the quiet tenants at the other, which does not see it."""
     shown = ShownQueue(service.engine)
     flood, quiet = Calls(), Calls()
     async with another_front(service, tenant_metadata_key=KEY) as other:

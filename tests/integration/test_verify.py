@@ -1,4 +1,4 @@
-"""`penstock verify` against sound, faulty and missing services, and with its own service."""
+"""`penstock verify` against correct, faulty and missing services, and with its own service."""
 
 import asyncio
 import functools
@@ -38,14 +38,14 @@ def _as_it_is(_: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """What becomes of a request on the way in, and of each response on the way out."""
+    """Changes to each request on the way in, and to each response on the way out."""
 
     request: Callable[[pb.GenerateRequest], None] = _as_it_is
     response: Callable[[pb.GenerateResponse], None] = _as_it_is
 
 
 class LyingProxy(grpc.GenericRpcHandler):
-    """`lie` may be exchanged between calls."""
+    """A proxy whose `lie` may be replaced between calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -90,7 +90,7 @@ def _change(message_type: Any, change: Callable[[Any], None], data: bytes, metho
 
 @asynccontextmanager
 async def lying_proxy(address: str) -> AsyncGenerator[LyingProxy, None]:
-    """Serve on 127.0.0.1 for the length of the block, for the service at the address."""
+    """Serve on 127.0.0.1 during the block as a proxy of the service at the address."""
     async with grpc.aio.insecure_channel(address) as channel:
         proxy = LyingProxy(channel)
         server = grpc.aio.server()
@@ -109,13 +109,13 @@ FEW_SEATS = ("--max-num-seqs", "4")
 
 
 def row_of(result: Result, name: str) -> list[str]:
-    """Outcome, name and the rest of one check's row."""
+    """Return outcome, name and the rest of one check's row."""
     [row] = [line for line in result.out.splitlines() if line.split()[1:2] == [name]]
     return row.split()
 
 
 def outcomes_of(result: Result) -> dict[str, str]:
-    """Outcome by check."""
+    """Return the outcome by check."""
     rows = [line.split() for line in result.out.splitlines()]
     return {row[1]: row[0] for row in rows if row and row[0] in ("PASS", "FAIL", "SKIP")}
 
@@ -125,13 +125,13 @@ async def verify(*args: str, **environment: str) -> Result:
 
 
 def all_but(*names: str) -> list[str]:
-    """Flags that leave everything out but these checks and what they rest on."""
+    """Return flags that skip all checks except these and their prerequisites."""
     kept = ("health", "model", *names)
     return [flag for name in NAMES if name not in kept for flag in ("--skip", name)]
 
 
 async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
-    """The whole of it, with a separate service, that gets its settings from both sides."""
+    """All checks, with its own service configured by both flags and environment."""
     file = tmp_path / "report.json"
 
     result = await verify(
@@ -201,7 +201,7 @@ COUNTER = itertools.count(1)
 
 
 def without(group: str, field: str) -> Lie:
-    """A service that takes an option and forgets it."""
+    """Return a proxy change that drops an option."""
 
     def forget(request: pb.GenerateRequest) -> None:
         getattr(request, group).ClearField(field)

@@ -24,7 +24,7 @@ LIMIT_S = 100.0
 
 
 async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
-    """The checks that follow wait for the next engine, and pass."""
+    """The next checks wait for the next engine, and pass."""
     arguments = (*simulated(), "--max-replays", "0")
     async with service_started(*arguments) as service, Client(service.address) as client:
         engine = await service.next_pid("engine")
@@ -74,7 +74,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
 
 
 async def test_its_service_ends_as_it_would_by_itself() -> None:
-    """No shorter drain than its settings state, those of the environment included."""
+    """The drain is not shorter than configured, also by the environment."""
     told: list[str] = []
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     environment = {**inherited, "PYTHONPATH": os.pathsep.join(sys.path)}

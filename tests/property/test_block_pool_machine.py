@@ -1,7 +1,7 @@
 """The block pool against a plain model, for any order of operations over time.
 
-The model knows levels, ages and both eviction orders naively, so that every eviction can be held
-against it.
+The model computes levels, ages and both eviction orders naively; every eviction is compared with
+it.
 """
 
 import math
@@ -22,11 +22,11 @@ from support.core import blocks_of
 # Eviction orders stated as plainly as possible, to hold the real ones against.
 
 EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
-"""Where the bins of age begin: 0, 16, 24, 32, 48, ..."""
+"""Lower bounds of the age bins: 0, 16, 24, 32, 48, ..."""
 
 
 class NaiveOrder(Protocol):
-    """The cached blocks of the default level; `now` counts all blocks that were given back."""
+    """The cached blocks of the default level; `now` counts all released blocks."""
 
     def blocks(self) -> set[int]: ...
 
@@ -48,7 +48,7 @@ class NaiveOrder(Protocol):
 
 
 class NaiveLru:
-    """Longest ago first."""
+    """Least recently used first."""
 
     def __init__(self) -> None:
         self.turns: dict[int, int] = {}
@@ -184,7 +184,7 @@ class NaiveHitDensity:
             self.hits = [[count // 2 for count in hits] for hits in self.hits]
 
     def name(self, table: list[int], chain: list[bytes], first: int, now: int) -> None:
-        """Of chains of up to 8 blocks, which have one mark, their first."""
+        """Mark a new chain of up to 8 blocks at its first block."""
         new = table[first:]
         if first or not new:
             return
@@ -213,7 +213,7 @@ KEYS: list[SessionKey] = [("", name, b"") for name in "abc"]
 
 
 class StandingModel:
-    """What every block's level is, stated as plainly as possible."""
+    """The level of every block, computed in the simplest way."""
 
     def __init__(self, max_num_blocks: int, max_num_each: int) -> None:
         self.max_num_blocks, self.max_num_each = max_num_blocks, max_num_each
@@ -273,10 +273,10 @@ class StandingModel:
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """`holders` are block tables; every block of a table carries one reference of it.
+    """`holders` are block tables; every block of a table has one reference from it.
 
     `order`: the cached blocks of the default level; `elsewhere`: level and turn of the others. A
-    turn counts the blocks that were left.
+    turn counts the released blocks.
     """
 
     def __init__(self) -> None:
@@ -336,7 +336,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return self.order.blocks() | self.elsewhere.keys()
 
     def next_victims(self, count: int) -> list[int]:
-        """Lowest level, then as the order states; an eviction changes no client else's level."""
+        """Return the lowest level's blocks in the order's sequence; an eviction changes no other
+        level.
+        """
         victims: list[int] = []
         for _ in range(count):
             level = min(self.model.level(block, self.now) for block in self.cached())
@@ -352,7 +354,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return victims
 
     def move(self) -> None:
-        """Let cached blocks stand where their levels state now."""
+        """Move cached blocks to their current levels."""
         for block in sorted(self.cached()):
             level = self.model.level(block, self.now)
             was, turn = self.elsewhere.get(block, (DEFAULT, 0))
@@ -367,7 +369,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.elsewhere[block] = (level, turn)
 
     def use(self, blocks: list[int]) -> None:
-        """Known blocks find one user more."""
+        """Add a reference to known blocks."""
         self.pool.share(blocks)
         for block in blocks:
             self.order.share(block)
@@ -400,7 +402,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(chain=st.sampled_from("xyz"), length=st.integers(1, 5))
     def come_with_a_chain(self, chain: str, length: int) -> None:
-        """A request whose prompt is one of three; what is there of it is shared."""
+        """Add a request with one of three prompts; share the blocks that are cached."""
         digests = [f"{chain}{place}".encode() for place in range(length)]
         found = self.pool.match(digests)
         assert found == [self.named[d] for d in digests[: len(found)]]
@@ -431,7 +433,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pool.num_available)
     @rule(wishes=st.lists(WISHES, min_size=1, max_size=3), key=st.none() | st.sampled_from(KEYS))
     def come_and_go(self, wishes: list[CacheRetention | None], key: SessionKey | None) -> None:
-        """A request of one block for each wish, all of a session if there is a key."""
+        """Add and end a request of one block for each wish, all of a session if there is a key."""
         for wish in wishes[: self.pool.num_available]:
             self.allocate(1)
             (block,) = self.holders[-1]

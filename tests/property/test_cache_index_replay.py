@@ -22,7 +22,7 @@ SALTS = (b"one", b"two")
 
 
 class Replay:
-    """What a subscriber makes of a watch; it minds the order that it is promised."""
+    """A subscriber's copy of a watch; checks the promised order."""
 
     def __init__(self, watch: CacheWatch) -> None:
         self.watch = watch
@@ -31,7 +31,7 @@ class Replay:
         self._known_parents: set[bytes] = set()
 
     def read(self, max_num: int) -> None:
-        """A piece of the snapshot; after it what has changed."""
+        """Read a piece of the snapshot; after it, the changes."""
         if self._num_left:
             piece = self.watch.take_blocks(max_num)
             assert piece

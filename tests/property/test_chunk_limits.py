@@ -48,7 +48,7 @@ steps = st.lists(
 def run(
     script: Iterable[object], limits: ChunkLimits, timers: FakeTimers
 ) -> list[GenerateResponse]:
-    """Messages of a stream whose writer gets its turn where the script states so."""
+    """Return the messages of a stream whose writer runs at the scripted points."""
     stream = TokenStream(limits, timers)
     encoder = encoder_for(limits, FrontConfig())
     messages: list[GenerateResponse] = []

@@ -1,4 +1,4 @@
-"""Streamed text equals the text of the whole, for every tokenizer family and any split."""
+"""Streamed text equals the text decoded at once, for every tokenizer family and any split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_valid_utf8(data: bytes) -> bool:
 
 
 def byte_runs(tokenizer: Tokenizer, ids: list[int]) -> list[bytes]:
-    """The runs of byte-fallback tokens, special tokens not counted."""
+    """Return the runs of byte-fallback tokens, without special tokens."""
     runs: list[bytes] = [b""]
     for token_id in ids:
         token = tokenizer.id_to_token(token_id) or ""

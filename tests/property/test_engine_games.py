@@ -1,12 +1,12 @@
 """Random sequences of a hundred operations on the whole engine, each generated from a seed.
 
 Arrivals, cancels, faults, deadlines, tenants, priorities, both pipeline depths and tiny pools, over
-a strict simulated device. What is checked after every turn is in `game_laws` and `game_records`,
-and in the engine's own `check_integrity`; that each can fail is shown by test_engine_sabotage.py. A
-failure names its seed, which plays it again.
+a strict simulated device. `game_laws`, `game_records` and the engine's own `check_integrity` define
+the checks after every turn; test_engine_sabotage.py shows that each can fail. A failure names its
+seed, which reproduces it.
 
-The seeds are the same in every run. PENSTOCK_FIRST_SEED moves them and PENSTOCK_NUM_GAMES plays
-more of them, to look further.
+The seeds are the same in every run. PENSTOCK_FIRST_SEED changes the first, and PENSTOCK_NUM_GAMES
+the number of games.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_no_game_breaks_a_law(first: int) -> None:
 
 
 def test_a_game_is_repeatable() -> None:
-    """A seed gives the same calls, the same batches and the same ends each time."""
+    """A seed gives the same calls, batches and ends each time."""
     for seed in range(2):
         game, again = played(seed).game, played(seed).game
         assert again.executor.log == game.executor.log
@@ -63,7 +63,7 @@ def test_a_game_is_repeatable() -> None:
 
 
 def test_games_come_near_every_law() -> None:
-    """A law that nothing ever comes near is not checked."""
+    """A law that no game exercises is not checked."""
     unseen = set(SIGHTS)
     for seed in range(MAX_GAMES_FOR_SIGHTS):
         unseen -= set(sights(played(seed)))

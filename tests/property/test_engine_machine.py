@@ -1,8 +1,8 @@
-"""The engine over a strict simulated device, for any order of events of requests.
+"""The engine over a strict simulated device, for any order of request events.
 
-Hypothesis plays clients, time and faults with the chances and the laws of the games of
-test_engine_games.py; it chooses other games in every run, makes a failing one smaller, and prints
-every call of it.
+Hypothesis generates clients, time and faults with the probabilities and laws of
+test_engine_games.py; it generates other games in every run, shrinks a failing one, and prints each
+of its calls.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 def test_case_47_whatever_happens_the_laws_hold() -> None:
-    """PENSTOCK_MACHINE_RUNS: how many games of a hundred moves, 5,000 for the whole case."""
+    """PENSTOCK_MACHINE_RUNS: number of games of a hundred moves, 5,000 for the whole case."""
     num_runs = os.environ.get("PENSTOCK_MACHINE_RUNS")
     how = settings(stateful_step_count=40, max_examples=30)
     if num_runs is not None:

@@ -1,11 +1,11 @@
 """Each invariant of the engine is violated on purpose, and the games detect it.
 
-`SABOTAGES` is the table of the invariants: its first column states what must hold, its second which
-assertion of the games states so, the third breaks it. A law that no broken engine can offend checks
-nothing.
+`SABOTAGES` is the table of the invariants: its first column is the invariant, its second the
+assertion of the games that checks it, the third what breaks it. A law that no broken engine
+violates checks nothing.
 
-Not here: that shares of tenants, ageing and pacing keep their bounds, which test_fairness.py and
-test_pacing_laws.py show of what decides them.
+Not here: the bounds of fair shares, ageing and step sizing, which test_fairness.py and
+test_pacing_laws.py check directly.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NUM_GAMES = 200
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
-    """`told`: what the failure states. `place`, `name`: what is replaced, by `broken(original)`."""
+    """`told`: the message of the failure. `place`, `name`: replaced by `broken(original)`."""
 
     law: str
     told: str
@@ -55,7 +55,7 @@ class Sabotage:
 
 
 def without(original: Any) -> Any:
-    """Does nothing."""
+    """Replace it with a no-op."""
     return lambda *_, **__: None
 
 
@@ -101,7 +101,7 @@ def with_a_token_more(original: Any) -> Any:
 
 
 def misnaming(original: Any) -> Any:
-    """Names the content of one block more than was computed."""
+    """Register the content of one block more than was computed."""
     return lambda cache, request, num: original(cache, request, num + cache.block_size)
 
 
@@ -133,7 +133,7 @@ def always(value: Any) -> Callable[[Any], Any]:
 
 
 def pessimistic(original: Any) -> Any:
-    """Thinks that a step takes far longer than it does."""
+    """Predict far longer steps than the real ones."""
 
     def machine(judge: DeadlinePredictor) -> Any:
         true = original(judge)
@@ -151,7 +151,7 @@ def highest(original: Any) -> Any:
 
 
 def unowned(original: Any) -> Any:
-    """Does not own up to a preemption."""
+    """Do not record a preemption."""
 
     def preempt(at_fault: Any, *arguments: Any) -> None:
         original(at_fault, *arguments)
@@ -161,12 +161,12 @@ def unowned(original: Any) -> Any:
 
 
 def stingy(original: Any) -> Any:
-    """Promises what is needed now, not what may be needed."""
+    """Reserve what is needed now, not what may be needed."""
     return lambda admissions, request: len(request.tokens)
 
 
 def as_fresh(original: Any) -> Any:
-    """Forgets who was preempted."""
+    """Forget which requests were preempted."""
 
     def push(order: FairOrder, request: Request) -> None:
         count, request.num_preemptions = request.num_preemptions, 0
@@ -249,7 +249,7 @@ def test_a_broken_engine_is_noticed(sabotage: Sabotage, monkeypatch: pytest.Monk
 
 
 def failure_of(seed: int) -> str | None:
-    """Which check fails in the game of a seed, and what it states."""
+    """Return which check fails in the game of a seed, and its message."""
     try:
         played(seed)
     # Whatever goes wrong in a game is its result.

@@ -138,7 +138,7 @@ def test_what_light_tenants_may_cost_others(
 
 
 class Stalled:
-    """For how many steps the first prompt under way has got no tokens."""
+    """For how many steps the first prompt in prefill has got no tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self._life = engine
@@ -158,7 +158,7 @@ class Stalled:
 
 
 def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> None:
-    """One step of a second, and what must hold of it."""
+    """Run one step of a second; check it."""
     before = {key: (r.num_tenant_preemptions, r.spec.tenant) for key, r in engine.requests.items()}
     changes = engine.step().changes
     engine.check_integrity()
@@ -235,7 +235,7 @@ def test_who_waits_long_enough_is_admitted_in_bounded_turns(
 
 
 def step(engine: Engine, clock: FakeClock, order: list[int], admitted_s: dict[int, float]) -> None:
-    """One step of a second; notes who was admitted, and when."""
+    """Run one step of a second; record which requests were admitted, and when."""
     for change in engine.step().changes:
         if isinstance(change, Admitted):
             order.append(change.key)

@@ -1,7 +1,7 @@
 """The forecast compared with the engine itself, on a clock that the cost model drives.
 
-A caller that is refused by the best case must really have been late: no false refusals. And the
-expected wait has to be of the right size, or RetryInfo sends clients away for nothing.
+A request that the best case rejects must really have been late: no false rejections. The expected
+wait must be of the right magnitude, or RetryInfo delays clients needlessly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK_SIZE = 16
 
 @dataclass(slots=True)
 class House:
-    """An engine, first come first served, and what was predicted of each request."""
+    """A first come, first served engine, and what was predicted for each request."""
 
     budget: int
     max_num_seqs: int

@@ -31,7 +31,7 @@ REFUSALS = {
 
 
 def outcome(data: bytes) -> Generation | RequestError:
-    """What a handler would have before it asks the engine."""
+    """Return what a handler has before it calls the engine."""
     try:
         return read_generation(parse(GenerateRequest, data), LIMITS, ("tiny",))
     except RequestError as error:

@@ -38,7 +38,7 @@ SOME_IDS = (67, 68, 69, 70)
 
 @dataclass(frozen=True)
 class News:
-    """What an engine states in one step of output `index`, behind (output, token id)."""
+    """The engine's events in one step for output `index`, after (output, token id)."""
 
     kind: str
     index: int
@@ -46,7 +46,7 @@ class News:
 
 
 Script = list[News | str | int]
-"""Besides news: to take all, or so many tokens, and what else ends a stream."""
+"""Actions besides events: take all, take so many tokens, and other ends of a stream."""
 PLAIN = News("", 0, [(0, SOME_IDS[0])])
 OPENING: Script = [News("admitted", 0), PLAIN]
 
@@ -109,7 +109,7 @@ def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list
 
 
 def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> None:
-    """One step of an engine, also one that no engine would ever do."""
+    """Report one step of an engine, including impossible ones."""
     keys = [output.key for output in request.outputs]
     key = keys[news.index % len(keys)]
     changes: dict[str, Queued | Admitted | Preempted] = {
@@ -132,7 +132,7 @@ def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> No
 async def play(
     text: ModelText, generation: Generation, script: Script, *, is_short: bool
 ) -> tuple[list[object], int]:
-    """All that can be observed, and how many steps left a token to take as text."""
+    """Return everything observable, and how many steps left a token to take as text."""
     seen: list[object] = []
     now_s = 0.0
     port = ScriptedPort()

@@ -22,7 +22,7 @@ limits = st.integers(1, 200)
 
 
 def let_in(accounts: QuotaAccounts, key: int, prompt: int, now: float, tenant: str = "a") -> bool:
-    """One request of `prompt` tokens, if it fits; it ends at once."""
+    """Admit one request of `prompt` tokens, if it fits; it ends at once."""
     if accounts.breach_of(tenant, prompt, 1, now) is not None:
         return False
     accounts.take_in(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)
@@ -70,7 +70,7 @@ def test_no_window_holds_more_than_its_share_and_a_burst(
 def test_the_accounts_are_two_buckets(
     requests: int | None, tokens: int | None, steps: list[tuple[float, str, int]]
 ) -> None:
-    """Against buckets that are filled and emptied as the textbook has it."""
+    """Compared with textbook token buckets."""
     quota = TenantQuota(max_requests_per_minute=requests, max_tokens_per_minute=tokens)
     accounts = QuotaAccounts({}, quota)
     most = {"requests": float(requests or 0), "tokens": float(tokens or 0)}
@@ -162,7 +162,7 @@ def test_a_tenant_without_a_quota_is_never_refused(
 def test_limits_that_change_under_load_keep_the_books(
     turns: list[tuple[str, str, int]], depth: int
 ) -> None:
-    """In a whole engine: its own accounts of who lives agree with the quotas' after every turn."""
+    """In a whole engine: its list of live requests agrees with the quotas' after every turn."""
     config = SchedulerConfig(
         max_num_batched_tokens=16, tenant_quota=TenantQuota(max_num_live=2, max_tokens_per_minute=9)
     )

@@ -30,7 +30,7 @@ MAX_SEQ_LEN = 64
 
 @dataclass(frozen=True)
 class House:
-    """The engines of one run, all alike."""
+    """The identical engines of one run."""
 
     pipeline_depth: int = 1
     num_blocks: int = 64

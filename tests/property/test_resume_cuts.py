@@ -1,7 +1,7 @@
 """Streams cut at any point, any number of times, on any front, are complete at the client.
 
-Each example draws a request, and where its connection breaks or its front is lost. In process, with
-real sockets and a real engine that is stepped by the test.
+Each example draws a request and the points where its connection breaks or its front is lost. In
+process, with real sockets and a real engine that the test steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from support.stepped_service import SteppedService, stepped
 
 @st.composite
 def requests(draw: st.DrawFn) -> pb.GenerateRequest:
-    """Greedy or seeded, of one output or several, with whatever may be reported besides text."""
+    """Draw a greedy or seeded request of one or several outputs, with any reported fields."""
     message = resumable(
         draw(st.integers(1, 40)),
         prompt=draw(st.lists(st.integers(3, 400), min_size=1, max_size=40)),
@@ -54,13 +54,13 @@ def requests(draw: st.DrawFn) -> pb.GenerateRequest:
 
 
 cuts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.booleans()), max_size=4)
-"""Messages read before a cut, steps after it, and whether the rest is asked of the other front."""
+"""Messages read before a cut, steps after it, and whether Resume goes to the other front."""
 
 
 async def rest_of(
     service: SteppedService, call: Any, num_messages: int
 ) -> tuple[list[pb.GenerateResponse], bool]:
-    """Up to so many messages of a call, and whether it came to its end."""
+    """Read up to so many messages of a call; return them, and whether it ended."""
     responses: list[pb.GenerateResponse] = []
     for _ in range(num_messages):
         try:
@@ -72,7 +72,7 @@ async def rest_of(
 
 
 def after(got: list[pb.GenerateResponse], message: pb.GenerateRequest) -> pb.ResumeRequest:
-    """What asks for the rest. Forgets what no client knows how much of the prompt it was."""
+    """Return the Resume request for the rest. Drop a partial echo, whose length no client knows."""
     if message.output.echo and not any(num_tokens_of(got, message.sampling.num_outputs or 1)):
         del got[1:]
     return rest_after(got, message.sampling.num_outputs or 1)
@@ -86,7 +86,7 @@ async def undisturbed(text: ModelText, message: pb.GenerateRequest) -> list[pb.G
 async def cut(
     text: ModelText, message: pb.GenerateRequest, cut_at: list[tuple[int, int, bool]]
 ) -> list[pb.GenerateResponse]:
-    """What a client gets that comes back after each cut."""
+    """Return what a client receives that resumes after each cut."""
     async with stepped(text) as first, another_front(first) as second:
         fronts = [first, second]
         call: Any = first.stub.Generate(message)
@@ -116,7 +116,7 @@ async def cut(
 async def lost(
     text: ModelText, message: pb.GenerateRequest, num_messages: int, num_steps: int
 ) -> list[pb.GenerateResponse]:
-    """What a client gets whose front is lost."""
+    """Return what a client receives whose front is lost."""
     async with stepped(text) as first, another_front(first) as second:
         call = first.stub.Generate(message)
         got, is_whole = await rest_of(first, call, 1 + num_messages)

@@ -1,7 +1,7 @@
 """The scheduler over an executor that returns results in any order, number and time.
 
-Whatever arrives when, every request ends once, gets its own tokens in order, and no invariant
-breaks between two steps; nothing is ever inside the executor beyond what it can run.
+Every request ends once and gets its own tokens in order, and no invariant breaks between two steps;
+the executor never holds more than it can run.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ NUM_SLOTS = 40
 
 
 class Device:
-    """Computes rows; raises for a bad slot in a step, and for more tokens than it has room for."""
+    """Computes rows; raises for a bad slot in a step, and for more tokens than fit."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Device:
 
 
 def batch_of(num_decodes: int, chunks: list[tuple[int, bool]]) -> Batch:
-    """Decode rows in the highest slots, then chunks of (tokens, whether they complete)."""
+    """Return decode rows in the highest slots, then chunks of (tokens, whether they complete)."""
     num_rows = num_decodes + len(chunks)
     slots = np.arange(NUM_SLOTS - 1, NUM_SLOTS - 1 - num_rows, -1, dtype=np.int32)
     is_sampled = [True] * num_decodes + [completes for _, completes in chunks]

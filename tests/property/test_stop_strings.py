@@ -14,7 +14,7 @@ CUTS = st.lists(st.integers(0, 5), max_size=20)
 
 
 def naive(text: str, stops: list[str], num_unarmed: int = 0) -> tuple[str, str] | None:
-    """Text before the first stop to be complete past `num_unarmed`, and that stop."""
+    """Return the text before the first stop that completes after `num_unarmed`, and that stop."""
     for end in range(num_unarmed + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

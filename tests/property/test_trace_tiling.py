@@ -17,7 +17,7 @@ OFFSET_NS = 1_763_000_000_123_456_789
 
 @st.composite
 def lives(draw: st.DrawFn) -> RequestRecord:
-    """Segments of any kind and length, tiling the request's life."""
+    """Draw segments of any kind and length that tile the request's lifetime."""
     arrival_s = draw(st.floats(0.001, 1e7))
     kinds = draw(st.lists(st.sampled_from(SegmentKind), min_size=1, max_size=12))
     times = [arrival_s]

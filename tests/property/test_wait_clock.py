@@ -1,7 +1,7 @@
 """The queue's wait accounting against a plain sum over every request and second.
 
-The order in which things happen is drawn; a caller that is let in is any client. With few places in
-the columns of the clock, so that they grow often.
+The order of events is drawn; any request may be admitted next. The clock's columns start small, so
+that they grow often.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_TURNS = 120
 
 @dataclass(slots=True)
 class Account:
-    """One stay in the queue, second by second."""
+    """One wait in the queue, second by second."""
 
     since_s: float
     spent_s: dict[WaitReason | None, float] = field(default_factory=dict)
@@ -33,14 +33,14 @@ class Account:
 
 @dataclass(slots=True)
 class Turn:
-    """Who was let in last by tenant, and who had come before whom for that tenant by then."""
+    """The last admission by tenant, and which requests of the tenant had arrived by then."""
 
     line: tuple[int, int]
     first: int
 
 
 class Queue:
-    """A clock, and the accounts of those who wait kept the long way round."""
+    """A clock, and the accounts of waiting requests computed in the simplest way."""
 
     def __init__(self) -> None:
         self.clock = WaitClock()

@@ -12,7 +12,6 @@ from support.ray_cluster import RayCluster, has_ray, ray_cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RayCluster]:
-    """Two Ray nodes."""
     if not has_ray():
         pytest.skip(
             "needs ray[serve]: pip install '.[ray]', or name a Python by PENSTOCK_RAY_PYTHON"

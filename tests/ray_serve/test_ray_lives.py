@@ -152,8 +152,11 @@ async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) 
 
 
 async def _until_ingresses_know(cluster: RayCluster, known: set[str]) -> None:
-    """Ingresses receive of new replicas some time after these run, and one after the other; which
-    knows one of two gives it all sessions."""
+    """Wait until both ingresses know the new replicas; one that knows only one of two sends it all
+    sessions.
+
+    Ingresses learn of replicas some time after these run, one ingress after the other.
+    """
     sessions = [(("session_id", f"session-{number}"),) for number in range(12)]
     took: list[list[str]] = []
     num_rounds = 0
@@ -178,7 +181,7 @@ async def _replica_of(channel: grpc.aio.Channel, session: tuple[tuple[str, str],
 
 
 def _engine_of(service_pid: int) -> int:
-    """The process id of a service's engine."""
+    """Return the pid of a service's engine."""
     children = Path(f"/proc/{service_pid}/task/{service_pid}/children").read_text(encoding="ascii")
     for pid in children.split():
         if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():

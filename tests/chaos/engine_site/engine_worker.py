@@ -1,7 +1,7 @@
 """A worker process of an engine: it holds what the next engine needs, and outlives its engine.
 
-Arguments: its conduct and a folder. It locks `memory` there, as a process holds an accelerator's,
-and leaves `worker-<pid>`.
+Arguments: its conduct and a folder. It locks `memory` there, as a process holds an accelerator's
+memory, and writes `worker-<pid>`.
 """
 
 import fcntl
@@ -13,7 +13,6 @@ from pathlib import Path
 
 
 def main(conduct: str, folder: Path) -> None:
-    """Hold the memory until killed."""
     if conduct != "child" and os.fork():
         os._exit(0)  # the one that stays is no client's child, in a separate session
     if conduct != "child":
@@ -42,7 +41,7 @@ def main(conduct: str, folder: Path) -> None:
 
 
 def hold() -> None:
-    """State so, and stay."""
+    """Report the start, and stay."""
     print("ready", flush=True)
     while True:
         signal.pause()

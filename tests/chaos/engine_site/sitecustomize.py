@@ -1,8 +1,7 @@
-"""Makes the engine process of a test start its own workers, or get stuck, while it loads.
+"""Makes the engine process of a test start its own workers, or hang, while it loads.
 
-Python imports a module of this name by itself at its start: a test puts this folder on PYTHONPATH
-and states in ENGINE_CONDUCT what is to happen (see test_orphans.py). Every other process
-is left as it is.
+Python imports a module of this name at its start: a test puts this folder on PYTHONPATH and sets
+ENGINE_CONDUCT to the conduct (see test_orphans.py). All other processes are unchanged.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ _create_executor = create.create_executor
 
 
 def create_executor(config: ExecutorConfig) -> Executor:
-    """The real one, after what the test wants."""
+    """Do what the test configured, then create the real executor."""
     conduct: dict[str, Any] = json.loads(os.environ["ENGINE_CONDUCT"])
     folder = Path(conduct["folder"])
     life = 1 + len(list(folder.glob("life-*")))
@@ -42,7 +41,7 @@ def create_executor(config: ExecutorConfig) -> Executor:
 
 
 def start_worker(arguments: list[str]) -> None:
-    """Return once it holds the memory; MemoryError if another one still does."""
+    """Start a worker; return once it holds the memory, MemoryError if another one still does."""
     program = [sys.executable, str(HERE / "engine_worker.py"), *arguments]
     # The pipe stays open for the workers' life.
     worker = subprocess.Popen(program, stdout=subprocess.PIPE)
