@@ -1,8 +1,8 @@
 """Reports the connections of a gRPC server, by channelz: one line for each connection.
 
-Independent of Penstock: works with any server that has channelz. One port may belong to several
-processes with separate connections, as Penstock's fronts: this reports the one that accepted its
-own connection.
+Independent of Penstock: works with any server that has channelz. Several processes with separate
+connections may share one port, as the fronts of Penstock do: the report is of the process that
+accepted the connection of this program.
 
     python connections.py 127.0.0.1:50051
 """
@@ -19,7 +19,7 @@ _DEADLINE_S = 10.0
 
 
 def shown(server: channelz_pb2.Server, stub: Any) -> list[str]:
-    """A server and its connections."""
+    """Format a server and its connections."""
     data = server.data
     lines = [
         f"server {server.ref.server_id}: {data.calls_started} calls, {data.calls_failed} failed,"
@@ -34,7 +34,7 @@ def shown(server: channelz_pb2.Server, stub: Any) -> list[str]:
             socket = stub.GetSocket(asked, timeout=_DEADLINE_S).socket
         except grpc.RpcError as error:
             if cast(Any, error).code() is grpc.StatusCode.NOT_FOUND:
-                continue  # It has ended since.
+                continue  # It was closed meanwhile.
             raise
         remote = socket.remote.tcpip_address
         host = str(ipaddress.ip_address(remote.ip_address)) if remote.ip_address else ref.name
@@ -46,7 +46,7 @@ def shown(server: channelz_pb2.Server, stub: Any) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Run; the exit code."""
+    """Run; return the exit code."""
     parser = argparse.ArgumentParser(description="Show the connections of a gRPC server.")
     parser.add_argument("address", help="HOST:PORT")
     args = parser.parse_args(argv)

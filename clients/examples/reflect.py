@@ -1,13 +1,13 @@
 """Lists, describes and calls methods of any gRPC server that answers reflection, in JSON.
 
-Like grpcurl, with Python packages and no generated code. Independent of Penstock: all its
-information comes from the server.
+Like grpcurl, with Python packages and no generated code. Independent of Penstock: the server
+provides all information.
 
     python reflect.py 127.0.0.1:50051 list
     python reflect.py 127.0.0.1:50051 describe penstock.v1.TextPrompt
     python reflect.py 127.0.0.1:50051 call penstock.v1.ModelService/ListModels '{}'
 
-Several JSON objects in a row are several messages, for methods that take a stream. Statuses other
+Consecutive JSON objects are separate messages, for methods that take a stream. Statuses other
 than OK are reported with their details, and the exit code is 1.
 """
 
@@ -44,13 +44,13 @@ class Server:
         self._pool = DescriptorPool(cast(Any, self._database))
 
     def method_names(self) -> Iterator[str]:
-        """Every method, as `service/method`."""
+        """Yield every method, as `service/method`."""
         for service in self._database.get_services():
             for method in self._pool.FindServiceByName(service).methods:
                 yield f"{service}/{method.name}"
 
     def described(self, symbol: str) -> str:
-        """A service, message or enumeration as its descriptor. KeyError without one."""
+        """Return the descriptor of a service, message or enumeration. Raises KeyError."""
         file = self._pool.FindFileContainingSymbol(symbol)
         found: Any
         for kind in ("services_by_name", "message_types_by_name", "enum_types_by_name"):
@@ -62,7 +62,7 @@ class Server:
         raise KeyError("not a service, a message or an enumeration")
 
     def call(self, name: str, text: str) -> Iterator[str]:
-        """The answers as JSON. Raises grpc.RpcError, KeyError and json_format.ParseError."""
+        """Yield responses as JSON. Raises grpc.RpcError, KeyError and json_format.ParseError."""
         method = self._method(name)
         request_class = message_factory.GetMessageClass(method.input_type)
         requests = [
@@ -70,7 +70,7 @@ class Server:
             for value in _json_values(text)
         ]
         answer_class = message_factory.GetMessageClass(method.output_type)
-        # A stream of one message is what a single message is on the wire.
+        # On the wire, a single message is a stream of one message.
         multi = self._channel.stream_stream(
             f"/{method.containing_service.full_name}/{method.name}",
             request_serializer=_serialized,
@@ -80,7 +80,9 @@ class Server:
             yield json_format.MessageToJson(answer, descriptor_pool=self._pool)
 
     def _method(self, name: str) -> MethodDescriptor:
-        """The method `service/method`. Raises grpc.RpcError, and KeyError with the known names."""
+        """Return the method `service/method`. Raises grpc.RpcError, and KeyError with known
+        names.
+        """
         service_name, slash, method_name = name.removeprefix("/").partition("/")
         if not (service_name and slash and method_name):
             raise KeyError("not SERVICE/METHOD")
@@ -90,7 +92,7 @@ class Server:
         return methods[method_name]
 
 
-# Known to the pool of this process because it is imported.
+# The import adds these types to the descriptor pool of this process.
 _GOOGLE_RPC = error_details_pb2.DESCRIPTOR
 _PROTOS: dict[str, Any] = {
     "services_by_name": descriptor_pb2.ServiceDescriptorProto,
@@ -100,7 +102,7 @@ _PROTOS: dict[str, Any] = {
 
 
 def _details(error: grpc.RpcError) -> Iterator[str]:
-    """The details of a status, as JSON: the messages of google.rpc, which are installed here."""
+    """Yield the details of a status as JSON: the messages of google.rpc."""
     status = cast(Any, rpc_status).from_call(error)
     for detail in () if status is None else status.details:
         try:
@@ -114,7 +116,7 @@ def _serialized(message: Message) -> bytes:
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    """Consecutive JSON values."""
+    """Yield consecutive JSON values."""
     decoder = json.JSONDecoder()
     rest = text.strip()
     while rest:
@@ -127,7 +129,7 @@ Header: TypeAlias = tuple[str, str | bytes]
 
 
 class _WithMetadata(grpc.ClientCallDetails):
-    """A call's details with more metadata; those that gRPC hands out cannot be changed."""
+    """Call details with additional metadata; the details that gRPC passes cannot be changed."""
 
     def __init__(self, details: grpc.ClientCallDetails, metadata: list[Header]) -> None:
         self.method = details.method
@@ -139,7 +141,7 @@ class _WithMetadata(grpc.ClientCallDetails):
 
 
 class _Headers(grpc.StreamStreamClientInterceptor):
-    """Puts metadata onto every call, reflection's own too: it may need a right as well."""
+    """Adds metadata to every call, also to reflection, which may require authorization too."""
 
     def __init__(self, headers: list[Header]) -> None:
         self._metadata = headers
@@ -162,7 +164,7 @@ def _channel(args: argparse.Namespace) -> grpc.Channel:
 
 
 def _header(text: str) -> Header:
-    """`NAME: VALUE` as metadata. Names that end in -bin are of bytes, written in base64."""
+    """Parse `NAME: VALUE` as metadata. Names that end in -bin have bytes, written in base64."""
     name, colon, value = text.partition(":")
     name, value = name.strip().lower(), value.strip()
     if not colon:
@@ -180,7 +182,7 @@ def _header(text: str) -> Header:
 
 
 def _authorities(path: str) -> bytes:
-    """The content of a PEM file."""
+    """Read a PEM file."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -214,7 +216,7 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Run; the exit code."""
+    """Run; return the exit code."""
     args = _parsed(argv)
     with _channel(args) as channel:
         server = Server(channel)
@@ -239,7 +241,7 @@ def main(argv: list[str]) -> int:
             print(f"{args.name}: {told}", file=sys.stderr)
             return 1
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has exited
             return 1
     return 0
 

@@ -1,7 +1,7 @@
 """Comments of the contract as Markdown.
 
-Owns paragraphs, drawings, escapes and links from the names that comments mention. Knows which
-names there are only from whom it is reported.
+Owns paragraphs, drawings, escapes and links from the names that comments mention. Receives the
+names that exist from its caller.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _ESCAPES = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommentWriter:
-    """Writes comments; `anchors` holds the places that names may link to."""
+    """Writes comments; `anchors` holds the names that have a link target."""
 
     anchors: Collection[str]
 
     def blocks(self, comment: str) -> str:
-        """Paragraphs for the text of a page; what is indented becomes a drawing."""
+        """Return paragraphs for the text of a page; an indented part becomes a drawing."""
         return "\n\n".join(
             f"```text\n{_dedent(block)}\n```" if _is_drawing(block) else self.line(block)
             for block in _split(comment)
         )
 
     def cell(self, comment: str) -> str:
-        """One line, for the cell of a table."""
+        """Return one line, for the cell of a table."""
         return "<br>".join(self.line(block) for block in _split(comment))
 
     def line(self, text: str) -> str:
-        """One paragraph, its lines joined."""
+        """Return one paragraph, its lines joined."""
         joined = " ".join(text.split())
         return "".join(
             self._code(part) if part.startswith("`") else self._prose(part)
@@ -45,7 +45,7 @@ class CommentWriter:
         )
 
     def link(self, name: str) -> str:
-        """`name` as code, a link where there is a place for it."""
+        """Return `name` as code, as a link if it has an anchor."""
         return f"[`{name}`](#{name})" if name in self.anchors else f"`{name}`"
 
     def _code(self, part: str) -> str:

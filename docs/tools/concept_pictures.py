@@ -1,6 +1,6 @@
 """The pictures of the concept pages, drawn by code, for docs/pictures.
 
-Owns what is in them. `python docs/tools/concept_pictures.py` writes them again.
+Owns their content. `python docs/tools/concept_pictures.py` writes them again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRANSITIONS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one request computes in consecutive steps of the picture."""
+    """The tokens that one request computes in consecutive steps of the picture."""
 
     slot: int
     name: str
@@ -47,7 +47,7 @@ SHARES = (
 
 
 def tokens_of_step(step: int) -> int:
-    """Tokens that all requests of the picture compute in a step."""
+    """Return the tokens that all requests of the picture compute in a step."""
     total = 0
     for share in SHARES:
         age = step - share.first_step
@@ -59,7 +59,7 @@ def tokens_of_step(step: int) -> int:
 
 
 def life() -> Canvas:
-    """The life of a request, from process to process."""
+    """Draw the life of a request, from process to process."""
     lanes = ("client", "front", "engine process", "scheduler", "executor", "observer")
     steps = (
         (0, 1, "1  Generate(request), deadline in metadata", False),
@@ -96,7 +96,7 @@ def life() -> Canvas:
 
 
 def states() -> Canvas:
-    """The states of a request and what leads from one to another."""
+    """Draw the states of a request and their transitions."""
     canvas = Canvas("The states of a request", 720, 300)
     canvas.box(60, 60, 150, 50, "PENDING", GREY)
     canvas.box(450, 60, 150, 50, "PROCESSING", ORANGE)
@@ -128,7 +128,7 @@ def states() -> Canvas:
 
 
 def step() -> Canvas:
-    """In-flight batching: what each slot computes, step by step."""
+    """Draw in-flight batching: the work of each slot, step by step."""
     left, top, wide, high = 90, 56, 76, 44
     canvas = Canvas("In-flight batching", left + wide * NUM_STEPS + 20, top + high * 3 + 150)
     for number in range(NUM_STEPS):
@@ -165,7 +165,7 @@ def step() -> Canvas:
 
 
 def cache() -> Canvas:
-    """Block tables of two requests with the same beginning, and the pool they point into."""
+    """Draw the block tables of two requests with a shared prefix, and the block pool."""
     canvas = Canvas("The paged KV cache", 900, 330)
     canvas.text(20, 28, "Block tables: what each running request owns, in order", bold=True)
     tables = (("request 1", (3, 7, 1, 9)), ("request 2", (3, 7, 4)))
@@ -205,7 +205,7 @@ def cache() -> Canvas:
 
 
 def replay() -> Canvas:
-    """An engine dies in the middle of an output."""
+    """Draw an engine that dies in the middle of an output."""
     canvas = Canvas("Replay: the engine dies", 900, 300)
     for row, name in enumerate(("client", "front", "engine 1", "engine 2")):
         y = 60 + 60 * row
@@ -240,7 +240,7 @@ def replay() -> Canvas:
 
 
 def resume() -> Canvas:
-    """A front dies; the client takes its stream up on another."""
+    """Draw a front that dies, and the client that resumes its stream on another."""
     canvas = Canvas("Resume: the connection or the front is lost", 900, 300)
     for row, name in enumerate(("client", "front 1", "front 2", "engine")):
         y = 60 + 60 * row
@@ -280,7 +280,7 @@ PICTURES: Mapping[str, Callable[[], Canvas]] = {
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all pictures."""
     for name, draw in PICTURES.items():
         (FOLDER / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """Writes docs/contract.md, the reference of the contract, from protos/ and their comments.
 
 Owns the order and the form of the page. `python docs/tools/contract_page.py` writes it again;
-`--check` only states whether it is current (exit code 1: it is not).
+`--check` only reports whether it is current (exit code 1: it is not).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PageWriter:
         self._text = CommentWriter(anchors=frozenset(_anchors(self._files)))
 
     def page(self) -> str:
-        """All of it."""
+        """Return the whole page."""
         parts = [_INTRODUCTION.format(package=PACKAGE, services="\n".join(self._service_rows()))]
         for file in self._files:
             parts += self._file(file)
@@ -188,12 +188,12 @@ def _table(*heads: str) -> str:
 
 
 def contract_page(buf: str, protos: Path = REPOSITORY / "protos") -> str:
-    """The page for the files below `protos`, compiled by the program `buf`."""
+    """Return the page for the files below `protos`, compiled by the program `buf`."""
     return PageWriter(read_contract(buf, protos)).page()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page, or check it; the exit code."""
+    """Write or check the page; return the exit code."""
     parser = argparse.ArgumentParser(description="Write docs/contract.md from protos/.")
     parser.add_argument("--check", action="store_true", help="only say whether it is current")
     args = parser.parse_args(argv)

@@ -17,7 +17,7 @@ LABEL_WIDTH, VALUE_WIDTH, MARGIN = 96, 76, 14
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its label, its length as a value, and the value as it is shown."""
+    """One bar: its label, its length as a value, and the value as displayed."""
 
     label: str
     value: float

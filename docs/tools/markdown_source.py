@@ -1,6 +1,6 @@
 """The links, headings and fenced blocks of a Markdown text.
 
-Owns where they are, as GitHub and the site read them; knows nothing of files.
+Owns their positions, as GitHub and the site read them. Does not access files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Block:
 
     @property
     def language(self) -> str:
-        """The first message of `info`, in lower case."""
+        """The language: `info` up to its first space, in lower case."""
         return self.info.split()[0].lower() if self.info.split() else ""
 
 
@@ -40,7 +40,7 @@ class Link:
 
 
 def blocks(markdown: str) -> Iterator[Block]:
-    """The fenced blocks, in order; ValueError where one has no end."""
+    """Yield the fenced blocks, in order. Raises ValueError for a block without an end."""
     lines = markdown.splitlines()
     start: int | None = None
     mark = info = indent = ""
@@ -59,7 +59,7 @@ def blocks(markdown: str) -> Iterator[Block]:
 
 
 def prose_lines(markdown: str) -> list[str]:
-    """The lines of the text, those of fenced blocks emptied: numbers stay."""
+    """Return the lines of the text, with fenced blocks emptied so that line numbers stay."""
     kept = markdown.splitlines()
     for block in blocks(markdown):
         first = block.line - 2
@@ -69,12 +69,12 @@ def prose_lines(markdown: str) -> list[str]:
 
 
 def without_blocks(markdown: str) -> str:
-    """The text with the lines of fenced blocks emptied."""
+    """Return the text with the lines of fenced blocks emptied."""
     return "\n".join(prose_lines(markdown))
 
 
 def links(markdown: str) -> Iterator[Link]:
-    """The links and pictures outside of code."""
+    """Yield the links and pictures outside of code."""
     text = _INLINE_CODE.sub(lambda code: "`" * len(code.group()), without_blocks(markdown))
     for found in _LINK.finditer(text):
         yield Link(
@@ -85,7 +85,7 @@ def links(markdown: str) -> Iterator[Link]:
 
 
 def replace_links(markdown: str, target_of: Callable[[str], str | None]) -> str:
-    """The text with another target for each link; None takes the link off and leaves its text."""
+    """Return the text with new link targets; None removes the link and keeps its text."""
     lines = markdown.splitlines(keepends=True)
     prose = prose_lines(markdown)
 
@@ -99,7 +99,7 @@ def replace_links(markdown: str, target_of: Callable[[str], str | None]) -> str:
 
 
 def anchors(markdown: str) -> set[str]:
-    """What `#...` may name: headings, as GitHub slugs them, and ids written out."""
+    """Return the targets of `#...` links: headings, as GitHub slugs them, and explicit ids."""
     names: set[str] = set(_ID.findall(markdown))
     counts: dict[str, int] = {}
     for found in _HEADING.finditer(without_blocks(markdown)):
@@ -111,6 +111,6 @@ def anchors(markdown: str) -> set[str]:
 
 
 def heading_slug(heading: str) -> str:
-    """The anchor of a heading: lower case, no punctuation, a hyphen for each space."""
+    """Return the anchor of a heading: lower case, no punctuation, a hyphen for each space."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")

@@ -1,6 +1,7 @@
 """The contract as buf compiles it, comments included.
 
-Owns asking buf for the descriptors and finding the comment of an element. Knows nothing of pages.
+Owns the call of buf for the descriptors and the lookup of an element's comment. Knows nothing of
+pages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PathInFile = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommentedFile:
-    """One file of the contract and its comments, by their place in it."""
+    """One file of the contract and its comments, by their position in it."""
 
     descriptor: FileDescriptorProto
     comments: Mapping[PathInFile, str]
@@ -39,18 +40,20 @@ class CommentedFile:
         return Path(self.descriptor.name).name
 
     def comment(self, *path: int) -> str:
-        """The comment before the element at `path`, a space less in each line; empty: none."""
+        """Return the comment before the element at `path`, without the leading space of each line;
+        empty if there is none."""
         return self.comments.get(path, "")
 
 
 def find_buf() -> str | None:
-    """The program buf: next to this Python, or on the PATH. None: there is none."""
+    """Return the path of buf: next to this Python, or on the PATH. None if it is missing."""
     beside = Path(sys.executable).parent
     return shutil.which("buf", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 def read_contract(buf: str, protos: Path = REPOSITORY / "protos") -> list[CommentedFile]:
-    """All files of the package below `protos`; CalledProcessError if they do not compile."""
+    """Return all files of the package below `protos`. Raises CalledProcessError if they do not
+    compile."""
     # A buf image reads as a FileDescriptorSet: it has the same fields and more.
     done = subprocess.run([buf, "build", str(protos), "-o", "-"], check=True, capture_output=True)
     files = FileDescriptorSet.FromString(done.stdout).file

@@ -30,14 +30,14 @@ CHAR_WIDTH, LINE_HEIGHT, MARGIN, BAR = 7.9, 17, 14, 20
 PAPER, INK, FAINT, MARK = "#1b1f27", "#d7dce5", "#8d97a6", "#ffb454"
 MARKED = "kill -9"
 HOLD_S = 4.0
-"""How long the last frame stays before the picture begins again."""
+"""How long the last frame stays before the picture starts again."""
 FRAME_S = 0.25
 SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[()].")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of what the command wrote, seconds after its start."""
+    """A piece of the command's output, seconds after its start."""
 
     at_s: float
     text: str
@@ -45,14 +45,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the terminal shows from that time on: a line of text for each row."""
+    """The terminal's content from that time on: a line of text for each row."""
 
     at_s: float
     lines: tuple[str, ...]
 
 
 def record(command: Sequence[str], *, columns: int, rows: int) -> list[Output]:
-    """Run the command to its end. Raises CalledProcessError when it fails."""
+    """Run the command to its end. Raises CalledProcessError if it fails."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     size = {"COLUMNS": str(columns), "LINES": str(rows), "TERM": "xterm-256color"}
@@ -76,20 +76,20 @@ def record(command: Sequence[str], *, columns: int, rows: int) -> list[Output]:
 
 
 def cast_text(outputs: Sequence[Output], title: str, *, columns: int, rows: int) -> str:
-    """The recording as an asciicast v2 file."""
+    """Return the recording as an asciicast v2 file."""
     header = {"version": 2, "width": columns, "height": rows, "title": title}
     events = [json.dumps([round(one.at_s, 3), "o", one.text]) for one in outputs]
     return "\n".join([json.dumps(header), *events, ""])
 
 
 def read_cast(path: Path) -> tuple[str, list[Output]]:
-    """Title and output of an asciicast v2 file."""
+    """Return title and output of an asciicast v2 file."""
     header, *events = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return header["title"], [Output(at_s, text) for at_s, kind, text in events if kind == "o"]
 
 
 class Screen:
-    """As much of a terminal as the commands use: lines, returns, cursor up, erase line."""
+    """The subset of a terminal that the commands use: lines, returns, cursor up, erase line."""
 
     def __init__(self, *, columns: int, rows: int) -> None:
         self._columns, self._rows = columns, rows
@@ -98,7 +98,7 @@ class Screen:
         self._unfinished = ""
 
     def write(self, text: str) -> None:
-        """Show it. Colours and what else is not known here are left out."""
+        """Write text to the screen. Colours and unknown sequences are ignored."""
         text, at = self._unfinished + text, 0
         for found in SEQUENCE.finditer(text):
             self._plain(text[at : found.start()])
@@ -111,7 +111,7 @@ class Screen:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What is seen: the last rows."""
+        """The visible lines: the last rows."""
         return tuple(line.rstrip() for line in self._lines[-self._rows :])
 
     def _control(self, numbers: str | None, kind: str | None) -> None:
@@ -142,7 +142,7 @@ class Screen:
 
 
 def frames(outputs: Sequence[Output], *, max_wait_s: float, columns: int, rows: int) -> list[Frame]:
-    """What was seen, at most a frame each `FRAME_S`; long waits are cut."""
+    """Return the frames, at most one per `FRAME_S`; long waits are cut."""
     screen = Screen(columns=columns, rows=rows)
     found = [Frame(0.0, ())]
     at_s = before_s = 0.0
@@ -160,9 +160,9 @@ def frames(outputs: Sequence[Output], *, max_wait_s: float, columns: int, rows: 
 
 
 def picture(shown: Sequence[Frame], title: str, note: str, *, columns: int, rows: int) -> str:
-    """An SVG that plays the frames again and again; where nothing moves, it shows the last one.
+    """Return an SVG that plays the frames in a loop; with reduced motion it shows the last one.
 
-    The frames stand below each other, and jump up past a window of the size of one.
+    The frames are stacked vertically, and move in jumps past a window of the size of one frame.
     """
     total_s = shown[-1].at_s + HOLD_S
     inner_width, inner_height = columns * CHAR_WIDTH, rows * LINE_HEIGHT + 6
@@ -205,7 +205,7 @@ def _class_of(line: str) -> str:
 
 
 def main() -> None:
-    """Record where a command is given, and draw."""
+    """Record the command if one is given, and draw the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cast", type=Path, help="written, or read where no command is given")
     parser.add_argument("--picture", type=Path, required=True)

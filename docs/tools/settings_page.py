@@ -31,7 +31,7 @@ the others follow it. Relative paths start at the working directory.
 
 
 def settings_page() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     parts = [_HEAD]
     for name, heading in GROUPS.items():
         parts.append(f"\n## {heading[0].upper()}{heading[1:]}: `[{name}]`\n\n")

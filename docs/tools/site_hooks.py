@@ -1,8 +1,8 @@
-"""What mkdocs does beyond its own: pages link to the whole repository, and so does the site.
+"""Extensions of mkdocs: pages link to the whole repository, and so does the site.
 
-Pages of docs/ and the READMEs of the folders link to each other and to files by relative paths, as
-they lie in the repository. Here every file outside docs/ that a page links to comes into the site,
-below `repository/`, Markdown as a page and anything else as it is, and links follow. Nothing is
+Pages of docs/ and the READMEs of the folders link to each other and to files by relative paths
+within the repository. These hooks add every file outside docs/ that a page links to to the site,
+below `repository/`, Markdown as a page and other files unchanged, and adapt the links. Nothing is
 fetched: diagrams that GitHub draws in the reader's browser are replaced by pictures.
 """
 
@@ -33,7 +33,7 @@ PICTURES = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the decisions in the navigation: the folder has them, one file each."""
+    """Add the decisions to the navigation, one entry per file of their folder."""
     for part in _parts(_nav(config)):
         if "Decisions" in part:
             pages = sorted((REPOSITORY / "docs" / "decisions").glob("[0-9]*.md"))
@@ -45,7 +45,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what the pages link to outside of docs/, and what those link to in turn."""
+    """Add the files outside docs/ that the pages link to, and the files that these link
+    to in turn."""
     # Not at the top: the tests of links run without mkdocs.
     from mkdocs.structure.files import File
 
@@ -71,7 +72,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links lead to where the site has what they name."""
+    """Change the links to the files' places on the site."""
     del config, files
     place = page.file.src_uri
     path = _in_repository(place) if _is_below(place) else f"docs/{place}"
@@ -79,7 +80,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def for_site(path: str, markdown: str) -> str:
-    """The text of the file `path` of the repository with its links as the site needs them."""
+    """Return the text of the repository's file `path` with its links changed for the site."""
     here = posixpath.dirname(site_place(path))
 
     def target_of(target: str) -> str | None:
@@ -97,7 +98,7 @@ def for_site(path: str, markdown: str) -> str:
 
 
 def with_pictures(path: str, markdown: str) -> str:
-    """The text with a picture in place of its diagram; ValueError if there is none to put there."""
+    """Replace each diagram by its picture. Raises ValueError if there is none."""
     for block in blocks(markdown):
         if block.language == "mermaid":
             if path not in PICTURES:
@@ -109,10 +110,10 @@ def with_pictures(path: str, markdown: str) -> str:
 
 
 def as_github_reads_it(markdown: str) -> str:
-    """The text with what GitHub takes and the site's Markdown does not written out.
+    """Rewrite Markdown that GitHub accepts and the site does not.
 
-    A list may follow a paragraph without an empty line. More than a language may stand behind a
-    fence: "sh test" marks a block that our tests run.
+    A list may follow a paragraph without an empty line. A fence may have more than a language: "sh
+    test" marks a block that the tests run.
     """
     lines = markdown.splitlines()
     prose = prose_lines(markdown)
@@ -131,7 +132,8 @@ def as_github_reads_it(markdown: str) -> str:
 
 
 def linked_file(path: str, target: str) -> str | None:
-    """The file that a link in the file `path` means, from the root; of a folder its README.
+    """Return the file that a link in the file `path` leads to, from the root; of a folder its
+    README.
 
     None: the folder has none, or the link leads out of the repository or to the page itself.
     """
@@ -148,7 +150,7 @@ def linked_file(path: str, target: str) -> str | None:
 
 
 def site_place(path: str) -> str:
-    """Where the site has a file of the repository, as mkdocs names sources."""
+    """Return the place of a file on the site, as mkdocs names sources."""
     parts = PurePosixPath(path).parts
     return posixpath.join(*parts[1:]) if parts[0] == "docs" else posixpath.join(BELOW, *parts)
 

@@ -1,7 +1,7 @@
-"""Boxes, arrows and words as SVG.
+"""Boxes, arrows and text as SVG.
 
-Owns the look of the concept pages' pictures: white ground, so that they read on a dark page too,
-and colours that the colour-blind can distinguish. Knows nothing of what is drawn.
+Owns the look of the concept pages' pictures: white background, so that they are readable on a dark
+page too, and colours that colour-blind readers can distinguish. Knows nothing of their content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Canvas:
     def box(
         self, x: float, y: float, width: float, height: float, text: str = "", fill: str = BLUE
     ) -> None:
-        """A box with words in its middle, a line for each line of `text`."""
+        """Draw a box with centred text, one line for each line of `text`."""
         self._parts.append(
             f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' rx='3' "
             f"fill='{fill}' stroke='{INK}'/>"
@@ -50,9 +50,9 @@ class Canvas:
         bold: bool = False,
         covers: bool = False,
     ) -> None:
-        """One line of words; `anchor` states which end of it is at x: start, middle, end.
+        """Draw one line of text; `anchor` sets which part of it is at x: start, middle, end.
 
-        `covers`: lines drawn before do not show around the words.
+        `covers`: the text hides lines drawn before.
         """
         style = " font-weight='bold'" if bold else ""
         if covers:
@@ -63,15 +63,15 @@ class Canvas:
         )
 
     def line(self, *points: tuple[float, float], dashed: bool = False, faint: bool = False) -> None:
-        """A line through the points."""
+        """Draw a line through the points."""
         self._draw(points, dashed=dashed, colour=FAINT if faint else INK, marker="")
 
     def arrow(self, *points: tuple[float, float], dashed: bool = False) -> None:
-        """A line through the points with a head at its end."""
+        """Draw a line through the points with a head at its end."""
         self._draw(points, dashed=dashed, colour=INK, marker=" marker-end='url(#head)'")
 
     def svg(self) -> str:
-        """The picture as a file has it."""
+        """Return the picture as an SVG document."""
         return "\n".join([*self._parts, "</svg>", ""])
 
     def _draw(

@@ -61,7 +61,7 @@ _CODE = re.compile(
 
 
 def prose(path: Path, text: str) -> str:
-    """The prose of a file, each word in its line."""
+    """Return the prose of a file; each word keeps its line."""
     if path.suffix in _COMMENTS:
         text = "\n".join(map(_comment, text.splitlines()))
     if path.suffix in ("", ".toml", ".yml"):
@@ -77,20 +77,21 @@ def prose(path: Path, text: str) -> str:
 
 
 def _is_prose(path: Path, token: tokenize.TokenInfo) -> bool:
-    """Strings of the product; of tests, benchmarks and these tools only docstrings."""
+    """Whether the token is prose: strings of the product; only docstrings of tests, benchmarks and
+    these tools."""
     is_product = not path.as_posix().startswith(_DOCSTRINGS_ONLY)
     is_docstring = token.string.startswith('"""') and not token.line[: token.start[1]].strip()
     return token.type == tokenize.STRING and (is_product or is_docstring)
 
 
 def _comment(line: str) -> str:
-    """The comment of a line of C, Go, Java, TypeScript or a proto."""
+    """Return the comment of a line of C, Go, Java, TypeScript or a proto."""
     found = re.search(r"(?<!:)//+|^\s*/?\*+(?=\s|/)", line)
     return line[found.end() :] if found else ""
 
 
 def markers(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line, words and replacement of each marker in prose."""
+    """Yield line, words and replacement of each marker in prose."""
     for found in _MARKER.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
         yield line, " ".join(found[0].split()), list(_MARKERS.values())[(found.lastindex or 1) - 1]
@@ -103,7 +104,8 @@ def _checked() -> list[Path]:
 
 
 def main() -> int:
-    """Print each marker, or with `--count` words and markers of each file; 1 where one is left."""
+    """Print each marker, or with `--count` words and markers of each file; return 1 if
+    one is left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", action="store_true", help="words and markers, file by file")
     parser.add_argument("files", nargs="*", type=Path, help="default: all that must be clean")

@@ -1,7 +1,7 @@
-"""A batch of generations on the asyncio client: a bounded number at a time.
+"""Runs a batch of generations on the asyncio client, a bounded number concurrently.
 
-Owns the tasks that read the streams. A new task starts only when the one before has taken a
-request, so that a short batch has few and a long one never more than its width.
+Owns the tasks that read the streams. A task starts only when the previous one has taken a request,
+so that a short batch has few tasks and a long one at most its width.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ _MAX_HELD_ITEMS = 2
 
 
 class _Failed:
-    """The batch itself cannot continue: an invalid request, or a failed source."""
+    """The batch cannot continue: an invalid request, or a failed source."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class _Batch:
-    """The tasks of one batch and what they have read."""
+    """The tasks of one batch and the items that they have read."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class _Batch:
         self._is_exhausted = False
         self.tasks: set[asyncio.Task[None]] = set()
         # A reader without room in the outbox stops reading its stream, and the server sees that.
-        # Not the queue's own bound: the end always has room.
+        # Instead of a bounded queue: the end item always has room.
         self._room = asyncio.Semaphore(_MAX_HELD_ITEMS * width)
         self._outbox: asyncio.Queue[BatchItem | _Failed | None] = asyncio.Queue()
 
@@ -49,7 +49,7 @@ class _Batch:
         self.tasks.add(asyncio.create_task(self._work()))
 
     async def take(self) -> BatchItem | None:
-        """The next item, None for no more. Raises the error that ended the batch."""
+        """Return the next item, None at the end. Raises the error that ended the batch."""
         item = await self._outbox.get()
         if isinstance(item, _Failed):
             raise item.error
@@ -65,7 +65,7 @@ class _Batch:
                 await self._read(index, request)
         except BaseException as error:
             # SystemExit and CancelledError too, which a source may raise: the reader of the batch
-            # receives them instead of waiting for ever.
+            # receives them instead of waiting forever.
             self._outbox.put_nowait(_Failed(error))
             if _is_being_cancelled():
                 raise
@@ -105,7 +105,7 @@ async def read_batch(
     start: Callable[[BatchRequest], AsyncGenerator[Event, None]],
     width: int,
 ) -> AsyncGenerator[BatchItem, None]:
-    """The items of all requests as they come; leaving early cancels open requests."""
+    """Yield the items of all requests as they arrive; leaving early cancels open requests."""
     source = _as_async(requests)
     batch = _Batch(source, start, width)
     batch.add_task()

@@ -1,7 +1,7 @@
 """Requests of the asyncio client over one Multiplex call of a channel.
 
-Owns the call, its reading task and its writing, and the requests' timers. Which event belongs to
-which request, and when credit is due, is decided in `multiplex.py`.
+Owns the call, its reading task and its writing, and the requests' timers. `multiplex.py` maps
+events to requests and decides when credit is sent.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class AsyncMultiplexStream:
             await self._waiter
 
     def cancel(self) -> bool:
-        """Leave the request, and cancel it if it has not ended."""
+        """Cancel the request if it has not ended; return whether it was open."""
         if self._timer is not None:
             self._timer.cancel()
         return self._lane is not None and self._call.leave(self._lane)
@@ -77,9 +77,7 @@ class AsyncMultiplexStream:
 
 
 class AsyncMultiplexer:
-    """The Multiplex calls of one channel: the current one, and older ones that end with their
-    requests.
-    """
+    """The Multiplex calls of one channel: the current one, and older ones with open requests."""
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class AsyncMultiplexer:
     def open(
         self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
     ) -> AsyncMultiplexStream:
-        """Start a request, on a new call if there is none that takes it.
+        """Start a request, on a new call if no current call accepts it.
 
         Raises DeadlineExceeded when no time is left.
         """
@@ -159,13 +157,13 @@ class _Call:
         return lane
 
     def send(self, command: pb.MultiplexRequest | None) -> None:
-        """Queue a command; writes go out one after the other, as gRPC requires."""
+        """Queue a command; one write at a time, as gRPC requires."""
         if command is not None and not self.lanes.has_ended:
             self._commands.append(command)
             self._write_soon()
 
     def expire(self, lane: Lane) -> None:
-        """The deadline of a request passed."""
+        """Fail a request whose deadline passed."""
         self.send(self.lanes.expire(lane))
         self._end_when_unused()
 
@@ -177,7 +175,7 @@ class _Call:
         return command is not None
 
     def retire(self) -> None:
-        """End with the last request."""
+        """End the call with its last request."""
         self._is_retired = True
         self._end_when_unused()
 
@@ -226,10 +224,10 @@ class _Call:
             self._on_end(self)
 
     async def _explained(self, failed: grpc.RpcError) -> PenstockError:
-        """The failure of the call, by the server's status.
+        """Return the error of the call with the status of the server.
 
-        grpc.aio ends a call as INTERNAL when a write on it fails, as one does on a call that the
-        server has just ended; the server's status comes shortly after, or came just before.
+        A call fails with INTERNAL in grpc.aio when a write fails, for example on a call that the
+        server has just ended; the server's status arrives shortly after or has just arrived.
         """
         if not isinstance(failed, grpc.aio.AioRpcError) or failed.details() != _CORE_GAVE_UP:
             return multiplex_error(error_from_call(failed))
@@ -240,7 +238,7 @@ class _Call:
             return multiplex_broken()
 
     def _on_status(self, _call: object) -> None:
-        """Called for each status of the call; keeps the first real one."""
+        """Keep the first status that the server sent; called for each status of the call."""
         call = self._call
         details = _result_of(call.details())
         if details != _CORE_GAVE_UP and not self._status.done():
@@ -255,9 +253,10 @@ class _Call:
 
 
 def _result_of(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine that never suspends, where a task would be too late.
+    """Run a coroutine that never suspends, where a task would run too late.
 
-    A status may be replaced in the same turn of the loop. RuntimeError if it waits after all.
+    A status may be replaced in the same iteration of the event loop. Raises RuntimeError if the
+    coroutine suspends.
     """
     try:
         coroutine.send(None)

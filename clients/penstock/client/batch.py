@@ -1,4 +1,4 @@
-"""Many generations at a time: the items of a batch, and how events are collected into generations.
+"""The items of a batch of generations, and the collection of events into generations.
 
 Owns the numbering, the results and their order, for both clients. Does no I/O.
 """
@@ -31,7 +31,7 @@ class GenerationBuilder:
         self._finished: Finished | None = None
 
     def add(self, event: Event) -> None:
-        """Take the next event."""
+        """Add the next event."""
         if isinstance(event, Tokens):
             self._pieces.append(event)
         elif isinstance(event, Accepted):
@@ -44,7 +44,7 @@ class GenerationBuilder:
             self._finished = event
 
     def result(self) -> Generation:
-        """The whole generation. Raises `StreamBroken` before `Finished`."""
+        """Return the whole generation. Raises `StreamBroken` before `Finished`."""
         if self._accepted is None or self._finished is None:
             raise StreamBroken.because("the stream has not ended")
         return Generation(
@@ -64,7 +64,7 @@ class BatchResults:
         self._results: dict[int, Generation | PenstockError] = {}
 
     def add(self, item: BatchItem) -> None:
-        """Take the next item of the batch."""
+        """Add the next item of the batch."""
         index, event = item
         if isinstance(event, PenstockError):
             self._builders.pop(index, None)
@@ -79,7 +79,7 @@ class BatchResults:
             self._on_event(index, event)
 
     def in_order(self) -> list[Generation | PenstockError]:
-        """All results, in the order of the requests."""
+        """Return all results, in the order of the requests."""
         results: Mapping[int, Generation | PenstockError] = self._results
         return [results[index] for index in sorted(results)]
 
@@ -91,9 +91,9 @@ def require_requests(requests: object) -> None:
 
 
 def batch_width(max_concurrency: int, max_concurrent_calls: int | None) -> int:
-    """How many requests of a batch are open at a time: no more than the pool lets in.
+    """Return the number of requests that a batch opens concurrently: at most the limit of the pool.
 
-    Raises ValueError for fewer than one.
+    Raises ValueError for a concurrency under 1.
     """
     if max_concurrency < 1:
         raise ValueError(f"max_concurrency: must be at least 1, not {max_concurrency}")

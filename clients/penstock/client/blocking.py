@@ -1,8 +1,8 @@
-"""The asynchronous implementation run without an event loop: what is awaited blocks instead.
+"""Runs the asynchronous implementation without an event loop: every await blocks instead.
 
-Owns the runtime of threads, which looks like grpc.aio and is gRPC's blocking API, and makes a
+Owns the thread runtime, which has the interface of grpc.aio over gRPC's blocking API, and makes a
 blocking class from an asynchronous one. A coroutine on this runtime never suspends, so that one
-step runs it to its end, in the thread that asked.
+step runs it to its end, in the calling thread.
 """
 
 import inspect
@@ -46,7 +46,7 @@ ParamsT = ParamSpec("ParamsT")
 
 
 class BlockingFace(Generic[AsyncT_co]):
-    """Base of the blocking clients: runs an asynchronous object's methods in threads."""
+    """Base of the blocking clients: runs an asynchronous object's methods in the calling thread."""
 
     def __init__(self, asynchronous: AsyncT_co) -> None:
         self._asynchronous = asynchronous
@@ -73,7 +73,7 @@ def _beneath(face: BlockingFace[AsyncT]) -> AsyncT:
 def answering(
     method: Callable[Concatenate[AsyncT, ParamsT], Coroutine[Any, Any, ResultT]],
 ) -> Callable[Concatenate[BlockingFace[AsyncT], ParamsT], ResultT]:
-    """The method that blocks where `method` is awaited."""
+    """Return a method that blocks until the coroutine of `method` has returned."""
 
     def call(
         face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
@@ -87,7 +87,7 @@ def answering(
 def iterating(
     method: Callable[Concatenate[AsyncT, ParamsT], AsyncGenerator[ResultT, None]],
 ) -> Callable[Concatenate[BlockingFace[AsyncT], ParamsT], Generator[ResultT, None, None]]:
-    """The method whose iterator blocks where that of `method` is awaited."""
+    """Return a method whose iterator blocks for each item of `method`."""
 
     def call(
         face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
@@ -109,7 +109,7 @@ def _take_name(call: Any, method: Callable[..., object], signature: inspect.Sign
 
 
 def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
-    """`sleep` as an awaitable."""
+    """Return `sleep` as a function that returns an awaitable."""
 
     async def awaited(delay_s: float) -> None:
         sleep(delay_s)
@@ -129,7 +129,7 @@ class _ThreadSignal:
 
 
 class _Channel:
-    """As much of grpc.aio.Channel as the client uses, over a blocking channel."""
+    """The part of grpc.aio.Channel that the client uses, over a blocking channel."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
@@ -146,9 +146,9 @@ class _Channel:
         return self.channel.stream_stream(*args, **options)
 
     def get_state(self) -> grpc.ChannelConnectivity | None:
-        """State of the connection; None if gRPC does not report it. May take a moment.
+        """Return the state of the connection; None if gRPC does not report it in time.
 
-        gRPC reports it to subscribers only, first of all the current one.
+        gRPC reports the state to subscribers only, beginning with the current one.
         """
         states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
         self.channel.subscribe(states.put)
@@ -175,7 +175,7 @@ class _UnaryCall:
         return self._invoke()
 
     def cancel(self) -> bool:
-        """A no-op: its thread blocks in it; closing the channel ends it."""
+        """Do nothing: the thread of the call blocks in it; closing the channel ends the call."""
         return False
 
 
@@ -229,4 +229,4 @@ THREADS = Runtime(
     multiplexer=_thread_multiplexer,
     read_batch=_read_batch,
 )
-"""Whatever threads there are, and gRPC's blocking API."""
+"""The runtime for threads, with gRPC's blocking API."""

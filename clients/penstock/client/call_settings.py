@@ -1,4 +1,4 @@
-"""The decisions of both clients before a call: metadata, attempts, bounds.
+"""Decisions of both clients before a call: metadata, attempts, limits.
 
 Owns the settings common to the async and the blocking client. Does no I/O.
 """
@@ -18,7 +18,7 @@ from penstock.client.trace_context import TraceContext, current_trace_context
 
 Metadata: TypeAlias = Sequence[tuple[str, str]]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
-"""Metadata as it is sent."""
+"""Metadata to send, immutable."""
 
 CONTROL_DEADLINE_S = 10.0
 """Deadline of calls that do not generate, seconds."""
@@ -27,7 +27,7 @@ HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 HEALTH_WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 
 MAX_NUM_PAGES = 1000
-"""Pages that `list_models` follows before it gives up on a server that never ends."""
+"""Most pages that `list_models` reads, for a server whose pages never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class CallSettings:
     budget: RetryBudget = field(default_factory=RetryBudget)
 
     def attempts(self, deadline_s: float | None) -> Attempts:
-        """The attempts of one logical call. Raises ValueError for a bad `deadline_s`."""
+        """Return the attempts of one logical call. Raises ValueError for a bad `deadline_s`."""
         return Attempts(
             self.retry,
             deadline_s=deadline_s,
@@ -61,14 +61,14 @@ class CallSettings:
         )
 
     def recovery(self, grace_s: float) -> Recovery:
-        """Track one stream's losses; `grace_s` 0: they are raised."""
+        """Return the tracker of one stream's losses; `grace_s` 0: losses are raised."""
         return Recovery(grace_s, clock=self.clock, random=self.random)
 
     def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
-        """Metadata of one call: the client's, the call's, and the trace it belongs to.
+        """Return the metadata of one call: that of the client and of the call, and its trace.
 
-        Without an explicit `trace` the current OpenTelemetry context is passed on, unless the
-        metadata names a trace already.
+        Without an explicit `trace` the current OpenTelemetry context is propagated, unless the
+        metadata contains a trace already.
         """
         pairs = self.shared_metadata(metadata)
         if trace is None and not any(key == "traceparent" for key, _ in pairs):
@@ -76,8 +76,8 @@ class CallSettings:
         return (*pairs, *trace.metadata()) if trace is not None else pairs
 
     def shared_metadata(self, metadata: Metadata = ()) -> Pairs:
-        """Metadata of a call that does not belong to a single trace. Raises ValueError for a bad
-        token.
+        """Return the metadata of a call that does not belong to a single trace. Raises ValueError
+        for an invalid token.
         """
         pairs = (*self.metadata, *metadata)
         if self.token is None or any(key == "authorization" for key, _ in pairs):
@@ -86,12 +86,12 @@ class CallSettings:
 
 
 def traceparent_of(metadata: Pairs) -> str | None:
-    """The trace that metadata names; None for none. The last one counts."""
+    """Return the `traceparent` in the metadata, the last one of several; None if there is none."""
     return dict(metadata).get("traceparent")
 
 
 def require_no_metadata(metadata: Metadata) -> None:
-    """Raise ValueError for metadata of one multiplexed request: only the shared call has any."""
+    """Raise ValueError for metadata of a multiplexed request: only the shared call has metadata."""
     if metadata:
         raise ValueError("metadata: a multiplexed request has no metadata; give it to the client")
 

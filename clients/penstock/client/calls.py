@@ -1,8 +1,8 @@
 """How a client makes a call: admission, attempts, channel, end.
 
-Owns the connections and, for a client that multiplexes, the Multiplex calls on them. Does not know
-the content of calls (`client.py`), nor whether it runs on an event loop or in threads
-(`runtime.py`, `blocking.py`).
+Owns the connections and, for a client that multiplexes, the Multiplex calls on them. Independent of
+the content of calls (`client.py`) and of the runtime, event loop or threads (`runtime.py`,
+`blocking.py`).
 """
 
 import asyncio
@@ -36,21 +36,21 @@ from penstock.client.status import as_error, error_cause
 from penstock.client.trace_context import TraceContext
 
 _LEAVING_DEADLINE_S = 2.0
-"""Longest wait of a caller that leaves a stream early, until its end is processed."""
+"""Longest wait for the Cancel call of a caller that leaves a stream early."""
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 UnaryMethod: TypeAlias = (
     "Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]]"
 )
-"""Finds a method on the channel that an attempt got."""
+"""Returns a stub method for the channel of an attempt."""
 StreamMethod: TypeAlias = (
     "Callable[[grpc.aio.Channel], grpc.aio.UnaryStreamMultiCallable[RequestT, ResponseT]]"
 )
 
 
 class _Resumed:
-    """A Resume call as the stream that it continues."""
+    """Adapts a Resume call to the interface of the stream that it continues."""
 
     def __init__(
         self, call: "grpc.aio.UnaryStreamCall[pb.ResumeRequest, pb.ResumeResponse]"
@@ -89,11 +89,11 @@ class Calls:
         self._multiplexers: dict[int, Multiplexer] = {}
         self._lock = threading.Lock()
         self._sleep = sleep
-        # Closing a channel of grpc.aio leaves its open calls hanging; they are cancelled by us.
+        # Closing a grpc.aio channel leaves its open calls hanging, so the client cancels them.
         self._open_calls: set[_Cancellable] = set()
 
     def pairs(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
-        """Metadata of a generation. Raises ValueError for metadata that cannot be sent."""
+        """Return the metadata of a generation. Raises ValueError for invalid metadata."""
         if self.is_multiplexed:
             require_no_metadata(metadata)
         return self.settings.call_metadata(metadata, trace)
@@ -120,9 +120,9 @@ class Calls:
         is_whole: bool = False,
         canceller: Canceller | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """The events of a generation.
+        """Return the events of a generation.
 
-        `is_whole`: none is delivered before the last, so output does not prevent a retry.
+        `is_whole`: no event is delivered before the last, so output does not prevent a retry.
         """
         recovery = self.settings.recovery(decode_seconds(request.resume_timeout))
         passage = Passage(request, attempts, recovery, is_whole=is_whole)
@@ -131,7 +131,7 @@ class Calls:
     def resume(
         self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, grace_s: float
     ) -> AsyncGenerator[Event, None]:
-        """The events of a request from a point on."""
+        """Return the events of a request from `point` on."""
         passage = Passage(None, attempts, self.settings.recovery(grace_s), point=point)
         return self._travel(passage, metadata)
 
@@ -144,7 +144,7 @@ class Calls:
     async def _cancelling(
         self, passage: Passage, events: AsyncGenerator[Event, None], metadata: Pairs
     ) -> AsyncGenerator[Event, None]:
-        """`events` of a request that does not end with its call: leaving cancels it."""
+        """Yield the events; cancel the request, which outlives its call, if the reader leaves."""
         is_left = True
         try:
             async for event in events:
@@ -159,7 +159,7 @@ class Calls:
                 await self._cancel(passage.reader.request_id, metadata)
 
     async def _cancel(self, request_id: str, metadata: Pairs) -> None:
-        """End an abandoned request; if this fails, it ends with its grace period."""
+        """Cancel an abandoned request; if this fails, it ends with its grace period."""
         with suppress(PenstockError, RuntimeError):
             await self.unary(
                 lambda channel: pb.GenerationServiceStub(channel).Cancel,
@@ -216,7 +216,7 @@ class Calls:
         *,
         request_id: str = "",
     ) -> ResponseT:
-        """The answer to a call that has one. `request_id`: of its request, where it has one."""
+        """Make a unary call; return the response. `request_id`: its request, if any."""
         self.pool.require_open()
         while True:
             index, channel = self.pool.take()
@@ -249,7 +249,7 @@ class Calls:
         attempts: Attempts,
         metadata: Pairs,
     ) -> AsyncGenerator[ResponseT, None]:
-        """The messages of a stream that is never tried again."""
+        """Yield the messages of a stream that is never retried."""
         async with self.borrowed_channel() as channel:
             call = method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
             self._open_calls.add(call)
@@ -267,7 +267,7 @@ class Calls:
 
     @asynccontextmanager
     async def borrowed_channel(self) -> AsyncGenerator[grpc.aio.Channel, None]:
-        """A channel for a call that is made once."""
+        """Provide a channel for a call without retries."""
         self.pool.require_open()
         index, channel = self.pool.take()
         try:
@@ -276,7 +276,7 @@ class Calls:
             self.pool.release(index)
 
     def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
-        """Whether an attempt shows that no server serves calls on its channel."""
+        """Return whether an attempt shows that no server serves calls on its channel."""
         if is_silence(error, request_id):
             return self.pool.is_lost(index)
         return isinstance(error, Unavailable)
@@ -313,11 +313,13 @@ class Calls:
             canceller.watch(call)
 
     def _is_asked(self, canceller: Canceller | None) -> bool:
-        """Whether this client cancels the call by itself."""
+        """Return whether this client cancelled the call itself."""
         return self.pool.is_closed or (canceller is not None and canceller.is_cancelled)
 
     def _explain_cancellation(self) -> None:
-        """gRPC raises CancelledError for a closed channel, though the task was not cancelled."""
+        """Raise the error of a closed client: gRPC raises CancelledError for a closed channel
+        although the task was not cancelled.
+        """
         task = asyncio.current_task()
         if self.pool.is_closed and not (task is not None and task.cancelling()):
             raise client_closed() from None

@@ -1,6 +1,6 @@
-"""How a connection is opened: the gRPC target of an address, and channel options.
+"""The gRPC target of an address, and channel options.
 
-Shared by both clients. Does not open anything.
+Shared by both clients. Opens no connection.
 """
 
 import ipaddress
@@ -12,10 +12,10 @@ from penstock.client.service_config import default_service_config
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-"""Where `penstock serve` listens by default."""
+"""The default port of `penstock serve`."""
 DEFAULT_OPERATIONS_PORT = DEFAULT_PORT + 1
 DEFAULT_OPERATIONS_ADDRESS = f"127.0.0.1:{DEFAULT_OPERATIONS_PORT}"
-"""The operations port of `penstock serve` by default."""
+"""The default operations port of `penstock serve`."""
 
 _TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
 _COMMA_SCHEMES = ("ipv4:", "ipv6:", "unix:", "unix-abstract:")
@@ -28,7 +28,7 @@ MIN_KEEPALIVE_S = 20.0
 
 
 def grpc_target(address: str, default_port: int = DEFAULT_PORT) -> str:
-    """The gRPC target of an address: HOST:PORT, with `default_port` for a host alone.
+    """Return the gRPC target of an address: HOST:PORT, with `default_port` for a host alone.
 
     gRPC's own default port is 443. gRPC's targets, such as `unix:PATH` and `dns:///HOST:PORT`, are
     returned unchanged. Raises ValueError for anything else.
@@ -55,7 +55,7 @@ def grpc_target(address: str, default_port: int = DEFAULT_PORT) -> str:
 
 
 def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
-    """The targets of one address, of several in a sequence, or of several with commas between.
+    """Return the targets of one address, or of several in a sequence or separated by commas.
 
     A string that begins as an `ipv4:`, `ipv6:` or `unix:` target is one target with its commas.
     Raises ValueError for no address, for a repeated one, and as `grpc_target`.
@@ -82,7 +82,7 @@ class ChannelConfig:
         keepalive_s: Seconds between pings while calls are open, at least 20.
         keepalive_timeout_s: A ping without an answer for this long ends the connection.
         max_message_bytes: Largest message, either way.
-        max_reconnect_backoff_s: Longest wait between attempts to connect.
+        max_reconnect_backoff_s: Longest wait between connection attempts.
         idle_timeout_s: The connection is dropped after this long without a call; the next call
             makes another one.
         service_config: gRPC's service config as JSON. Default: round robin for targets of several
@@ -112,7 +112,7 @@ class ChannelConfig:
             raise ValueError("idle_timeout_s: must be at least 1")
 
     def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
-        """gRPC channel arguments for a connection to `target`."""
+        """Return the gRPC channel arguments for a connection to `target`."""
         service_config = self.service_config or default_service_config(target)
         spread = (("grpc.service_config", service_config),) if service_config else ()
         name = (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
@@ -123,7 +123,7 @@ class ChannelConfig:
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
-            # gRPC waits a second before it tries to connect again; a server that restarts, or is
+            # gRPC waits a second before it reconnects; a server that restarts, or is
             # just starting, should be found sooner.
             ("grpc.initial_reconnect_backoff_ms", min(200, backoff_ms)),
             ("grpc.max_reconnect_backoff_ms", backoff_ms),

@@ -68,9 +68,9 @@ class Client(ModelCalls):
 
     Every call raises `PenstockError` when it fails, ValueError or TypeError for arguments that do
     not fit the contract, RuntimeError on a closed client. `deadline_s`: seconds that a call may
-    take, with all attempts and the wait for its turn; it is sent as the gRPC deadline. `trace`: the
-    trace of the call; None: that of the current OpenTelemetry span. `metadata`: gRPC metadata of
-    the call.
+    take, with all attempts and the wait for admission; it is sent as the gRPC deadline. `trace`:
+    the trace of the call; None: the trace of the current OpenTelemetry span. `metadata`: gRPC
+    metadata of the call.
     """
 
     _runtime: ClassVar[Runtime] = ASYNCIO
@@ -178,13 +178,14 @@ class Client(ModelCalls):
         trace: TraceContext | None = None,
         metadata: Metadata = (),
     ) -> AsyncGenerator[Event, None]:
-        """Stream the rest of a request whose stream was lost, from `point` on.
+        """Stream the remaining events of a request after its stream was lost, from `point` on.
 
-        A request id alone means from the start. An older stream of the request ends with
-        `StreamSuperseded`. Connections that are lost again are restored for `resume_grace_s`
-        seconds, by default the client's; then leaving the iterator early cancels the request,
-        otherwise the request continues for its grace period. Raises `RequestNotFound` after the
-        grace, and `SequenceUnavailable` for messages that are no longer kept.
+        With a request id instead of a point, the stream begins at its first message. An older
+        stream of the request ends with `StreamSuperseded`. Connections that are lost again are
+        restored for `resume_grace_s` seconds, by default the client's; then leaving the iterator
+        early cancels the request, otherwise the request continues for its grace period. Raises
+        `RequestNotFound` after the grace period, and `SequenceUnavailable` for messages that are no
+        longer kept.
         """
         if isinstance(point, str):
             point = ResumePoint(request_id=point)
@@ -230,7 +231,7 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> Generation:
-        """Return the next message of a conversation as a whole: `chat`, as `generate_once`."""
+        """Return the next message of a conversation as a whole: like `chat` and `generate_once`."""
         prompt = _conversation(messages, tools, template_arguments)
         return await self.generate_once(
             prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
@@ -286,7 +287,7 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[BatchItem, None]:
-        """Generate for many prompts, `max_concurrency` at a time: (index, event) as they arrive.
+        """Generate for many prompts, `max_concurrency` at a time; stream (index, event) pairs.
 
         A request that fails ends with (index, PenstockError); the others continue. `requests` may
         be endless: the next one is taken when one has ended, and no more are open than
@@ -348,7 +349,7 @@ class Client(ModelCalls):
         trace: TraceContext | None = None,
         metadata: Metadata = (),
     ) -> RequestState:
-        """Cancel a live request of the same tenant; its state before. Raises `RequestNotFound`."""
+        """Cancel a live request of the tenant; return its last state. Raises `RequestNotFound`."""
         request = pb.CancelRequest(request_id=request_id)
         settings = self._calls.settings
         response = await self._calls.unary(
@@ -376,7 +377,7 @@ def _conversation(
     tools: Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None,
 ) -> ChatPrompt:
-    given = cast(object, messages)  # callers without a type checker give anything
+    given = cast(object, messages)  # callers without a type checker pass anything
     if isinstance(messages, str):
         messages = ({"role": "user", "content": messages},)
     elif isinstance(given, Mapping) or not isinstance(given, Iterable):

@@ -1,7 +1,7 @@
-"""The connections of a client, and the wait for a turn.
+"""The connections of a client, and the admission of calls.
 
 Owns the channels, each made when a call first needs it, and the lock around the rules of `pool.py`,
-which decide which channel a call takes and whether it may go.
+which choose the channel of a call and admit it.
 """
 
 import threading
@@ -17,7 +17,7 @@ from penstock.client.runtime import Runtime, Signal
 
 
 class _Ticket:
-    """One call's wait for its turn. Written under the lock."""
+    """One call's wait for admission. Written under the lock."""
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
@@ -28,7 +28,7 @@ class _Ticket:
 class Connections:
     """Channels to the targets, `num_channels` to each.
 
-    Belongs to one event loop, or to any number of threads: depending on the runtime.
+    Belongs to one event loop or to any number of threads, depending on the runtime.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Connections:
 
     @property
     def state(self) -> PoolState:
-        """A snapshot."""
+        """Current numbers of connections and calls."""
         with self._lock:
             return PoolState(
                 num_channels=len(self._targets),
@@ -73,10 +73,10 @@ class Connections:
 
     @asynccontextmanager
     async def turn(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
-        """Count as an open call.
+        """Wait for admission and count as an open call inside the block.
 
         Raises BacklogFull at once, DeadlineExceeded after `timeout_s`, CallCancelled when the
-        connections close meanwhile, RuntimeError when they have.
+        connections close meanwhile, RuntimeError when they are closed.
         """
         ticket: _Ticket | None = None
         with self._lock:
@@ -92,7 +92,7 @@ class Connections:
             self._leave()
 
     def take(self) -> tuple[int, grpc.aio.Channel]:
-        """Take a channel for one attempt; its number is for `release`. CallCancelled if closed."""
+        """Take a channel and its index, for `release`. Raises CallCancelled if closed."""
         with self._lock:
             if self.is_closed:
                 raise client_closed()
@@ -104,28 +104,28 @@ class Connections:
             return index, self._channels[index]
 
     def release(self, index: int, *, is_unavailable: bool = False) -> None:
-        """End the attempt."""
+        """End the attempt and release its channel."""
         with self._lock:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
     def answered(self, index: int) -> None:
-        """The server has responded on this channel."""
+        """Record that the server has responded on this channel."""
         with self._lock:
             self._picker.answered(index)
 
     def is_lost(self, index: int) -> bool:
-        """Whether there is no connection behind a channel."""
+        """Return whether a channel has no connection."""
         with self._lock:
             channel = self._channels.get(index)
         return channel is None or channel.get_state() is not grpc.ChannelConnectivity.READY
 
     def require_open(self) -> None:
-        """Raise RuntimeError where no more calls are taken."""
+        """Raise RuntimeError if no more calls are accepted."""
         if self._is_closing:
             raise RuntimeError("the client is closed")
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more calls, reject those that wait, and wait for the open ones."""
+        """Accept no more calls, reject waiting calls, and wait up to `grace_s` for open calls."""
         with self._lock:
             self._is_closing = True
             for ticket in self._admission.send_away():
@@ -149,7 +149,7 @@ class Connections:
         try:
             await ticket.signal.wait(timeout_s)
         except BaseException:
-            # A cancelled task or Ctrl-C: a place granted in the same moment passes to the next.
+            # A cancelled task or Ctrl-C: a place granted at the same time passes to the next call.
             self._stop_waiting(ticket)
             if ticket.has_place:
                 self._leave()

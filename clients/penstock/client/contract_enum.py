@@ -1,4 +1,4 @@
-"""The base of the client's enums: values as the contract numbers them, shown by their names."""
+"""The base of the client's enums: values are the numbers of the contract, shown by name."""
 
 import enum
 

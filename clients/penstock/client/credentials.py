@@ -1,6 +1,6 @@
 """Authentication of client and server: bearer tokens, TLS, mutual TLS.
 
-Owns the reading of PEM files and the rule that a token does not cross a network in plain text.
+Reads PEM files and enforces that a token does not cross a network in plain text.
 """
 
 import ipaddress
@@ -12,10 +12,10 @@ from typing import TypeAlias
 import grpc
 
 Token: TypeAlias = str | Callable[[], str]
-"""A bearer token, or a function that returns one, called for each call: tokens expire."""
+"""A bearer token, or a function that returns one, invoked for each call because tokens expire."""
 
 MAX_TOKEN_BYTES = 16384
-"""Of a file with a token: servers take less."""
+"""Size limit of a token file: the limit of servers is lower."""
 _UNIX_SCHEMES = ("unix:", "unix-abstract:")
 
 
@@ -40,14 +40,15 @@ class TlsConfig:
             raise ValueError("cert and key: each requires the other")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """The credentials for gRPC. Raises OSError for a file that cannot be read."""
+        """Return the credentials for gRPC. Raises OSError for a file that cannot be read."""
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
 
 def token_from(path: Path) -> Callable[[], str]:
-    """Reads a bearer token from a file at each call, so that it may be replaced there.
+    """Return a function that reads a bearer token from a file at each call: the file may be
+    replaced.
 
-    That raises OSError for a file that cannot be read, ValueError for one that holds no token.
+    The function raises OSError if the file cannot be read, ValueError if it contains no token.
     """
 
     def read() -> str:
@@ -68,9 +69,10 @@ def token_from(path: Path) -> Callable[[], str]:
 def channel_credentials(
     tls: bool | TlsConfig, credentials: grpc.ChannelCredentials | None
 ) -> grpc.ChannelCredentials | None:
-    """Channel credentials; None for plain text. `tls` True: the system's trusted certificates.
+    """Return channel credentials; None for plain text. `tls` True: the system's trusted
+    certificates.
 
-    Raises ValueError for both, OSError for a file that cannot be read.
+    Raises ValueError if both are given, OSError for a file that cannot be read.
     """
     if tls is False:
         return credentials
@@ -96,14 +98,14 @@ def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bo
 
 
 def authorization(token: Token) -> tuple[str, str]:
-    """The metadata that carries a token. Raises ValueError for an invalid token."""
+    """Return the metadata that carries a token. Raises ValueError for an invalid token."""
     text = token if isinstance(token, str) else token()
     _check_form(text)
     return "authorization", f"Bearer {text}"
 
 
 def _check_form(token: str) -> None:
-    # The token is not quoted: where this is shown is not known here.
+    # The token is not quoted, because the message may be logged.
     if not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ValueError("token: must be printable ASCII without a space, and not empty")
 

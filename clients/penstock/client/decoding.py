@@ -1,4 +1,4 @@
-"""Protobuf messages to domain values.
+"""Converts protobuf messages to domain values.
 
 Owns decoding. Enum values and events that are newer than this client are tolerated: values become
 UNKNOWN, events become None.
@@ -49,7 +49,7 @@ def decode_event(response: pb.GenerateResponse) -> Event | None:
     """Read one message of a stream; None for an event this client does not know."""
     sequence = response.sequence
     match response.WhichOneof("event"):
-        # First, because nearly all messages are that.
+        # First, because nearly all messages are tokens.
         case "tokens":
             return _tokens(response.tokens, sequence)
         case "accepted":
@@ -81,7 +81,7 @@ def decode_generation(response: pb.GenerateOnceResponse) -> Generation:
 
 
 def join_outputs(pieces: Iterable[Tokens], finished: Finished) -> tuple[Output, ...]:
-    """Put deltas together by output, in the order of `finished.outputs`."""
+    """Join deltas by output, in the order of `finished.outputs`."""
     texts: dict[int, list[str]] = {}
     records: dict[int, list[TokenRecord]] = {}
     for piece in pieces:
@@ -128,7 +128,7 @@ def decode_health(value: int) -> HealthStatus:
 
 
 def decode_usage(message: pb.TokenUsage) -> Usage:
-    """Read the token accounts of a request."""
+    """Read the token counts of a request."""
     return Usage(
         num_prompt_tokens=message.num_prompt_tokens,
         num_completion_tokens=message.num_completion_tokens,
@@ -137,7 +137,7 @@ def decode_usage(message: pb.TokenUsage) -> Usage:
 
 
 def decode_timings(message: pb.RequestTimings) -> Timings:
-    """Read where a request's time went."""
+    """Read the timings of a request."""
     return Timings(
         queue_s=decode_seconds(message.queue_duration),
         prefill_s=decode_seconds(message.prefill_duration),
@@ -244,12 +244,12 @@ def decode_seconds(duration: Duration) -> float:
 
 
 def decode_optional_s(message: Message, name: str) -> float | None:
-    """Read a duration in seconds; None where it is not set."""
+    """Read a duration in seconds; None if it is not set."""
     return decode_seconds(getattr(message, name)) if message.HasField(name) else None
 
 
 def _optional_fields(message: Message, kind: type[Any]) -> dict[str, Any]:
-    """Values of the fields that are set, by the names of `kind`; durations end in `_s` there."""
+    """Return the set fields that `kind` has, by name; names of durations end in `_s`."""
     known = {option.name for option in fields(kind)}
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():

@@ -1,7 +1,7 @@
-"""Domain values to protobuf messages.
+"""Converts domain values to protobuf messages.
 
-Owns encoding. Every value that does not fit its field is refused here with the path of the field as
-the contract names it; the server checks ranges.
+Owns encoding. Rejects every value that does not fit its field, with the path of the field in the
+contract; the server checks ranges.
 """
 
 import reprlib
@@ -77,9 +77,9 @@ def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
 
 
 def encode_prompt(prompt: Prompt, message: pb.GenerateRequest | pb.TokenizeRequest) -> None:
-    """Write the prompt into the message that carries it.
+    """Write the prompt into the message.
 
-    Raises ValueError for token ids in a TokenizeRequest: there is nothing to tokenise.
+    Raises ValueError for token ids in a TokenizeRequest: there is nothing to tokenize.
     """
     if isinstance(prompt, TextPrompt):
         text = message.text_prompt
@@ -129,7 +129,7 @@ def _encode_chat(prompt: ChatPrompt, message: pb.ChatPrompt) -> None:
 
 
 def _set_struct(message: Struct, values: Mapping[str, Any], path: str) -> None:
-    """Raises ValueError for a value that JSON does not have."""
+    """Set the values. Raises ValueError for a value that JSON cannot represent."""
     try:
         ParseDict(dict(values), message)
     except ParseError:
@@ -137,7 +137,7 @@ def _set_struct(message: Struct, values: Mapping[str, Any], path: str) -> None:
 
 
 def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
-    """Write the token ids to turn into text."""
+    """Write the token ids to detokenize."""
     _extend(message.token_ids, tuple(ids), "token_ids")
 
 
@@ -200,7 +200,7 @@ def _encode_constraint(constraint: Constraint, message: pb.OutputConstraint) -> 
 
 
 def _clear_unused_groups(message: pb.GenerateRequest) -> None:
-    """Touching a group marks it present; one in which nothing was set is removed."""
+    """Remove groups in which no field is set: accessing a group marks it as present."""
     for name in _GROUPS:
         if not getattr(message, name).ListFields():
             message.ClearField(name)
@@ -217,7 +217,7 @@ def _set(message: Message, name: str, value: Any, path: str) -> None:
 
 
 def _set_prompt(message: Message, name: str, text: Any, path: str) -> None:
-    """As `_set`, but prompts may be long and private: no error repeats them."""
+    """Set a field like `_set`; errors do not quote prompts, which may be long and private."""
     try:
         setattr(message, name, text)
     except UnicodeError:

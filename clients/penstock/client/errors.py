@@ -1,17 +1,17 @@
 """The exceptions of calls, and the table from status and reason to exception class.
 
-Owns the exception tree. How a status is read from a call: see `status.py`.
+Owns the exception tree. `status.py` reads the status of a call.
 
     PenstockError                  every failure of a call; catch this to catch them all
     +-- InvalidArgument            a field is missing or out of range; see `field_violations`
     |   +-- PromptTooLong          the prompt, with max_tokens, exceeds the model's context
     |   +-- ExceedsKVCache         would not fit the KV cache even alone
     |   +-- MalformedRequest       the bytes were not the expected message
-    |   +-- ExecutorRefused        can never be done, e.g. a constraint that does not compile
+    |   +-- ExecutorRefused        cannot be executed, e.g. a constraint that does not compile
     +-- NotFound
     |   +-- ModelNotFound
     |   +-- AdapterNotFound
-    |   +-- RequestNotFound        the request is not live, or of another tenant
+    |   +-- RequestNotFound        the request is not live, or belongs to another tenant
     +-- AlreadyExists
     |   +-- RequestIdInUse         a live request has this id; it is not affected
     |   +-- ModelExists
@@ -27,19 +27,19 @@ Owns the exception tree. How a status is read from a call: see `status.py`.
     |   +-- EngineDown
     +-- Unimplemented
     |   +-- FeatureUnsupported     metadata["feature"] names what this server or model lacks
-    +-- Internal                   the server's fault
+    +-- Internal                   an error in the server
     |   +-- ExecutorRequestFailed  the executor failed on this request alone
     +-- Unauthenticated
     +-- PermissionDenied
     +-- OutOfRange
     |   +-- SequenceUnavailable
     +-- FailedPrecondition
-    |   +-- ModelNotReady          it is loaded or unloaded, or could not be loaded
+    |   +-- ModelNotReady          it is being loaded or unloaded, or could not be loaded
     |   +-- NotPossibleNow         an operator's call; the message names the reason
     +-- Aborted
     |   +-- StreamSuperseded       another stream resumed the request
     +-- CallCancelled              the call was cancelled by the server or a proxy
-    +-- StreamBroken               the stream broke the contract: a gap, or no Finished at its end
+    +-- StreamBroken               the stream violated the contract: a gap, or no Finished
 """
 
 import re
@@ -57,7 +57,7 @@ STREAM_BROKEN = "STREAM_BROKEN"
 """Reason of `StreamBroken`, which the client raises and no server sends."""
 
 
-# By gRPC's words, where the failure did not come from a service.
+# Recognized by gRPC's message if no service reported the failure.
 _HINTS = {
     "Connection refused": "no service at {address}: is `penstock serve` running?",
     "No such file or directory": "no service at {address}: is `penstock serve` running?",
@@ -76,7 +76,7 @@ _CONNECTING = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """A bad `field` of a request, e.g. "sampling.temperature", and a `description` of its fault."""
+    """An invalid `field` of a request, e.g. "sampling.temperature", and a `description` of why."""
 
     field: str
     description: str
@@ -90,12 +90,12 @@ class Failure:
         code: The gRPC status.
         message: For people.
         reason: Name of an `ErrorReason`, e.g. "QUEUE_FULL"; "" when the status has none, because
-            it came from a proxy, the network or gRPC.
+            a proxy, the network or gRPC caused it.
         retry_after_s: Seconds after which the server suggests a retry; None: no suggestion.
         is_retry_refused: Whether the server asked not to retry.
-        field_violations: The bad fields of a request.
+        field_violations: The invalid fields of a request.
         request_id: The request; "" if not known.
-        metadata: More values of the reason, from `google.rpc.ErrorInfo`.
+        metadata: Additional values for the reason, from `google.rpc.ErrorInfo`.
     """
 
     code: grpc.StatusCode
@@ -119,7 +119,7 @@ class PenstockError(Exception):
         self.failure = failure
 
     def __str__(self) -> str:
-        """One line: status, reason, message, fields it does not name, retry time, request id."""
+        """Format status, reason, message, fields, retry time and request id as one line."""
         reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
         parts = [f"{self.code.name}{reason}: {_CONNECTING.sub('', self.message)}"]
         parts += [
@@ -137,7 +137,7 @@ class PenstockError(Exception):
         return f"{hint} ({line})" if hint else line
 
     def _hint(self) -> str:
-        """What to check; empty where a service gave a reason."""
+        """Return what to check; empty if a service gave a reason."""
         if self.reason:
             return ""
         found = _ADDRESS.search(self.message)
@@ -146,7 +146,7 @@ class PenstockError(Exception):
         return hint.format(address=address)
 
     def of_request(self, request_id: str) -> Self:
-        """The same failure with the id of one request."""
+        """Return the same failure with the id of one request."""
         return type(self)(replace(self.failure, request_id=request_id))
 
     @property
@@ -178,7 +178,7 @@ class PenstockError(Exception):
 
     @property
     def chance(self) -> float | None:
-        """Probability, 0 to 1, of meeting the deadline, where it was too small; None otherwise."""
+        """Probability, 0 to 1, of meeting the deadline if it was too low; None otherwise."""
         try:
             return float(self.metadata["chance"])
         except (KeyError, ValueError):
@@ -186,7 +186,7 @@ class PenstockError(Exception):
 
     @property
     def field_violations(self) -> tuple[FieldViolation, ...]:
-        """The bad fields of an InvalidArgument."""
+        """The invalid fields of an InvalidArgument."""
         return self.failure.field_violations
 
     @property
@@ -196,7 +196,7 @@ class PenstockError(Exception):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """More values of the reason, e.g. `num_prompt_tokens`."""
+        """Additional values for the reason, e.g. `num_prompt_tokens`."""
         return self.failure.metadata
 
 
@@ -281,7 +281,7 @@ class DeadlineUnreachable(DeadlineExceeded):
     """The deadline could not be met: the request was rejected, or dropped from the queue.
 
     Nothing was computed. The client does not retry, because the deadline would have passed by then;
-    the caller may, with a new deadline, after `retry_after_s`.
+    the caller may retry with a new deadline after `retry_after_s`.
     """
 
 
@@ -290,7 +290,7 @@ class Unavailable(PenstockError):
 
 
 class Draining(Unavailable):
-    """The server is about to stop."""
+    """The server drains and is about to stop."""
 
 
 class EngineDown(Unavailable):
@@ -306,7 +306,7 @@ class FeatureUnsupported(Unimplemented):
 
 
 class Internal(PenstockError):
-    """A fault of the server, or an invalid answer."""
+    """An error in the server, or an invalid response."""
 
 
 class ExecutorRequestFailed(Internal):
@@ -314,7 +314,7 @@ class ExecutorRequestFailed(Internal):
 
 
 class Unauthenticated(PenstockError):
-    """No credentials, or wrong ones."""
+    """Credentials are missing or invalid."""
 
 
 class PermissionDenied(PenstockError):
@@ -342,7 +342,7 @@ class NotPossibleNow(FailedPrecondition):
 
 
 class Aborted(PenstockError):
-    """The call ended in favour of another."""
+    """Another call replaced this one."""
 
 
 class StreamSuperseded(Aborted):
@@ -354,7 +354,7 @@ class CallCancelled(PenstockError):
 
 
 class StreamBroken(PenstockError):
-    """The stream broke the contract: messages were lost, or it ended without Finished."""
+    """The stream violated the contract: messages were lost, or it ended without Finished."""
 
     @classmethod
     def because(cls, message: str, request_id: str = "") -> "StreamBroken":
@@ -370,7 +370,7 @@ class StreamBroken(PenstockError):
 
 
 def _seconds(milliseconds: str | None) -> float | None:
-    """Milliseconds of ErrorInfo in seconds; None for what is not a number."""
+    """Convert milliseconds of ErrorInfo to seconds; None if the text is not a number."""
     if milliseconds is None or not (milliseconds.isascii() and milliseconds.isdigit()):
         return None
     return int(milliseconds) / 1e3
@@ -426,8 +426,8 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
 def error_of(failure: Failure) -> PenstockError:
     """Make the exception for a failure: by status and reason, else by status alone.
 
-    A reason that does not belong to the status is ignored; a status outside the table gives a plain
-    PenstockError.
+    A reason that does not belong to the status is ignored; a status outside the table becomes a
+    plain PenstockError.
     """
     by_code = _BY_CODE.get(failure.code, PenstockError)
     return _BY_REASON.get((failure.code, failure.reason), by_code)(failure)

@@ -31,7 +31,7 @@ class RequestState(ContractEnum):
 
 
 class FinishReason(ContractEnum):
-    """Why an output ended well.
+    """Why an output ended without an error.
 
     Attributes:
         UNKNOWN: A reason that is newer than this client.
@@ -58,8 +58,8 @@ class WaitReason(ContractEnum):
         UNSPECIFIED: Not waiting, or not planned yet.
         BLOCKS: KV cache blocks.
         SLOTS: A place in the running batch.
-        TOKEN_BUDGET: The tokens of the step went to requests before it.
-        FAIRNESS: Requests of other tenants are first, by their fair share.
+        TOKEN_BUDGET: Earlier requests used the token budget of the step.
+        FAIRNESS: Requests of other tenants come first, by fair share.
     """
 
     UNKNOWN = -1
@@ -72,11 +72,11 @@ class WaitReason(ContractEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The request is in the queue; the first event. A second one means that the call was retried.
+    """The request is in the queue; the first event. A second `Accepted` means a retried call.
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
-        request_id: The caller's id, or the one that the server gave.
+        request_id: The id that the caller or the server assigned.
         model: Name of the model that answers.
         num_prompt_tokens: Tokens of the prompt, with chat template and special tokens.
         seed: The same request with this seed gives the same tokens; 0 where the model has no
@@ -98,7 +98,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The request changed its state, or still waits.
+    """The request changed its state or is still waiting.
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
@@ -128,7 +128,7 @@ class TopLogprob:
     Attributes:
         id: Token id.
         logprob: Natural logarithm of its probability.
-        token_bytes: What the token adds to the text; None where that depends on its neighbours.
+        token_bytes: Bytes that the token adds to the text; None if they depend on adjacent tokens.
     """
 
     id: int
@@ -145,8 +145,8 @@ class TokenRecord:
         logprob: Natural logarithm of its probability; None unless `logprobs` asked for it.
         rank: 1 for the most likely token; None unless `logprobs` asked for it.
         top_logprobs: The k most likely tokens, for `logprobs=k`.
-        token_bytes: What it adds to the text, with `logprobs`; None where that depends on its
-            neighbours.
+        token_bytes: Bytes that the token adds to the text, with `logprobs`; None if they depend on
+            adjacent tokens.
     """
 
     id: int
@@ -162,7 +162,7 @@ class PromptEcho:
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
-        text: To append to the prompt's text; "" without `echo`.
+        text: Text to append to the prompt; "" without `echo`.
         records: The next tokens of the prompt; the first token of a prompt has no `logprob`.
     """
 
@@ -178,8 +178,8 @@ class Tokens:
     Attributes:
         sequence: Number of the message in the stream, from 0.
         output_index: Which of the `n` outputs, from 0.
-        text: To append to the output's text. It may be behind `num_tokens`: it has whole characters
-            only, and nothing that may become a stop string.
+        text: Text to append to the output. It may lag behind `num_tokens`: it has whole characters
+            only, and no text that may become a stop string.
         records: One for each token; empty without `return_token_ids` and `logprobs`.
         num_tokens: How many tokens are new.
     """
@@ -227,10 +227,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time of a request went, in seconds.
+    """The time of a request in each phase, in seconds.
 
     Attributes:
-        queue_s: Waiting in the queue, over all visits.
+        queue_s: Total time in the queue, also after preemptions.
         prefill_s: From admission to the first token, and recomputation after preemptions.
         ttft_s: From arrival to the first token of any output; None: there was none.
         decode_s: From the first token to the last.
@@ -246,13 +246,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request ended well; the last event.
+    """The request ended without an error; the last event.
 
     Attributes:
         sequence: Number of the message in the stream; 0 in a `Generation` of `generate_once`.
         outputs: How each output ended.
         usage: Tokens of the request.
-        timings: Where its time went.
+        timings: Its time in each phase.
         num_preemptions: How often the request was preempted.
     """
 

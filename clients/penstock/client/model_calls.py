@@ -26,7 +26,7 @@ from penstock.client.status import error_from_call
 
 
 class ModelCalls:
-    """The calls of `Client` about models, tokens and health, and its end."""
+    """The calls of `Client` about models, tokens and health, and `close`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -35,16 +35,16 @@ class ModelCalls:
         return f"Client({self._calls.pool.addresses!r})"
 
     async def close(self, *, grace_s: float = 0.0) -> None:
-        """Take no more calls, wait up to `grace_s` seconds for open ones, then disconnect.
+        """Accept no more calls, wait up to `grace_s` seconds for open ones, then disconnect.
 
-        Calls that wait for their turn end at once. May be called twice.
+        Calls that wait for admission end at once. May be called twice.
         """
         await self._calls.close(grace_s)
 
     async def list_models(
         self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()
     ) -> tuple[Model, ...]:
-        """All models that the caller may use, by name. `deadline_s` applies to each page."""
+        """Return all models that the caller may use, by name. `deadline_s` applies to each page."""
         models: list[Model] = []
         request = pb.ListModelsRequest()
         for _ in range(MAX_NUM_PAGES):
@@ -67,7 +67,7 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> Model:
-        """Limits and features of one model; None: the default one. Raises `ModelNotFound`."""
+        """Return limits and features of one model; None: the default. Raises `ModelNotFound`."""
         request = pb.GetModelRequest(name=name)
         response = await self._ask(
             lambda channel: pb.ModelServiceStub(channel).GetModel, request, deadline_s, metadata
@@ -82,7 +82,7 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> Tokenization:
-        """Token ids of a text or a conversation, exactly as `generate` uses them."""
+        """Return the token ids of a text or a conversation, exactly as `generate` uses them."""
         request = pb.TokenizeRequest(model=model)
         encode_prompt(as_prompt(prompt), request)
         response = await self._ask(
@@ -103,7 +103,7 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> str:
-        """Text of token ids. `skip_special_tokens` None: the server's default, True."""
+        """Return the text of token ids. `skip_special_tokens` None: the server's default, True."""
         request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
         encode_ids(token_ids, request)
         response = await self._ask(
@@ -114,7 +114,7 @@ class ModelCalls:
     async def health(
         self, service: str = "", *, deadline_s: float = CONTROL_DEADLINE_S
     ) -> HealthStatus:
-        """The state that grpc.health.v1 reports; "" for the server as a whole. Never retried."""
+        """Return the state that grpc.health.v1 reports; "" for the whole server. Never retried."""
         request = health_pb2.HealthCheckRequest(service=service)
         async with self._calls.borrowed_channel() as channel:
             method = channel.unary_unary(
@@ -129,7 +129,7 @@ class ModelCalls:
         return decode_health(response.status)
 
     async def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
-        """Return when the server reports SERVING; it need not be running yet.
+        """Wait until the server reports SERVING; it need not be running yet.
 
         Raises `DeadlineExceeded` after `deadline_s` seconds.
         """

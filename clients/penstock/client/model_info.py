@@ -77,7 +77,7 @@ class ModelLimits:
         max_pending_requests: Requests in the queue.
         max_pending_tokens: Prompt tokens in the queue.
         max_resume_timeout_s: Largest `resume_grace_s`; 0: resuming is not offered.
-        reader_stall_timeout_s: How long a client may leave a stream unread.
+        reader_stall_timeout_s: Time for which a client may leave a stream unread.
         default_timeout_s: Timeout of a request that has none.
         max_timeout_s: Largest timeout; a longer deadline counts as this.
     """
@@ -140,7 +140,7 @@ class Model:
         aliases: Other names.
         is_default: Whether requests without a model use this one.
         state: Its state.
-        limits: What requests are checked against.
+        limits: Limits for requests.
         keepalive: How the server treats connections.
         features: Pairs of a feature's name and whether the model has it; see `supports`.
         adapters: Names of its LoRA adapters.
@@ -164,7 +164,7 @@ class Model:
     kv_cache_dtype: str = ""
 
     def supports(self, feature: str) -> bool | None:
-        """Whether the model can do this, e.g. "logprobs"; None: not known."""
+        """Return whether the model can do this, e.g. "logprobs"; None: not known."""
         return dict(self.features).get(feature)
 
 

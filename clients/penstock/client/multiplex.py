@@ -1,7 +1,7 @@
 """Many requests on one Multiplex call: keys, credit, and the request of each event.
 
-Owns the state of one call, for both clients. Does no I/O, has no clock and wakes no reader itself:
-each lane brings the function that does.
+Owns the state of one call, for both clients. Does no I/O and has no clock; each lane has a function
+that wakes its reader.
 """
 
 from collections import deque
@@ -21,11 +21,11 @@ class MultiplexConfig:
     """How requests share a Multiplex call. Raises ValueError, which names the field.
 
     Attributes:
-        window_tokens: Output tokens that the server may send of a request before they are read
-            from its iterator; at least twice `min_chunk_tokens`. It limits the memory of a slow
-            reader, and should be more than what is generated in one round trip.
+        window_tokens: Output tokens of a request that the server may send before they are read
+            from its iterator; at least twice `min_chunk_tokens`. It limits the memory for a slow
+            reader, and should exceed the tokens generated in one round trip.
         max_call_age_s: New requests take a new call after this many seconds, so that no call
-            is older than a server lets its connection be, 1800 s within a tenth.
+            exceeds the maximum connection age of the server, 1800 s within a tenth.
         max_request_bytes: A larger request fails and is not sent: it would end the call for all
             requests. At most the server's `ModelLimits.max_message_bytes`.
     """
@@ -49,9 +49,9 @@ class MultiplexConfig:
 def multiplex_config(
     multiplex: bool | MultiplexConfig, *, max_message_bytes: int
 ) -> MultiplexConfig | None:
-    """How to share calls, by a client's argument: True for the defaults, None for not at all.
+    """Return how to share calls, from a client's argument; None: no sharing.
 
-    `max_message_bytes`: what the channel lets through.
+    `multiplex` True: the defaults. `max_message_bytes`: the limit of the channel.
     """
     if not multiplex:
         return None
@@ -60,10 +60,10 @@ def multiplex_config(
 
 
 class Lane:
-    """One request on a call: events received and not taken yet, its credit, its end.
+    """One request on a call: events that are received and not yet taken, its credit, its end.
 
-    One side adds, the other takes; between threads that is safe, because `take` checks for the end
-    before it checks for earlier messages.
+    One thread adds and another takes; this is safe because `take` checks for the end before it
+    checks for earlier messages.
     """
 
     __slots__ = (
@@ -89,11 +89,11 @@ class Lane:
 
     @property
     def num_waiting(self) -> int:
-        """Messages that were not taken yet."""
+        """Number of messages not yet taken."""
         return len(self._responses)
 
     def put(self, response: pb.GenerateResponse) -> bool:
-        """Keep a message; whether it was the last."""
+        """Add a message; return whether it was the last."""
         if not self.request_id:
             self.request_id = response.accepted.request_id
         is_last = response.HasField("finished")
@@ -110,7 +110,9 @@ class Lane:
         self._is_ended = True
 
     def take(self) -> pb.GenerateResponse | None:
-        """The next message, None for none yet. Raises the failure, and EOFError at the end."""
+        """Return the next message, None if there is none yet. Raises the failure, EOFError at the
+        end.
+        """
         is_ended, failure = self._is_ended, self._failure
         if self._responses:
             response = self._responses.popleft()
@@ -123,7 +125,7 @@ class Lane:
         return None
 
     def credit(self) -> pb.MultiplexRequest | None:
-        """Credit for the tokens taken; None until it is enough for a message."""
+        """Return credit for the tokens taken; None until it is enough for a message."""
         num_tokens = self._num_taken_tokens
         if num_tokens < self._top_up_tokens or self._is_ended:
             return None
@@ -134,7 +136,7 @@ class Lane:
 
 
 class Lanes:
-    """All requests of one Multiplex call. Not safe for threads by itself."""
+    """All requests of one Multiplex call. Not thread-safe."""
 
     def __init__(self, config: MultiplexConfig, *, opened_at_s: float) -> None:
         self._config = config
@@ -147,11 +149,11 @@ class Lanes:
 
     @property
     def num_open(self) -> int:
-        """Requests with a reader."""
+        """Number of open requests with a reader."""
         return len(self._lanes)
 
     def can_submit(self, now_s: float) -> bool:
-        """Whether new requests may join; if not, they need a new call."""
+        """Return whether this call accepts new requests."""
         return not (self.has_ended or self._is_draining or now_s >= self._expires_s)
 
     def submit(
@@ -162,11 +164,11 @@ class Lanes:
         traceparent: str | None,
         wake: Callable[[], None],
     ) -> tuple[Lane, pb.MultiplexRequest]:
-        """Open a lane; the command that starts its request.
+        """Open a lane; return it and the command that starts its request.
 
-        `timeout_s` becomes the request's total_timeout, unless that is earlier already.
+        `timeout_s` becomes the request's total_timeout, unless the request has an earlier one.
 
-        Raises ResourceExhausted for a request that is too large, with no effect on others.
+        Raises ResourceExhausted for a request that is too large, without effect on other requests.
         """
         key = self._next_key
         self._next_key += 1
@@ -192,7 +194,7 @@ class Lanes:
         self._is_draining = True
 
     def receive(self, response: pb.MultiplexResponse) -> None:
-        """Hand out the events of one message. Raises StreamBroken for an unknown key."""
+        """Distribute the events of one message. Raises StreamBroken for an unknown key."""
         lanes = self._lanes
         for event in response.events:
             key = event.key
@@ -211,14 +213,14 @@ class Lanes:
                 lane.wake()
 
     def leave(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """Abandon this lane; return the command that cancels it, if it is still open.
+        """Abandon this lane; return the command that cancels its request, if it is still open.
 
         A reader in another thread or task gets CallCancelled.
         """
         return self._drop(lane, request_cancelled(lane.request_id))
 
     def expire(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """The lane's deadline passed: fail it now; the command that cancels it."""
+        """Fail a lane whose deadline passed; return the command that cancels it, if open."""
         return self._drop(lane, deadline_passed(lane.request_id))
 
     def _drop(self, lane: Lane, error: PenstockError) -> pb.MultiplexRequest | None:
@@ -247,7 +249,7 @@ class Lanes:
 
 
 def _limit_deadline(generation: pb.GenerateRequest, timeout_s: float) -> None:
-    """Set total_timeout to the earlier of the two; at least a nanosecond, as it is positive."""
+    """Set total_timeout to the earlier of its value and `timeout_s`, at least a nanosecond."""
     timeout_ns = max(1, round(timeout_s * 1e9))
     scheduling = generation.scheduling
     if not scheduling.HasField("total_timeout") or (

@@ -117,7 +117,7 @@ class OperationsClient:
     async def get_stats(
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> ServerStats:
-        """A snapshot of the server; with `model`, of that model alone."""
+        """Return a snapshot of the server; with `model`, of that model only."""
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).GetStats,
             pb.GetStatsRequest(model=model),
@@ -132,7 +132,7 @@ class OperationsClient:
         interval_s: float | None = None,
         deadline_s: float | None = None,
     ) -> AsyncGenerator[ServerStats, None]:
-        """Snapshots every `interval_s` (None: 1 s), the first at once, until iteration stops."""
+        """Stream a snapshot every `interval_s` (None: 1 s), the first one at once."""
         responses = self._stream(
             lambda channel: pb.OperationsServiceStub(channel).WatchStats,
             watch_request(model, interval_s),
@@ -151,10 +151,10 @@ class OperationsClient:
         max_requests: int | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> tuple[LiveRequest, ...]:
-        """Live requests by arrival; the oldest `max_requests` of them.
+        """Return live requests by arrival; at most the oldest `max_requests`.
 
-        They are read in pages, so one that ends meanwhile may be missing. `deadline_s` applies to
-        each.
+        Requests are read in pages, so one that ends meanwhile may be missing. `deadline_s` applies
+        to each page.
         """
         request = list_request(model, tenant, state, max_requests)
         found: list[LiveRequest] = []
@@ -179,7 +179,7 @@ class OperationsClient:
         tenant: str | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> LiveRequest:
-        """One live request. Raises `RequestNotFound`.
+        """Return one live request. Raises `RequestNotFound`.
 
         `tenant` is needed only if two tenants use the same id.
         """
@@ -196,9 +196,10 @@ class OperationsClient:
         timeout_s: float | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> int:
-        """Stop the server: it rejects new requests; returns how many are live.
+        """Stop the server: it rejects new requests. Return the number of live requests.
 
-        `timeout_s`: how long those may continue; None: the server's setting. It cannot be undone.
+        `timeout_s`: how long live requests may continue; None: the server's setting. It cannot be
+        undone.
         """
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).Drain,
@@ -214,7 +215,7 @@ class OperationsClient:
         max_steps: int | None = None,
         deadline_s: float | None = FILE_DEADLINE_S,
     ) -> tuple[StepRecord, ...]:
-        """The engine's latest steps, oldest first; `max_steps` None: all that are kept."""
+        """Return the engine's latest steps, oldest first; `max_steps` None: all that are kept."""
         request = flight_request(model, max_steps, None)
         pieces = self._flight_record(request, deadline_s)
         async with aclosing(pieces):
@@ -230,7 +231,7 @@ class OperationsClient:
         max_steps: int | None = None,
         deadline_s: float | None = FILE_DEADLINE_S,
     ) -> bytes:
-        """The flight record as a file. `max_steps`: only the latest; not for RAW."""
+        """Return the flight record as a file. `max_steps`: only the latest steps; not for RAW."""
         request = flight_request(model, max_steps, file_format)
         pieces = self._flight_record(request, deadline_s)
         async with aclosing(pieces):
@@ -239,7 +240,7 @@ class OperationsClient:
     async def dump_flight_record(
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> str:
-        """Write the flight record to a file on the server's machine; returns its path there."""
+        """Write the flight record to a file on the server's machine; return its path there."""
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).DumpFlightRecord,
             pb.DumpFlightRecordRequest(model=model),
@@ -265,10 +266,9 @@ class OperationsClient:
         duration_s: float = DEFAULT_PROFILE_S,
         deadline_s: float | None = None,
     ) -> bytes:
-        """Sample a process for `duration_s` seconds; returns a file for www.speedscope.app.
+        """Sample a process for `duration_s` seconds; return a file for www.speedscope.app.
 
-        `front_index`: which front, only with FRONT. `deadline_s` None: `duration_s` and some time
-        more.
+        `front_index`: which front, only with FRONT. `deadline_s` None: `duration_s` plus a margin.
         """
         pieces = self._stream(
             lambda channel: pb.OperationsServiceStub(channel).Profile,

@@ -1,4 +1,4 @@
-"""Messages of OperationsService to values.
+"""Converts messages of OperationsService to values.
 
 Owns decoding. Enum values that are newer than this client become UNKNOWN.
 """

@@ -1,6 +1,6 @@
-"""Operators' requests as messages.
+"""Encodes operators' requests as messages.
 
-Owns the bounds of both clients' calls to OperationsService. Raises ValueError for a value that does
+Owns the limits of both clients' calls to OperationsService. Raises ValueError for a value that does
 not fit.
 """
 
@@ -14,12 +14,12 @@ from penstock.client.operations_values import FlightFormat, ServerProcess
 
 DEFAULT_PROFILE_S = 5.0
 FILE_DEADLINE_S = 60.0
-"""How long a file may take to come, seconds."""
+"""Deadline of calls that return a file, seconds."""
 MAX_PAGE_SIZE = 1000
 
 
 def watch_request(model: str | None, interval_s: float | None) -> pb.WatchStatsRequest:
-    """The request of a watch; `interval_s` None: the server's default."""
+    """Return the message of a watch; `interval_s` None: the server's default."""
     interval = None if interval_s is None else _duration("interval_s", interval_s)
     return pb.WatchStatsRequest(model=model, interval=interval)
 
@@ -27,7 +27,7 @@ def watch_request(model: str | None, interval_s: float | None) -> pb.WatchStatsR
 def list_request(
     model: str | None, tenant: str | None, state: RequestState | None, max_requests: int | None
 ) -> pb.ListLiveRequestsRequest:
-    """The request of the first page."""
+    """Return the message that requests the first page."""
     if max_requests is not None and max_requests < 1:
         raise ValueError(f"max_requests: must be at least 1, not {max_requests}")
     return pb.ListLiveRequestsRequest(
@@ -39,7 +39,7 @@ def list_request(
 
 
 def drain_request(timeout_s: float | None) -> pb.DrainRequest:
-    """The request of a drain; `timeout_s` None: the server's setting."""
+    """Return the message of a drain; `timeout_s` None: the server's setting."""
     timeout = None if timeout_s is None else _duration("timeout_s", timeout_s)
     return pb.DrainRequest(drain_timeout=timeout)
 
@@ -47,7 +47,7 @@ def drain_request(timeout_s: float | None) -> pb.DrainRequest:
 def flight_request(
     model: str | None, max_steps: int | None, file_format: FlightFormat | None
 ) -> pb.GetFlightRecordRequest:
-    """Request the record as a file of this format, or as messages with None."""
+    """Request the record as a file of this format; None: as messages."""
     steps = pb.FlightRecordFormat.Value("FLIGHT_RECORD_FORMAT_STEPS")
     return pb.GetFlightRecordRequest(
         model=model,

@@ -23,7 +23,7 @@ from penstock.client.retry import RetryPolicy
 
 
 class _ThreadOperationsClient(OperationsClient):
-    """The client, in threads."""
+    """The asynchronous client on the thread runtime."""
 
     _runtime = THREADS
 

@@ -1,6 +1,6 @@
-"""Operators' data from a server, as frozen values.
+"""Data of a server for operators, as frozen values.
 
-Owns the shapes. Durations are seconds, times seconds since 1970-01-01 UTC; None: not known.
+Owns the types. Durations are seconds, times seconds since 1970-01-01 UTC; None: not known.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class RequestPhase(ContractEnum):
         UNSPECIFIED: Not known.
         PREPARE: Being checked and tokenized.
         QUEUE: Waiting in the queue.
-        PREFILL: Its prompt is computed, or recomputed.
-        DECODE: Its output is generated.
-        DELIVER: The engine is done; its last messages are sent.
+        PREFILL: Its prompt is being computed or recomputed.
+        DECODE: Its output is being generated.
+        DELIVER: The engine has finished it; its last messages are being sent.
     """
 
     UNKNOWN = -1
@@ -75,7 +75,7 @@ class Percentiles:
         p50_s: Median.
         p90_s: 90th percentile.
         p99_s: 99th percentile.
-        num_values: How many values there were.
+        num_values: Number of values.
     """
 
     p50_s: float | None = None
@@ -108,15 +108,15 @@ class ModelTotals:
     """Counts since the server started.
 
     Attributes:
-        num_accepted: Requests handed to the engine.
+        num_accepted: Requests sent to the engine.
         num_refused: Requests rejected.
-        num_completed: Requests that ended well, cancelled ones included.
+        num_completed: Requests that ended without an error, including cancelled ones.
         num_cancelled: Requests that ended by cancellation.
         num_failed: Requests that ended with an error.
         num_preemptions: Preemptions.
         num_steps: Steps of the engine.
         num_prompt_tokens: Prompt tokens of requests that have ended.
-        num_cached_prompt_tokens: Those found in the KV cache.
+        num_cached_prompt_tokens: Prompt tokens of ended requests found in the KV cache.
         num_completion_tokens: Tokens generated.
     """
 
@@ -150,7 +150,7 @@ class ModelStats:
         mean_step_s: Mean duration of a step, over the last ten seconds.
         estimated_queue_s: Estimated wait of a request that arrives now with default priority.
         num_engine_restarts: Restarts of the engine since the server started.
-        engine_epoch: 1 for the first engine, one more for each restart.
+        engine_epoch: 1 for the first engine, incremented by each restart.
         ttft: Time to first token, of requests that ended in the last minute.
         itl: Inter-token latency, of all tokens of the last minute.
         queue: Time in the queue, of requests that ended in the last minute.
@@ -223,7 +223,7 @@ class PhaseChange:
 
     Attributes:
         phase: The phase.
-        since_s: When.
+        since_s: When the request entered it.
     """
 
     phase: RequestPhase
@@ -239,13 +239,13 @@ class LiveRequest:
         model: Name of its model.
         tenant: The tenant that submitted it.
         state: PENDING or PROCESSING.
-        phase: What it does now.
+        phase: Its current phase.
         wait_reason: What it waits for, while PENDING.
         queue_position: Requests before it in the queue; None unless PENDING.
         priority: -100 to 100; higher is more urgent.
         arrival_s: When it arrived.
         usage: Its tokens so far.
-        timings: Where its time went; `total_s` is its age.
+        timings: Its time in each phase; `total_s` is its age.
         num_computed_tokens: Tokens in the KV cache.
         num_blocks: Blocks of the KV cache that its outputs hold; shared ones count for each.
         num_preemptions: How often it was preempted.
@@ -300,23 +300,23 @@ class StepRecord:
         scheduler_s: Time to plan the step and process its result.
         executor_s: From launch to result.
         predicted_s: Predicted `executor_s`; None: no prediction.
-        inter_token_s: Time since the step before, for outputs with a token in both.
-        num_inter_token: How many outputs those are.
+        inter_token_s: Time since the previous step, for outputs with a token in both.
+        num_inter_token: Number of outputs with a token in both steps.
         num_prefill_tokens: Prompt tokens computed.
         num_prefill_requests: Outputs whose prompt was computed.
         num_decode_requests: Outputs with a new token.
-        num_context_tokens: Context of those outputs, in tokens.
+        num_context_tokens: Context of outputs with a new token, in tokens.
         num_tokens: Tokens generated.
         num_running: Outputs in the running batch.
         num_waiting: Outputs in the queue.
         num_waiting_tokens: Prompt tokens in the queue.
         num_admitted: Outputs admitted.
         num_preempted: Outputs preempted.
-        num_finished: Outputs that ended well.
+        num_finished: Outputs that ended without an error.
         num_failed: Outputs that failed.
         wait_reason: What the first request of the queue waits for.
         shares: Prompt tokens by output.
-        admitted_request_ids: Those the recorder still has; the counts above are exact.
+        admitted_request_ids: Ids that the recorder still has; the counts above are exact.
         preempted_request_ids: As above.
         ended_request_ids: As above.
         cache: The KV cache after the step.

@@ -1,6 +1,6 @@
 """The options of a generation: the contract's option groups as frozen values.
 
-Owns the groups, `GenerationRequest` and their form as keywords. None always means "not set": the
+Owns the groups, `GenerationRequest` and the keyword form of both. None always means "not set": the
 server's default applies. The server checks ranges; `get_model` returns its limits.
 """
 
@@ -24,7 +24,7 @@ class SamplingOptions:
         repetition_penalty: Divides logits of tokens in prompt or output, above 0 to 2. Default 1.
         presence_penalty: Subtracted once from tokens in the output, -2 to 2. Default 0.
         frequency_penalty: Subtracted for each occurrence in the output, -2 to 2. Default 0.
-        logit_bias: Pairs of a token id and what is added to its logit.
+        logit_bias: Pairs of a token id and the value added to its logit.
         seed: Makes the output reproducible, 0 to 2**64 - 1. Default: drawn by the server, see
             `Accepted.seed`.
         n: Independent outputs of one prompt. Default 1.
@@ -48,7 +48,7 @@ class StoppingOptions:
 
     Attributes:
         max_tokens: Most tokens of each output. Default: `ModelLimits.default_max_tokens`.
-        min_tokens: No output ends before. Default 0.
+        min_tokens: Fewest tokens of each output. Default 0.
         stop: The output ends where the first of these strings appears.
         stop_token_ids: The output ends with the first of these tokens.
         ignore_eos: Continue after the model's end-of-sequence token.
@@ -74,7 +74,7 @@ class OutputOptions:
         return_token_ids: Deliver token ids in `Tokens.records`.
         echo: Deliver the prompt in `PromptEcho` first.
         min_chunk_tokens: Hold output back until a message has this many tokens. Default 1.
-        max_chunk_delay_s: Send what there is after this long, 0 to 10 s. Default 0.1 s.
+        max_chunk_delay_s: Send a smaller message after this time, 0 to 10 s. Default 0.1 s.
     """
 
     logprobs: int | None = None
@@ -93,7 +93,7 @@ class SchedulingOptions:
         priority: -100 to 100; higher is more urgent. Default 0.
         ttft_timeout_s: The request fails with `DeadlineExceeded` unless the first token is in time.
         total_timeout_s: The same for the whole answer.
-        time_limit_s: Outputs end well after this time, with the text generated so far.
+        time_limit_s: Outputs end after this time without an error, with the text so far.
     """
 
     priority: int | None = None
@@ -111,7 +111,7 @@ class CacheOptions:
         session_id: The conversation that this request continues: its blocks are kept for the next
             turn. 1 to 128 characters.
         retention_level: 0 to 100; higher keeps the blocks longer. Default 35.
-        retention_s: How long the level holds after the end. Default: no end.
+        retention_s: How long the level applies after the request ends. Default: no limit.
     """
 
     cache_salt: str | None = None
@@ -175,7 +175,7 @@ class Adapter:
     """A LoRA adapter.
 
     Attributes:
-        name: A name of `Model.adapters`.
+        name: A name in `Model.adapters`.
         scale: Its strength, -4 to 4. Default 1.
     """
 
@@ -190,8 +190,8 @@ class GenerationRequest:
     Attributes:
         prompt: What the generation starts from.
         model: Name of the model; None: the server's default.
-        request_id: An id to cancel or resume by, which also prevents a second submission; None: the
-            server gives one.
+        request_id: An id for cancelling and resuming, which also prevents a second submission;
+            None: the server assigns one.
         sampling: How the next token is drawn.
         stopping: When an output ends.
         output: What is delivered.
@@ -217,7 +217,7 @@ class GenerationRequest:
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The keywords of a call: every field of `GenerationRequest` and of its groups, but `prompt`.
+    """The keywords of a call: the fields of `GenerationRequest` and of its groups, except `prompt`.
 
     `SamplingOptions`, `StoppingOptions`, `OutputOptions`, `SchedulingOptions` and `CacheOptions`
     describe them. `stop` may be one string, `logit_bias` a mapping. An unknown keyword raises
@@ -262,7 +262,7 @@ class GenerationOptions(TypedDict, total=False):
 
 
 def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """The stop strings; a str is one stop string."""
+    """Return the stop strings; a str is one stop string."""
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
@@ -315,7 +315,7 @@ def build_request(
 
 
 def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationRequest:
-    """The request, kept for Resume for `grace_s` if it has no grace period."""
+    """Return the request with a grace period of `grace_s`, unless it has one."""
     if grace_s is None or request.resume_grace_s is not None:
         return request
     return replace(request, resume_grace_s=grace_s)

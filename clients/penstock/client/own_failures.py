@@ -1,4 +1,4 @@
-"""Failures that the client detects itself, as the exceptions of the corresponding status.
+"""Makes the exceptions for failures that the client detects itself.
 
 Owns their codes and messages, for both clients.
 """
@@ -23,7 +23,7 @@ BACKLOG_FULL = "BACKLOG_FULL"
 
 
 def backlog_full(num_open: int, num_waiting: int) -> BacklogFull:
-    """Too many calls are queued in this client."""
+    """Return the error of a call that exceeds the backlog of this client."""
     return BacklogFull(
         Failure(
             code=grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -34,12 +34,12 @@ def backlog_full(num_open: int, num_waiting: int) -> BacklogFull:
 
 
 def client_closed() -> CallCancelled:
-    """The client was closed while the call was under way."""
+    """Return the error of a call that was open when the client was closed."""
     return CallCancelled(Failure(code=grpc.StatusCode.CANCELLED, message="the client was closed"))
 
 
 def request_cancelled(request_id: str) -> CallCancelled:
-    """The client cancelled the request."""
+    """Return the error of a request that the client cancelled."""
     return CallCancelled(
         Failure(
             code=grpc.StatusCode.CANCELLED,
@@ -50,7 +50,7 @@ def request_cancelled(request_id: str) -> CallCancelled:
 
 
 def request_too_large(num_bytes: int, max_bytes: int) -> ResourceExhausted:
-    """A request that would end the call it shares: gRPC refuses messages by their size."""
+    """Return the error of a request that gRPC would refuse by its size, ending the shared call."""
     return ResourceExhausted(
         Failure(
             code=grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -60,10 +60,10 @@ def request_too_large(num_bytes: int, max_bytes: int) -> ResourceExhausted:
 
 
 def unless_asked(error: PenstockError) -> PenstockError:
-    """A call cancelled by the server or a proxy before it started counts as not served.
+    """Convert a call that the server or a proxy cancelled before it started to Unavailable.
 
-    A server that shuts down does so with calls that reach it in the same moment: gRPC cancels what
-    no handler has seen yet. A reason would mean that it was intended.
+    A server that shuts down cancels calls that reach it at the same time and have no handler yet. A
+    status with a reason was intended and is unchanged.
     """
     if not isinstance(error, CallCancelled) or error.reason:
         return error
@@ -77,7 +77,7 @@ def unless_asked(error: PenstockError) -> PenstockError:
 
 
 def deadline_passed(request_id: str = "") -> DeadlineExceeded:
-    """The deadline of a call passed on the client's clock."""
+    """Return the error of a call whose deadline passed on the client's clock."""
     return DeadlineExceeded(
         Failure(
             code=grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -88,23 +88,23 @@ def deadline_passed(request_id: str = "") -> DeadlineExceeded:
 
 
 def multiplex_ended() -> Unavailable:
-    """The server ended a Multiplex call with OK although requests were open."""
+    """Return the error of requests that were open when a Multiplex call ended with OK."""
     return Unavailable(
         Failure(code=grpc.StatusCode.UNAVAILABLE, message="the server ended the Multiplex call")
     )
 
 
 def multiplex_broken() -> Unavailable:
-    """A Multiplex call could not be written to, and no status was received."""
+    """Return the error of a Multiplex call that failed to write and received no status."""
     return Unavailable(
         Failure(code=grpc.StatusCode.UNAVAILABLE, message="the Multiplex call broke")
     )
 
 
 def multiplex_error(error: PenstockError) -> PenstockError:
-    """The error of each request when its Multiplex call fails.
+    """Return the error of each request when its Multiplex call fails.
 
-    A closing client fails its requests first: a cancelled call was cancelled by another party.
+    A closing client fails its requests first, so a cancelled call was not cancelled by this client.
     """
     if isinstance(error, Unimplemented) and not error.reason:
         return Unimplemented(

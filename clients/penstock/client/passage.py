@@ -36,22 +36,22 @@ class Passage:
 
     @property
     def can_live_on(self) -> bool:
-        """Whether the request has a resume timeout: it continues after its call ends."""
+        """Whether the request has a resume timeout, with which it continues after its call ends."""
         return self._recovery.is_possible
 
     @property
     def may_live_on(self) -> bool:
-        """Whether the server has accepted it and continues it when its call ends."""
+        """Whether the server has accepted the request and continues it when its call ends."""
         return self.can_live_on and bool(self.reader.request_id)
 
     def next_request(self) -> pb.GenerateRequest | pb.ResumeRequest:
-        """The message of the next attempt."""
+        """Return the message of the next attempt."""
         if self._request is None or self._recovery.is_under_way:
             return self.reader.next_point().message()
         return self._request
 
     def delay_after(self, error: PenstockError) -> float | None:
-        """Seconds to wait before the next attempt; None if the error is to be raised."""
+        """Return the seconds to wait before the next attempt; None to raise the error."""
         reader = self.reader
         delay_s = self._recovery.delay_after(
             error, request_id=reader.request_id, next_sequence=reader.point.next_sequence
@@ -60,7 +60,7 @@ class Passage:
             return delay_s
         has_output = reader.has_output and not self._is_whole
         if self._request is None:
-            # To resume again costs nothing: nothing is delivered twice.
+            # Resuming again is safe: nothing is delivered twice.
             return self.attempts.delay_after(error)
         delay_s = self.attempts.delay_after(self._recovery.explain(error), has_output=has_output)
         if delay_s is not None:
@@ -68,7 +68,7 @@ class Passage:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """The error to raise, with the request's id where the caller chose it."""
+        """Return the error to raise, with the request id if the caller chose it."""
         error = self.attempts.explain(self._recovery.explain(error))
         request_id = self._request.request_id if self._request is not None else ""
         return error if error.request_id else error.of_request(request_id)

@@ -1,7 +1,7 @@
-"""Which connection a call takes, and how many calls there may be: the rules of a pool.
+"""Rules of a pool: the connection of each call, and the limit of open calls.
 
-Owns the choice of channels, the bound on generations and their backlog. Opens nothing and waits for
-nothing: `connections.py` does.
+Owns the choice of channels, the limit of generations and their backlog. `connections.py` opens
+connections and waits.
 """
 
 import math
@@ -28,7 +28,7 @@ class PoolConfig:
             process; for several, about four for each front spread calls evenly, because the
             kernel assigns connections to fronts, not calls.
         max_concurrent_calls: Generations open at a time; None: no limit.
-        max_waiting_calls: Generations that wait for their turn; one more raises `BacklogFull`.
+        max_waiting_calls: Generations that may wait for admission; another raises `BacklogFull`.
     """
 
     num_channels: int = 1
@@ -54,10 +54,10 @@ class PoolState:
     """The current state of a client's pool.
 
     Attributes:
-        num_channels: Connections it may have.
-        num_open_channels: Connections that calls have needed so far.
+        num_channels: Connections that the client may open.
+        num_open_channels: Connections that calls have used so far.
         num_open_calls: Generations that are open.
-        num_waiting_calls: Generations that wait for their turn.
+        num_waiting_calls: Generations that wait for admission.
         is_closed: Whether `close` was called.
     """
 
@@ -71,9 +71,9 @@ class PoolState:
 class ChannelPicker:
     """Chooses a channel for each attempt: the one with the fewest open calls.
 
-    A channel without a server has no open calls, and would attract all of them; after a failure
-    it is skipped for a while, longer each time, as long as there is another. Then one call at a
-    time tries it, until one is answered.
+    A channel without a server has no open calls and would attract all of them; after a failure it
+    is skipped for a period that grows with each failure, if another channel is usable. Then one
+    call at a time tries it, until one gets a response.
     """
 
     def __init__(self, num_channels: int) -> None:
@@ -83,7 +83,7 @@ class ChannelPicker:
         self._first: int = 0
 
     def pick(self, now_s: float) -> int:
-        """Take a channel; give it back with `release`. Ties are broken in turn."""
+        """Take a channel; `release` returns it. Ties are broken in turn."""
         count = len(self._num_open)
         turns = [(self._first + turn) % count for turn in range(count)]
         usable = [index for index in turns if self._is_usable(index, now_s)]
@@ -96,12 +96,12 @@ class ChannelPicker:
         return index
 
     def release(self, index: int, *, is_unavailable: bool, now_s: float) -> None:
-        """The attempt ended; `is_unavailable` if no server served it."""
+        """End an attempt; `is_unavailable`: no server served it."""
         self._num_open[index] -= 1
         if not is_unavailable:
             self.answered(index)
         elif self._avoid_until_s[index] <= now_s:
-            # Calls that fail together are one failure.
+            # Concurrent failures count as one.
             avoid_s = min(_AVOID_S * 2 ** min(self._num_failures[index], 10), _MAX_AVOID_S)
             self._num_failures[index] += 1
             self._avoid_until_s[index] = now_s + avoid_s
@@ -121,9 +121,10 @@ class ChannelPicker:
 
 
 def is_silence(error: PenstockError, request_id: str) -> bool:
-    """Whether a deadline passed on a request without any response of the server.
+    """Return whether a deadline passed on a request without any response of the server.
 
-    `request_id`: "" for one that was not accepted. A server that names a deadline gives a reason.
+    `request_id`: "" for a request that was not accepted. A server that enforces a deadline gives a
+    reason.
     """
     return isinstance(error, DeadlineExceeded) and not (error.reason or request_id)
 
@@ -132,9 +133,9 @@ TicketT = TypeVar("TicketT")
 
 
 class Admission(Generic[TicketT]):
-    """Admits a bounded number of calls, and lets a bounded number wait, first come first served.
+    """Admits a bounded number of calls, and lets a bounded number wait, first come, first served.
 
-    A ticket is a value that wakes a waiting call. Not safe for threads by itself.
+    A ticket is a value that wakes a waiting call. Not thread-safe.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -146,31 +147,31 @@ class Admission(Generic[TicketT]):
 
     @property
     def num_waiting(self) -> int:
-        """Calls in the backlog."""
+        """Number of calls in the backlog."""
         return len(self._waiting)
 
     def can_enter(self) -> bool:
-        """Take a place if one is free and no call waits for it."""
+        """Take a place if one is free and no call waits; return whether it was taken."""
         if self._waiting or self.num_open >= self._max_open:
             return False
         self.num_open += 1
         return True
 
     def wait(self, ticket: TicketT) -> None:
-        """Queue up. Raises BacklogFull when too many wait."""
+        """Add a ticket to the backlog. Raises BacklogFull when too many wait."""
         if len(self._waiting) >= self._max_waiting:
             raise backlog_full(self.num_open, len(self._waiting))
         self._waiting.append(ticket)
 
     def leave(self) -> TicketT | None:
-        """Release a place; returns the ticket that has it now, to be woken."""
+        """Release a place; return the ticket that has it now and must be woken."""
         if self._waiting:
             return self._waiting.popleft()
         self.num_open -= 1
         return None
 
     def can_give_up(self, ticket: TicketT) -> bool:
-        """Stop waiting; False when the ticket has a place already, and must leave it."""
+        """Stop waiting; return False if the ticket has a place already and must release it."""
         try:
             self._waiting.remove(ticket)
         except ValueError:

@@ -1,6 +1,6 @@
-"""Prompts: text, token ids or a conversation with images in their places.
+"""Prompts: text, token ids or a conversation, which may contain images.
 
-Owns the prompt types and how plain Python values are read as prompts.
+Owns the prompt types and the conversion of plain Python values to prompts.
 """
 
 import base64
@@ -47,7 +47,7 @@ class ChatMessage:
     Attributes:
         role: Usually "system", "user", "assistant" or "tool".
         content: A text, or texts and images in the order in which the model reads them.
-        name: Of the author, or of the tool.
+        name: Name of the author or of the tool.
         tool_calls: Tool calls of an assistant's message.
         tool_call_id: The tool call that this message is the result of.
     """
@@ -76,7 +76,7 @@ class TextPrompt:
 
     Attributes:
         text: The text.
-        add_special_tokens: Put a token such as BOS first, if the model has one; None: the server's
+        add_special_tokens: Prepend a token such as BOS, if the model has one; None: the server's
             default, True.
     """
 
@@ -121,11 +121,11 @@ Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 """A prompt of a known kind."""
 
 PromptLike: TypeAlias = Prompt | str | Sequence[int] | Sequence[ChatMessageLike]
-"""What every call takes as a prompt: also a text, token ids, or the messages of a conversation."""
+"""What every call accepts as a prompt: also a str, token ids, or the messages of a conversation."""
 
 
 def as_prompt(value: PromptLike) -> Prompt:
-    """Read a str as text, a sequence of ints as token ids, one of messages as a conversation.
+    """Convert a str to text, a sequence of ints to token ids, one of messages to a conversation.
 
     Raises TypeError for anything else and ValueError for an empty sequence.
     """
@@ -136,7 +136,7 @@ def as_prompt(value: PromptLike) -> Prompt:
     if isinstance(value, Mapping):
         raise TypeError("prompt: must be a sequence of messages, not one message")
     wanted = "must be a str, a sequence of ints, or a sequence of messages (ChatMessage or dict)"
-    given = cast(object, value)  # callers without a type checker give anything
+    given = cast(object, value)  # callers without a type checker pass anything
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
         raise TypeError(f"prompt: {wanted}, not {type(given).__name__}")
     items: tuple[Any, ...] = tuple(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -153,8 +153,8 @@ def as_prompt(value: PromptLike) -> Prompt:
 def as_message(value: ChatMessageLike, path: str) -> ChatMessage:
     """Read a message, which may be a dict; see `ChatMessageLike`.
 
-    Raises TypeError or ValueError, which name the fault by a path that starts with `path` and quote
-    no content.
+    Raises TypeError or ValueError, which name the invalid field by a path that starts with `path`
+    and quote no content.
     """
     if isinstance(value, ChatMessage):
         return value
@@ -221,7 +221,7 @@ def _tool_call(value: Any, path: str) -> ToolCall:
 
 
 def _object(value: Any, path: str, known: Sequence[str] = ()) -> Mapping[str, Any]:
-    """The entries of a dict whose values are not None; `known` lists its keys, () for any."""
+    """Return the entries of a dict that are not None; `known` lists its keys, () for any."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{path}: must be a dict, not {type(value).__name__}")
     keys = {key: item for key, item in cast("Mapping[str, Any]", value).items() if item is not None}

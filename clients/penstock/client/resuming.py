@@ -1,7 +1,7 @@
 """Resumption of a stream after a lost connection: its position, and how long to try.
 
-Owns the position of a stream, as a value that a program may store, and the account of one stream's
-losses. Does no I/O and does not sleep.
+Owns the position of a stream, as a value that a program may store, and tracks the losses of one
+stream. Does no I/O and does not sleep.
 """
 
 import math
@@ -19,7 +19,7 @@ _MAX_DELAY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """The position of a reader in a request's stream, with which another process can continue it.
+    """The position of a reader in a request's stream, from which another process can continue it.
 
     Raises ValueError for negative numbers.
 
@@ -41,7 +41,7 @@ class ResumePoint:
             raise ValueError("received_token_counts: must not be negative")
 
     def after(self, event: Event) -> "ResumePoint":
-        """The position after an event of the stream. `Finished` is the last event."""
+        """Return the position after an event of the stream. `Finished` is the last event."""
         counts = list(self.received_token_counts)
         request_id = self.request_id
         if isinstance(event, Accepted):
@@ -57,7 +57,7 @@ class ResumePoint:
         )
 
     def message(self) -> pb.ResumeRequest:
-        """The request for the remaining events."""
+        """Return the request for the remaining events."""
         return pb.ResumeRequest(
             request_id=self.request_id,
             next_sequence=self.next_sequence,
@@ -68,7 +68,7 @@ class ResumePoint:
 class Recovery:
     """The losses of one stream, each repaired within `grace_s` or raised.
 
-    `grace_s` 0: none is. `is_under_way`: the next attempt is a Resume.
+    `grace_s` 0: every loss is raised. `is_under_way`: the next attempt is a Resume.
     """
 
     def __init__(
@@ -84,32 +84,32 @@ class Recovery:
         self._num_failed = 0
 
     def begin_at(self, next_sequence: int) -> None:
-        """The stream is a Resume from its first attempt on."""
+        """Begin with a Resume: the first attempt resumes the stream at `next_sequence`."""
         self.is_under_way = True
         self._sequence = next_sequence
 
     @property
     def is_possible(self) -> bool:
-        """Whether a lost connection leaves a stream that can be resumed."""
+        """Whether a stream can be resumed after a lost connection."""
         return self._grace_s > 0
 
     def delay_after(
         self, error: PenstockError, *, request_id: str, next_sequence: int
     ) -> float | None:
-        """Seconds to wait before the stream is resumed; None where it cannot be.
+        """Return the seconds to wait before the stream is resumed; None if it cannot be.
 
-        `request_id`: "" before the first message of the server: there is nothing to resume.
+        `request_id`: "" before the first message of the server, when there is nothing to resume.
         """
         has_gone_on = next_sequence > self._sequence
-        # Then there is no engine over which it could be fetched; a resumed stream gets
-        # so of the request itself.
+        # EngineDown on a Resume without a new message: no engine runs to fetch it from. A stream
+        # that has resumed gets the same error when the request itself fails.
         is_out_of_reach = self.is_under_way and not has_gone_on and isinstance(error, EngineDown)
         if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
             self.is_under_way = False
             return None
         now_s = self._clock()
         if self._first is None or has_gone_on:
-            # It had been resumed: this is a new loss, with its own grace period.
+            # The stream was resumed since: this is a new loss, with its own grace period.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence
         self.is_under_way = True
@@ -122,13 +122,12 @@ class Recovery:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """The error to raise for a failed attempt: NOT_FOUND of a lost request hides the first
-        cause, the loss."""
+        """Return the error to raise for a failed attempt: the loss in place of NOT_FOUND."""
         if isinstance(error, RequestNotFound) and self._first is not None:
             return self._first
         return error
 
 
 def is_loss(error: PenstockError) -> bool:
-    """Whether the request may still be live although its stream was lost."""
+    """Return whether the request may still be live although its stream was lost."""
     return isinstance(error, Unavailable | Broken) and not isinstance(error, EngineDown)

@@ -1,13 +1,13 @@
 """When and after how long a failed call is retried.
 
-Owns the policy and the account of one logical call's attempts. Does no I/O and does not sleep: the
+Owns the policy and counts the attempts of one logical call. Does no I/O and does not sleep: the
 clock and the random numbers are arguments.
 
 A call is retried only if all of this holds: no output of it was delivered; the status is
-UNAVAILABLE, or RESOURCE_EXHAUSTED for a reason that passes (see `is_passing`); the server did not
+UNAVAILABLE, or RESOURCE_EXHAUSTED for a transient reason (see `is_passing`); the server did not
 refuse retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
 wait ends before the call's deadline. A deadline that cannot be met is raised at once, although its
-status has a retry time: by then it is over.
+status has a retry time: the deadline would have passed by then.
 """
 
 import math
@@ -33,7 +33,7 @@ class RetryPolicy:
         max_attempts: Attempts of one call, the first included.
         initial_backoff_s: Longest wait before the second attempt.
         multiplier: Growth of the wait with each attempt.
-        max_backoff_s: Longest wait, unless the server asks for more.
+        max_backoff_s: Longest wait, unless the server requests a longer one.
         pushback_jitter: Random part added to the server's retry time.
     """
 
@@ -60,10 +60,10 @@ NO_RETRY = RetryPolicy(max_attempts=1)
 
 
 def is_passing(error: PenstockError) -> bool:
-    """Whether the same call may succeed a little later.
+    """Return whether the same call may succeed a little later.
 
-    RESOURCE_EXHAUSTED counts when the server gave its queue or a quota as the reason, or a time to
-    wait. Bare, it usually means a message over a size limit, which does not pass.
+    RESOURCE_EXHAUSTED counts if the server named its queue or a quota as the reason, or gave a
+    retry time. Without either it usually means a message over a size limit, which is permanent.
     """
     if error.failure.is_retry_refused or isinstance(error, ReaderStalled):
         return False
@@ -81,10 +81,10 @@ def retry_delay_s(
     remaining_s: float,
     jitter: float,
 ) -> float | None:
-    """Seconds to wait before the next attempt; None to raise the error instead.
+    """Return the seconds to wait before the next attempt; None to raise the error instead.
 
     `attempt` counts from 1 and is the one that failed. `remaining_s` is the time to the call's
-    deadline, infinity for none. `jitter` is drawn evenly from [0, 1).
+    deadline, infinity for none. `jitter` is uniformly distributed in [0, 1).
     """
     if has_output or attempt >= policy.max_attempts or not is_passing(error):
         return None
@@ -99,7 +99,7 @@ def retry_delay_s(
 
 
 class Attempts:
-    """The attempts of one logical call: what time is left, and whether to try again."""
+    """The attempts of one logical call: the remaining time, and whether to try again."""
 
     def __init__(
         self,
@@ -127,12 +127,14 @@ class Attempts:
             budget.pay_in()
 
     def timeout_s(self) -> float | None:
-        """The gRPC timeout of the next attempt, in seconds."""
+        """Return the gRPC timeout of the next attempt, in seconds."""
         remaining_s = self._remaining_s()
         return None if math.isinf(remaining_s) else remaining_s
 
     def delay_after(self, error: PenstockError, *, has_output: bool = False) -> float | None:
-        """Count a failed attempt; seconds to wait before the next, None for no next one."""
+        """Count a failed attempt; return the seconds to wait before the next, None if there is
+        none.
+        """
         self._num_failed += 1
         if error.reason:
             self._reasoned = error
@@ -149,9 +151,10 @@ class Attempts:
         return None
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """The error to raise: the server's own reason if the connection was lost after it.
+        """Return the error to raise: the server's earlier reason if the connection was lost after
+        it.
 
-        A server that drains is soon gone: the attempts that follow get no response.
+        A draining server stops soon, so later attempts get no response.
         """
         is_bare = error.code is grpc.StatusCode.UNAVAILABLE and not error.reason
         return self._reasoned if is_bare and self._reasoned is not None else error

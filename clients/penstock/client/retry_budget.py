@@ -1,7 +1,8 @@
-"""Bounds the retries of all calls of one client together.
+"""Limits the total retries of all calls of one client.
 
-A bound per call does not bound the total: when a service refuses most calls, four attempts each are
-four times the load it could not carry. So retries are paid from a budget that first attempts fill:
+A limit per call does not limit the total: when a service rejects most calls, four attempts each are
+four times the load that it could not handle. Retries therefore use a budget that first attempts
+fill:
 the retry budget of Finagle (its user's guide, "Clients") and of "Addressing Cascading Failures" in
 *Site Reliability Engineering* (O'Reilly, 2016), here without a clock.
 """
@@ -11,10 +12,10 @@ import threading
 
 
 class RetryBudget:
-    """Over any stretch, retries are at most `reserve` and `share` of the calls in it.
+    """Over any period, retries are at most `reserve` plus `share` of the calls in it.
 
     Every call adds `share` of a retry; the budget holds at most `reserve` retries, at least one,
-    and begins with `reserve`. Calls from several threads may share one. Raises ValueError.
+    and begins with `reserve`. Thread-safe. Raises ValueError.
     """
 
     def __init__(self, *, share: float = 0.2, reserve: int = 100) -> None:
@@ -33,9 +34,9 @@ class RetryBudget:
             self._left = min(self._most, self._left + self._share)
 
     def take(self) -> bool:
-        """Whether one more retry may be made; it is then deducted."""
+        """Deduct one retry; return whether the budget had one."""
         with self._lock:
-            # Five times a fifth is a little less than one.
+            # In floating point, five times a fifth may be a little less than one.
             if self._left < 1.0 - 1e-9:
                 return False
             self._left -= 1.0

@@ -1,7 +1,7 @@
-"""Primitives of the client's one implementation: channels, waiting, and shared streams.
+"""Primitives of the shared client implementation: channels, waiting, and shared streams.
 
-Owns the interface between the shared implementation and its two runtimes, and the asyncio one.
-`blocking.py` has the other: there an await never suspends.
+Owns the interface between the shared implementation and its two runtimes, and the asyncio runtime.
+`blocking.py` has the thread runtime, in which an await never suspends.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Signal(Protocol):
         ...
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Return once it is set, or after `timeout_s`."""
+        """Wait until it is set, at most `timeout_s`."""
         ...
 
 
@@ -45,7 +45,7 @@ class Stream(Protocol):
 
 
 class Canceller(Protocol):
-    """Ends a stream from another thread than the one that reads it."""
+    """Ends a stream from a thread other than the one that reads it."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -53,7 +53,7 @@ class Canceller(Protocol):
         ...
 
     def watch(self, call: Stream) -> None:
-        """`call` is the current attempt. Raises CallCancelled when that comes too late."""
+        """Set the current attempt. Raises CallCancelled if it was already cancelled."""
         ...
 
 
@@ -77,7 +77,7 @@ class StartStream(Protocol):
     def __call__(
         self, request: BatchRequest, canceller: Canceller | None = None
     ) -> AsyncGenerator[Event, None]:
-        """The events of the request."""
+        """Return the events of the request."""
         ...
 
 
@@ -85,8 +85,9 @@ class StartStream(Protocol):
 class Runtime:
     """The differences between an event loop and threads.
 
-    `channel`: opens one; without credentials in plain text. `read_batch`: the items of all requests
-    as they come, a number of requests at a time; leaving early cancels what is open.
+    `channel`: opens a channel; without credentials in plain text. `read_batch`: yields the items of
+    all requests as they arrive, a number of requests at a time; leaving early cancels open
+    requests.
     """
 
     channel: Callable[
@@ -116,7 +117,7 @@ class _LoopSignal:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
-            return  # the caller checks what has happened
+            return  # the caller checks the outcome
 
 
 def _loop_channel(
@@ -130,4 +131,4 @@ def _loop_channel(
 ASYNCIO = Runtime(
     channel=_loop_channel, signal=_LoopSignal, multiplexer=AsyncMultiplexer, read_batch=read_batch
 )
-"""The running event loop, and grpc.aio on it."""
+"""The runtime for the running event loop, with grpc.aio."""

@@ -1,7 +1,7 @@
-"""Reads a failed gRPC call or request: status, google.rpc details, push-back become a typed error.
+"""Converts status, google.rpc details and push-back of a failed call or request to a typed error.
 
-Owns what the trailers of a call mean, and a Status inside a Multiplex message.
-Does not know which class belongs to a failure: see `errors.py`.
+Reads the trailers of a call, and a Status inside a Multiplex message. `errors.py` chooses the class
+of the error.
 """
 
 from collections.abc import Iterable
@@ -43,8 +43,8 @@ class _Details:
 def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockError:
     """Make the typed error of a call that ended with a status other than OK.
 
-    `request_id`: the request as known so far, in case the status lacks it. Details that cannot
-    be read are left out rather than hiding the status itself.
+    `request_id`: the request id if known, in case the status lacks it. Details that cannot be
+    parsed are omitted, so that they do not hide the status.
     """
     if not isinstance(call, grpc.Call | grpc.aio.AioRpcError):
         return error_of(
@@ -57,7 +57,7 @@ def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockErr
 def as_error(
     failed: grpc.RpcError | PenstockError, *, request_id: str = "", is_asked: bool = False
 ) -> PenstockError:
-    """The typed error of an attempt, whether gRPC ended it or the client did.
+    """Return the typed error of an attempt, whether gRPC ended it or the client did.
 
     `request_id`: "" until the server responds. `is_asked`: this client cancels its calls.
     """
@@ -68,12 +68,13 @@ def as_error(
 
 
 def error_cause(failed: grpc.RpcError | PenstockError) -> grpc.RpcError | None:
-    """The cause to show for `as_error`; an error is not its own cause."""
+    """Return the cause to chain for `as_error`; an error is not its own cause."""
     return None if isinstance(failed, PenstockError) else failed
 
 
 def error_from_status(status: Status, *, request_id: str = "") -> PenstockError:
-    """Make the typed error of a request that failed on a Multiplex call; as `error_from_call`.
+    """Make the typed error of a request that failed on a Multiplex call; otherwise as
+    `error_from_call`.
 
     A code that gRPC does not have, or OK, becomes UNKNOWN.
     """
@@ -116,7 +117,7 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
 
 
 def _read_pushback(value: str, details: _Details) -> None:
-    """As in gRFC A6: milliseconds to wait; negative or unreadable means do not retry."""
+    """Parse as in gRFC A6: milliseconds to wait; negative or unreadable means do not retry."""
     try:
         pushback_ms = int(value)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Checks that a stream keeps the contract: order, sequence numbers, exactly one end.
+"""Checks that a stream conforms to the contract: order, sequence numbers, exactly one end.
 
 Owns the state of a stream, over several attempts if they resume it. Does no I/O: the clients pass
-it what they read.
+the messages that they read.
 """
 
 from typing import NoReturn
@@ -16,7 +16,7 @@ from penstock.client.resuming import ResumePoint
 class StreamReader:
     """Turns the messages of one stream into events, or raises StreamBroken.
 
-    `start`: how far an earlier reader had come; None reads from the first message.
+    `start`: the position of an earlier reader; None reads from the first message.
     """
 
     def __init__(self, start: ResumePoint | None = None) -> None:
@@ -42,12 +42,12 @@ class StreamReader:
         )
 
     def next_point(self) -> ResumePoint:
-        """Where the next attempt resumes: before a `finished` whose status was lost."""
+        """Return where the next attempt resumes: before a `finished` whose status was lost."""
         self._finished = None
         return self.point
 
     def receive(self, response: pb.GenerateResponse) -> Event | None:
-        """Take the next message; the event to deliver now, None for none.
+        """Check the next message; return the event to deliver now, None for none.
 
         `Finished` is held back for `end`: it counts only once the status is OK.
         """
@@ -62,7 +62,7 @@ class StreamReader:
             self._finished = event
             return None
         self._next_sequence += 1
-        # Tokens first, because nearly all events are that.
+        # Tokens first, because nearly all events are tokens.
         if isinstance(event, Tokens):
             self.has_output = True
             index = event.output_index
@@ -74,7 +74,7 @@ class StreamReader:
         return event
 
     def end(self) -> Finished:
-        """The stream ended with status OK: the last event. Raises StreamBroken if there is none."""
+        """End the stream with status OK; return the last event. Raises StreamBroken without one."""
         if self._finished is None:
             self._break(f"the stream ended without `finished` after {self._next_sequence} messages")
         self._next_sequence += 1

@@ -1,7 +1,7 @@
-"""A batch of generations on the blocking client: a bounded number at a time.
+"""Runs a batch of generations on the blocking client, a bounded number concurrently.
 
-Owns the threads that read the streams. A new thread starts only when the one before has taken a
-request, so that a short batch has few and a long one never more than its width.
+Owns the threads that read the streams. A thread starts only when the previous one has taken a
+request, so that a short batch has few threads and a long one at most its width.
 """
 
 import threading
@@ -17,11 +17,11 @@ from penstock.client.without_loop import iterate
 
 _MAX_HELD_ITEMS = 2
 _WIND_DOWN_S = 2.0
-"""How long leaving a batch waits for its streams: one that is between two attempts sleeps on."""
+"""Longest wait for streams when a batch is left: a stream between two attempts still sleeps."""
 
 
 class _Cancellation:
-    """Ends a stream from another thread than the one that reads it."""
+    """Ends a stream from a thread other than the one that reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class _Cancellation:
             call.cancel()
 
     def watch(self, call: Stream) -> None:
-        """`call` is the current attempt. Raises CallCancelled when that comes too late."""
+        """Set the current attempt. Raises CallCancelled if it was already cancelled."""
         with self._lock:
             self._call = call
             is_cancelled = self.is_cancelled
@@ -46,14 +46,14 @@ class _Cancellation:
 
 
 class _Failed:
-    """The batch itself cannot continue: an invalid request, or a failed source."""
+    """The batch cannot continue: an invalid request, or a failed source."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class _Outbox:
-    """Items read but not yet taken. When full it blocks the readers, until it is closed."""
+    """Items read and not yet taken. When full, it blocks the readers until it is closed."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
@@ -96,7 +96,7 @@ class _Batch:
         self._width = width
         self._lock = threading.Lock()
         self._has_closed_stream = threading.Condition(self._lock)
-        # Separate, because a source may block a thread, and must not block `cancel` too.
+        # A separate lock: a source that blocks a thread must not block `cancel` too.
         self._source_lock = threading.Lock()
         self._num_requests = 0
         self._num_threads = 0
@@ -125,7 +125,7 @@ class _Batch:
         self.outbox.close()
 
     def wait_until_closed(self) -> None:
-        """Return once no stream is open; a thread that waits for the source does not count."""
+        """Wait until no stream is open; a thread that waits for the source does not count."""
         with self._has_closed_stream:
             self._has_closed_stream.wait_for(lambda: not self._open, _WIND_DOWN_S)
 
@@ -136,7 +136,7 @@ class _Batch:
                 self._read(*taken)
         except BaseException as error:
             # SystemExit too, which a source may raise: the reader of the batch receives it instead
-            # of waiting for ever.
+            # of waiting forever.
             self.outbox.put_end(_Failed(error))
         finally:
             with self._lock:
@@ -179,7 +179,7 @@ class _Batch:
 async def read_batch(
     requests: Iterable[BatchRequest], start: StartStream, width: int
 ) -> AsyncGenerator[BatchItem, None]:
-    """The items of all requests as they come; leaving early cancels open requests."""
+    """Yield the items of all requests as they arrive; leaving early cancels open requests."""
     batch = _Batch(iter(requests), start, width)
     batch.add_thread()
     try:

@@ -1,7 +1,7 @@
 """The blocking client of a Penstock server: `client.Client` without asyncio.
 
-Owns the public class. It stands on gRPC's own blocking API and has no event loop; only a batch and
-a Multiplex call have threads, which end with them. Both clients share the implementation, which
+Owns the public class. It uses gRPC's blocking API and has no event loop; only a batch and a
+Multiplex call have threads, which end with them. Both clients share the implementation, which
 `blocking.py` runs.
 """
 
@@ -33,7 +33,7 @@ from penstock.client.without_loop import iterate, run
 
 
 class _ThreadClient(Client):
-    """The client, in threads."""
+    """The asynchronous client on the thread runtime."""
 
     _runtime = THREADS
 
@@ -42,8 +42,8 @@ class SyncClient(BlockingFace[Client]):
     """The blocking client of a server, for any number of threads: `Client` without async and await.
 
     It has the methods of `Client`, with iterators in place of asynchronous ones, and raises the
-    same exceptions. Leaving an iterator early cancels the request; `contextlib.closing` does it at
-    once.
+    same exceptions. Leaving an iterator early cancels the request, at once with
+    `contextlib.closing`.
     """
 
     def __init__(  # noqa: PLR0913 - each is one choice of the caller

@@ -1,7 +1,7 @@
 """Requests of the blocking client over one Multiplex call of a channel.
 
-Owns the call, the thread that reads it, and the lock around its requests. Which event belongs to
-which request, and when credit is due, is decided in `multiplex.py`.
+Owns the call, the thread that reads it, and the lock around its requests. `multiplex.py`
+maps events to requests and decides when credit is sent.
 """
 
 import queue
@@ -43,7 +43,7 @@ class SyncMultiplexStream:
         try:
             response = self._lane.take()
             while response is None:
-                # In this order nothing that comes between the two is missed.
+                # In this order, no message between the two statements is missed.
                 self._has_news.clear()
                 response = self._lane.take()
                 if response is None:
@@ -54,7 +54,7 @@ class SyncMultiplexStream:
         return response
 
     def cancel(self) -> bool:
-        """Leave the request, and cancel it if it has not ended. From any thread."""
+        """Cancel the request if it has not ended, from any thread; return whether it was open."""
         return self._call.leave(self._lane)
 
     def _wait(self) -> None:
@@ -85,7 +85,7 @@ class SyncMultiplexer:
     def open(
         self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
     ) -> SyncMultiplexStream:
-        """Start a request, on a new call if there is none that takes it.
+        """Start a request, on a new call if no current call accepts it.
 
         Raises DeadlineExceeded when no time is left, CallCancelled when the client was closed.
         """
@@ -157,7 +157,7 @@ class _Call:
         wake: Callable[[], None],
         now_s: float,
     ) -> Lane | None:
-        """Start a request; None when this call takes no more."""
+        """Start a request; None when this call accepts no more."""
         with self._lock:
             if not self._lanes.can_submit(now_s):
                 return None
@@ -173,7 +173,7 @@ class _Call:
             self._commands.put(command)
 
     def expire(self, lane: Lane) -> None:
-        """The deadline of a request passed."""
+        """Fail a request whose deadline passed."""
         with self._lock:
             self.send(self._lanes.expire(lane))
             self._end_when_unused()
@@ -187,7 +187,7 @@ class _Call:
         return command is not None
 
     def retire(self) -> None:
-        """End with the last request."""
+        """End the call with its last request."""
         with self._lock:
             self._is_retired = True
             self._end_when_unused()

@@ -1,7 +1,7 @@
-"""The position of a request in a distributed trace: W3C trace context for the metadata of a call.
+"""W3C trace context of a request, for the metadata of a call.
 
-Owns the two headers and the optional use of OpenTelemetry. The client works without OpenTelemetry:
-it is looked up once, and never required.
+Owns the two headers and the optional use of OpenTelemetry, which is looked up once and never
+required.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any
 class TraceContext:
     """The trace that a call belongs to, as W3C Trace Context headers.
 
-    Raises ValueError for what cannot be a header; the server checks the content.
+    Raises ValueError for an invalid header value; the server checks the content.
 
     Attributes:
         traceparent: The header of that name.
@@ -32,13 +32,13 @@ class TraceContext:
                 raise ValueError(f"{name}: must be printable ASCII, on one line")
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The headers that are set, as gRPC metadata."""
+        """Return the headers that are set, as gRPC metadata."""
         pairs = (("traceparent", self.traceparent), ("tracestate", self.tracestate))
         return tuple((key, value) for key, value in pairs if value)
 
 
 def current_trace_context() -> TraceContext | None:
-    """The context of the current OpenTelemetry span; None without one, or without the package."""
+    """Return the context of the current OpenTelemetry span; None without a span or the package."""
     inject = _injector()
     if inject is None:
         return None
@@ -53,7 +53,7 @@ def current_trace_context() -> TraceContext | None:
 
 @functools.cache
 def _injector() -> Callable[[dict[str, str]], None] | None:
-    """The W3C propagator's `inject`, whatever propagators the process has configured."""
+    """Return the W3C propagator's `inject`, independent of the propagators that are configured."""
     try:
         module: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
     except ImportError:

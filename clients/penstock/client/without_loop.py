@@ -1,7 +1,6 @@
 """Runs coroutines and asynchronous generators that never suspend, without an event loop.
 
-Owns the stepping, and nothing of what is stepped: the code that it steps blocks its thread instead
-of suspending.
+Steps coroutines; the code that it steps blocks its thread instead of suspending.
 """
 
 import sys
@@ -12,11 +11,11 @@ ResultT = TypeVar("ResultT")
 
 
 def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of a coroutine that never suspends. Raises RuntimeError if it suspends."""
+    """Return the result of a coroutine that never suspends. Raises RuntimeError if it suspends."""
     hooks = sys.get_asyncgen_hooks()
     if hooks.firstiter is None:
         return _step(coroutine)
-    # The thread has an event loop, which would take generators that begin here for its own.
+    # The event loop of this thread would otherwise adopt generators that begin here.
     sys.set_asyncgen_hooks(None, None)
     try:
         return _step(coroutine)
@@ -25,7 +24,7 @@ def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def iterate(items: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:
-    """The items of a generator that never suspends; leaving early closes it at once."""
+    """Yield the items of a generator that never suspends; leaving early closes it at once."""
     try:
         while True:
             try:
@@ -38,7 +37,7 @@ def iterate(items: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, No
 
 
 async def _next_of(items: AsyncGenerator[ResultT, None]) -> ResultT:
-    # A coroutine, because the hooks are called where `anext` is, before anything is awaited.
+    # A coroutine, because `anext` calls the hooks before anything is awaited.
     return await anext(items)
 
 

@@ -1,7 +1,8 @@
 """Controls of the stand-in for tests. The real package has no such module.
 
-Owns the settings of engines to come (in this process by `configure`, in others by the variable
-TLLM_FAKE_CONTROL, a JSON object of the same names) and a handle on every engine that was built.
+Owns the settings of future engines (set by `configure` in this process, in others by the
+environment variable TLLM_FAKE_CONTROL, a JSON object of the same names) and a handle on every
+engine that was built.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ VARIABLE = "TLLM_FAKE_CONTROL"
 
 @dataclass(slots=True, kw_only=True)
 class Settings:
-    """Of one engine; those that are read while it runs may be changed while it runs.
+    """The settings of one engine; those that are read while it runs may be changed while it runs.
 
-    Times in seconds. Iterations count from 1. Faults by iteration fire once, those by token each
-    time a prompt holds the token. `num_blocks` is what "the GPU" has room for; `free_blocks_drift`
-    is added to what statistics state is free. `stats`: "push" as before NVIDIA PR #9980, "rpc" as
-    after it: fetched, and the iterator's caller blocks. `slip_token`: a prompt with it makes its
-    result raise an AssertionError out of its iteration. `guided_error`: the grammar compiler's text
-    for a guide that it refuses, in place of the stand-in's own. `is_end_token_kept`: whether the
-    end-of-sequence token is among the tokens, which could not be verified of the real engine.
-    `shutdown_s`: how long `shutdown` blocks at most.
+    Times in seconds. Iterations count from 1. Faults by iteration fire once; faults by token fire
+    each time a prompt contains the token. `num_blocks`: the simulated GPU's capacity;
+    `free_blocks_drift` is added to the free blocks in the statistics. `stats`: "push" as before
+    NVIDIA PR #9980, "rpc" as after it: statistics are fetched, and the iterator's caller blocks.
+    `slip_token`: a prompt with it makes its result raise an AssertionError out of its iteration.
+    `guided_error`: the grammar compiler's message for a guide that it rejects, instead of the
+    stand-in's own. `is_end_token_kept`: whether the end-of-sequence token is among the tokens,
+    which could not be verified of the real engine. `shutdown_s`: maximum time that `shutdown`
+    blocks.
     """
 
     step_s: float = 0.0
@@ -69,7 +71,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What an engine holds at one moment. Ids are those of the results."""
+    """The state of an engine at one moment. Ids are those of the results."""
 
     iteration: int
     waiting: tuple[int, ...]
@@ -90,31 +92,31 @@ class EngineControl:
 
     @property
     def settings(self) -> Settings:
-        """Live."""
+        """The live settings."""
         return self._engine.settings
 
     @property
     def submitted(self) -> Sequence[GenerationRequest]:
-        """The last requests (20,000 at most) in the order in which they came."""
+        """The last requests (at most 20,000) in the order of submission."""
         return tuple(self._proxy.submitted)
 
     @property
     def aborted(self) -> Sequence[int]:
-        """Ids in the order in which abort was called."""
+        """Ids in the order of the calls of abort."""
         return tuple(self._proxy.aborted)
 
     @property
     def shutdown_threads(self) -> Sequence[str]:
-        """Names of the threads that ran a shutdown to its end or still run it."""
+        """Names of the threads that have run or still run a shutdown."""
         return tuple(self._proxy.shutdown_threads)
 
     @property
     def worker_pid(self) -> int | None:
-        """The process of `worker_process`."""
+        """Process id of the `worker_process`."""
         return self._proxy.worker_pid
 
     def view(self) -> View:
-        """What it holds now; between iterations when it is paused."""
+        """Return the engine's current state; between iterations while it is paused."""
         engine, proxy = self._engine, self._proxy
         return View(
             iteration=engine.iteration,
@@ -128,7 +130,7 @@ class EngineControl:
         )
 
     def pause(self) -> None:
-        """Run no iteration but those of `step`."""
+        """Run only the iterations of `step`."""
         self._engine.set_paused(True)
 
     def resume(self) -> None:
@@ -138,32 +140,33 @@ class EngineControl:
     def step(self, count: int = 1, timeout_s: float = 30.0) -> None:
         """Run `count` iterations of a paused engine, idle ones too, and return when they are done.
 
-        Responses are with the results by then. TimeoutError if the engine is dead or hangs.
+        Their responses have been delivered to the results by then. Raises TimeoutError if the
+        engine is dead or hangs.
         """
         self._engine.run_turns(count, timeout_s)
 
     def wait_for_iteration(self, iteration: int, timeout_s: float = 30.0) -> None:
-        """Return once that iteration is over; TimeoutError otherwise."""
+        """Return once this iteration has ended. Raises TimeoutError otherwise."""
         self._engine.wait_for_iteration(iteration, timeout_s)
 
     def kill_loop(self) -> None:
-        """The loop ends silently before its next iteration; no client gets a response."""
+        """End the loop silently before its next iteration; no request gets a response."""
         self._engine.strike("kill")
 
     def fail_fatally(self) -> None:
-        """The next iteration ends the engine with an error that consumers see."""
+        """End the engine in the next iteration, with an error that consumers receive."""
         self._engine.strike("fatal")
 
     def hang(self) -> None:
-        """The next iteration does not end until `release`."""
+        """Block the next iteration until `release`."""
         self._engine.strike("hang")
 
     def fail_all(self) -> None:
-        """The next iteration fails every active request."""
+        """Fail every active request in the next iteration."""
         self._engine.strike("fail_all")
 
     def release(self) -> None:
-        """End a hang, and a shutdown that blocks."""
+        """End a hang, and a blocking shutdown."""
         self._engine.released.set()
 
 
@@ -173,34 +176,34 @@ _engines: list[EngineControl] = []
 
 
 def configure(**changes: Any) -> None:
-    """Change the settings of engines built from now on; TypeError for a name that is not one."""
+    """Change the settings of engines built from now on. Raises TypeError for an unknown name."""
     global _settings
     _settings = dataclasses.replace(_settings, **changes)
 
 
 def reset() -> None:
-    """Back to the defaults; handles on earlier engines are forgotten."""
+    """Restore the defaults; forget the handles on earlier engines."""
     global _settings
     _settings = Settings()
     _engines.clear()
 
 
 def settings_of_new_engine() -> Settings:
-    """A copy for one engine: what was configured, and over it what the environment states."""
+    """Return a copy for one engine: the configured settings, overridden by the environment
+    variable."""
     return dataclasses.replace(_settings, **json.loads(os.environ.get(VARIABLE, "{}")))
 
 
 def environment(**changes: Any) -> dict[str, str]:
-    """What to add to a child's environment so that its engines have these settings."""
+    """Return additions to a child's environment that give its engines these settings."""
     return {VARIABLE: json.dumps(dataclasses.asdict(Settings(**changes)))}
 
 
 def register(engine: EngineControl) -> None:
-    """Note a new engine."""
     with _lock:
         _engines.append(engine)
 
 
 def engine() -> EngineControl:
-    """The engine built last."""
+    """Return the engine built last."""
     return _engines[-1]

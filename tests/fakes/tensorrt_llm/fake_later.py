@@ -1,6 +1,6 @@
 """`LLM` of a later version, for tests of signature lookups. Not in the real package.
 
-Put it in the place of `tensorrt_llm.LLM` before the package is looked at.
+Replace `tensorrt_llm.LLM` with it before the package is inspected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorrt_llm.sampling_params import SamplingParams
 
 
 class LLM(llm.LLM):
-    """Takes a priority, records it with the request, and orders nothing by it."""
+    """Takes a priority and records it with the request, without effect on the order."""
 
     def generate_async(
         self,
@@ -34,7 +34,7 @@ class LLM(llm.LLM):
         conversation_params: Any = None,
         priority: float = 0.5,
     ) -> RequestOutput:
-        """As before; `priority` is 0 to 1."""
+        """Submit a request; `priority` is 0 to 1."""
         if not 0.0 <= priority <= 1.0:
             raise ValueError(f"priority must be in [0, 1], got {priority}")
         request = GenerationRequest(

@@ -27,7 +27,8 @@ class GuidedDecodingParams:
 
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """Unset temperature, top_p and top_k mean greedy. Changed by `generate_async`."""
+    """If temperature, top_p and top_k are unset, decoding is greedy. `generate_async`
+    changes it."""
 
     end_id: int | None = None
     pad_id: int | None = None
@@ -122,7 +123,7 @@ class SamplingParams:
         )
 
     def _setup(self, tokenizer: Any) -> None:
-        """Take end and padding from the tokenizer, and turn stop and bad words into tokens."""
+        """Set end and padding ids from the tokenizer, and convert stop and bad words to tokens."""
         if self.end_id is None:
             self.end_id = tokenizer.eos_token_id
         if self.pad_id is None:
@@ -131,7 +132,7 @@ class SamplingParams:
         self._stop_word_ids = [tokenizer.encode(word) for word in _listed(self.stop)] or None
 
     def _get_stop_reasons_and_words(self) -> list[tuple[int | str, list[int]]]:
-        """Every stop by what it is reported as."""
+        """Return every stop word with its reported reason."""
         strings = _listed(self.stop)
         if strings and self._stop_word_ids is None:
             raise RuntimeError(

@@ -7,7 +7,7 @@ from tensorrt_llm.llmapi.llm_args import TrtLlmArgs
 
 
 class LLM(llm.LLM):
-    """Takes what TrtLlmArgs takes."""
+    """Accepts the arguments of TrtLlmArgs."""
 
     _args_class = TrtLlmArgs
     _foreign_keys = frozenset()

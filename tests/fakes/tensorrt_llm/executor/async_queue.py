@@ -1,7 +1,6 @@
 """The queue between the engine's side and one consumer.
 
-The hazard in it: a caller that fills many queues wakes one loop, and sets every queue's event from
-there.
+Its hazard: a caller that fills many queues wakes one loop, and sets every queue's event there.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ ItemT = TypeVar("ItemT")
 
 
 class EventLoopShutdownError(RuntimeError):
-    """The loop that should be woken is closed."""
+    """The loop to wake is closed."""
 
 
 class AsyncQueue(Generic[ItemT]):
-    """Unbounded. Belongs to the loop that ran when it was made."""
+    """An unbounded queue that belongs to the loop running at its creation."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -31,11 +30,11 @@ class AsyncQueue(Generic[ItemT]):
         return len(self._items)
 
     def put_nowait(self, item: ItemT) -> None:
-        """Add without waking; from any thread."""
+        """Add an item without waking the reader; callable from any thread."""
         self._items.append(item)
 
     async def get(self, timeout_s: float | None = None) -> ItemT:
-        """The next item; TimeoutError after `timeout_s` without one."""
+        """Return the next item. Raises TimeoutError after `timeout_s` without one."""
         while not self._items:
             # Another reader may have taken what this one was woken for.
             self._event.clear()
@@ -50,7 +49,7 @@ class AsyncQueue(Generic[ItemT]):
 
     @staticmethod
     def notify_many(loop: asyncio.AbstractEventLoop, queues: Sequence[AsyncQueue[ItemT]]) -> None:
-        """Wake `loop`, and no other, to set the events of all `queues`."""
+        """Let `loop`, and no other, set the events of all `queues`."""
 
         def notify() -> None:
             for each in queues:
@@ -64,7 +63,7 @@ class AsyncQueue(Generic[ItemT]):
 
 
 def make_queue(_kind: type[ItemT]) -> AsyncQueue[ItemT] | queue.Queue[ItemT]:
-    """For the running loop; without one a queue that only blocking calls can read."""
+    """Return a queue of the running loop; without a loop, one that only blocking calls can read."""
     try:
         return AsyncQueue[ItemT]()
     except RuntimeError:

@@ -2,7 +2,7 @@
 
 
 class RequestError(RuntimeError):
-    """One request failed; the engine is well."""
+    """One request failed; the engine still works."""
 
 
 class CppExecutorError(RuntimeError):

@@ -54,12 +54,12 @@ class GenerationExecutorProxy:
 
     @property
     def num_results(self) -> int:
-        """Entries that wait for a response."""
+        """Number of results that wait for a response."""
         return len(self._results)
 
     @property
     def num_unread_stats(self) -> int:
-        """Statistics that no client has read."""
+        """Number of statistics that are not yet read."""
         if self._stats is None:
             return 0
         waiting = self._stats.queue
@@ -71,7 +71,7 @@ class GenerationExecutorProxy:
         return None if self._worker is None else self._worker.pid
 
     def submit(self, request: GenerationRequest, prompt: str | None) -> RequestOutput:
-        """Hand a request over; returns at once, whatever the engine has to do."""
+        """Submit a request; return at once, whatever the engine's load."""
         if self._stats is None:
             self._stats = IterationResult()
             self._stats_dispatch.start(self._stats)
@@ -89,12 +89,12 @@ class GenerationExecutorProxy:
         return result
 
     def abort_request(self, request_id: int) -> None:
-        """Ask the engine to end a request; of one it does not know nothing is received."""
+        """Ask the engine to end a request; an unknown request gets no response."""
         self.aborted.append(request_id)
         self.engine.put(request_id)
 
     def stats(self, timeout: float | None) -> IterationResult | None:
-        """The one result; None before the first submission."""
+        """Return the only `IterationResult`; None before the first submission."""
         if self._stats is None:
             print(
                 "Iteration statistics are only there after the first generate_async",
@@ -109,14 +109,14 @@ class GenerationExecutorProxy:
         return self._stats
 
     def get_stats(self, timeout: float | None) -> list[dict[str, Any]]:
-        """Statistics for callers without a loop."""
+        """Return statistics for callers without a loop."""
         if self.rpc_client is not None:
             return self.rpc_client.fetch(timeout)
         result = self.stats(timeout)
         return [] if result is None else result.get_results()
 
     def is_shutdown(self) -> bool:
-        """As `_check_health` sees it: a loop that died by itself may go unseen."""
+        """Return what `_check_health` sees: it may miss that the loop has died by itself."""
         if self._is_shut_down:
             return True
         return self._settings.is_death_seen_by_health and not self.engine.is_alive
@@ -124,7 +124,7 @@ class GenerationExecutorProxy:
     def shutdown(self) -> None:
         """Stop everything; blocks, and does nothing the second time.
 
-        Raises at the end what went wrong before and was not raised yet.
+        Raises at the end a previous error that was not yet raised.
         """
         with self._shutdown_lock:
             if self._is_shut_down:
@@ -141,7 +141,7 @@ class GenerationExecutorProxy:
             raise self._unraised.popleft()
 
     def _handle_background_error(self, error: str | BaseException | None) -> None:
-        """Raise what went wrong: RequestError as it is, anything else after a shutdown."""
+        """Raise the error: RequestError unchanged, any other after a shutdown."""
         if isinstance(error, str):
             raise RequestError(error)
         if error is None and self._errors:
@@ -154,7 +154,7 @@ class GenerationExecutorProxy:
             raise error
 
     def _lose_worker(self) -> None:
-        """The worker process died under us."""
+        """Stop the engine after the worker process has died."""
         if not self._is_shut_down:
             if self._settings.is_worker_death_fatal:
                 self.engine.strike("fatal")
@@ -162,7 +162,7 @@ class GenerationExecutorProxy:
                 self.engine.strike("kill")
 
     def _dispatch(self, responses: list[Response]) -> None:
-        """Fill every queue, then wake one loop: that of the first response."""
+        """Fill every queue, then wake one loop: the loop of the first response."""
         loop = None
         filled: list[AsyncQueue[Response]] = []
         for response in responses:
@@ -188,7 +188,7 @@ class GenerationExecutorProxy:
 
 
 async def empty_async_iterable() -> AsyncIterator[dict[str, Any]]:
-    """Ends at once."""
+    """Yield nothing."""
     nothing: tuple[dict[str, Any], ...] = ()
     for each in nothing:
         yield each

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(slots=True)
 class LoRARequest:
-    """An adapter by name, number and path. The path must exist when this is made."""
+    """An adapter by name, number and path. The path must exist at construction."""
 
     lora_name: str
     lora_int_id: int
@@ -25,7 +25,7 @@ class LoRARequest:
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """What `submit` puts into the queue to the engine. `id` is given by the queue's owner."""
+    """The item that `submit` puts into the engine's queue. The queue's owner sets `id`."""
 
     prompt_token_ids: list[int]
     sampling_params: Any

@@ -1,4 +1,4 @@
-"""The result that a caller reads: one object per request, which the engine changes in place."""
+"""The result that a caller reads: one object per request, which the engine updates in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REASONS = {
 
 @dataclass(slots=True)
 class Logprob:
-    """Of one token at one position; rank 1 is the likeliest."""
+    """The logprob of one token at one position; rank 1 is the likeliest."""
 
     logprob: float
     rank: int | None = None
@@ -36,7 +36,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sequence. Cumulative; the `*_diff` are what came with the last response."""
+    """One sequence. Cumulative; `*_diff` are the additions of the last response."""
 
     index: int
     text: str = ""
@@ -73,7 +73,7 @@ class CompletionOutput:
 
 
 class RequestOutput:
-    """A submitted request: what iteration yields, again and again."""
+    """A submitted request: iteration yields this object each time."""
 
     def __init__(
         self,
@@ -104,25 +104,24 @@ class RequestOutput:
         self._slip_token = executor.slip_token
 
     def abort(self) -> None:
-        """Ask for the end and return; wakes no client."""
+        """Ask the engine to end the request and return; wakes no reader."""
         executor = self._executor()
         assert executor is not None, "The executor is not set for this result."
         executor.abort_request(self.request_id)
         self._is_aborted = True
 
     def aborted(self) -> bool:
-        """Whether `abort` was called, whatever became of it."""
+        """Return whether `abort` was called, whatever its effect."""
         return self._is_aborted
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Wait, without a loop, for the end."""
+        """Wait for the end, without a loop."""
         while not self.finished:
             assert isinstance(self.queue, queue.Queue), "submitted from a loop: use aresult()"
             self._handle(self.queue.get())
         return self
 
     async def aresult(self) -> RequestOutput:
-        """Wait for the end."""
         while not self.finished:
             await self._step()
         return self
@@ -193,7 +192,8 @@ class RequestOutput:
                 break
 
     def _write_text(self, output: CompletionOutput) -> None:
-        """Text of all tokens, cut at a stop string; the engine is not reported of such an end."""
+        """Write the text of all tokens, cut at a stop string; the engine is not notified of this
+        end."""
         assert self._tokenizer is not None
         output.text = self._tokenizer.decode(output.token_ids)
         stops = self._params.stop
@@ -208,7 +208,7 @@ class RequestOutput:
 
 
 class IterationResult:
-    """Statistics as they come: one object for everyone who reads, over when it is quiet.
+    """Statistics as they arrive: one object for all readers, which ends when none arrive.
 
     Ends after `timeout` seconds without an item; stays ended until `mark_undone`.
     """
@@ -222,11 +222,11 @@ class IterationResult:
         self._timeout_s = timeout
 
     def mark_undone(self) -> None:
-        """Let iteration begin again."""
+        """Let iteration start again."""
         self._is_done = False
 
     def add(self, stats: dict[str, Any]) -> None:
-        """From the thread that reads."""
+        """Add statistics from the thread that reads them."""
         if isinstance(self.queue, AsyncQueue):
             self.queue.put_nowait(stats)
             AsyncQueue.notify_many(self.queue.loop, [self.queue])
@@ -234,7 +234,7 @@ class IterationResult:
             self.queue.put(stats)
 
     def get_results(self) -> list[dict[str, Any]]:
-        """Everything there is, after `timeout` at the latest; for callers without a loop."""
+        """Return all statistics, after `timeout` at the latest; for callers without a loop."""
         found: list[dict[str, Any]] = []
         assert isinstance(self.queue, queue.Queue), "bound to a loop: use async for"
         try:

@@ -15,7 +15,7 @@ MAX_KEPT_IN_ENGINE = 1000
 
 
 class StatsDispatch:
-    """What the engine reports waits here for the next read; beyond a bound the oldest go."""
+    """Keeps the engine's statistics for the next read; beyond a limit it drops the oldest."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -27,7 +27,7 @@ class StatsDispatch:
         self._thread: threading.Thread | None = None
 
     def start(self, result: IterationResult) -> None:
-        """Begin to deliver, after the first submission."""
+        """Start to deliver, after the first submission."""
         if not self._is_pushed:
             return
         self._result = result
@@ -36,7 +36,7 @@ class StatsDispatch:
             self._thread.start()
 
     def put(self, stats: dict[str, Any]) -> None:
-        """From the engine loop. Without a lag it is delivered at once."""
+        """Accept statistics from the engine loop; deliver them at once if there is no lag."""
         with self._changed:
             self._kept.append(stats)
             self._changed.notify_all()
@@ -48,7 +48,7 @@ class StatsDispatch:
         return len(self._kept)
 
     def fetch(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        """All there is, after `timeout_s` at the latest. Blocks the caller's thread."""
+        """Return all statistics, after `timeout_s` at the latest. Blocks the caller's thread."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._kept), timeout_s)
             found = list(self._kept)
@@ -56,7 +56,7 @@ class StatsDispatch:
         return found
 
     def stop(self) -> None:
-        """Deliver no more."""
+        """Stop delivering."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
 """A process of the engine, as MPI starts one: it does nothing until it is ended.
 
-It outlives a parent that dies silently, which is what real workers may do, though not for
-ever. When it dies first, the engine is reported.
+It outlives a parent that dies silently, as real workers may for some time. If it dies first, the
+engine is notified.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class WorkerProcess:
         return self._process.pid
 
     def stop(self) -> None:
-        """End it and wait for that."""
+        """Kill the process and wait for it."""
         self._is_stopping = True
         self._process.kill()
         if threading.current_thread() is not self._watch:

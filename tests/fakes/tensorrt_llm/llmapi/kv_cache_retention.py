@@ -30,7 +30,7 @@ class _TokenRangeRetentionConfig:
 
 
 class KvCacheRetentionConfig:
-    """Retention of a prompt's ranges and of what is generated."""
+    """Retention of a prompt's ranges and of the output."""
 
     TokenRangeRetentionConfig = _TokenRangeRetentionConfig
 
@@ -51,7 +51,7 @@ class KvCacheRetentionConfig:
         self.directory = directory
 
     def priority_of(self, token: int) -> int:
-        """Priority of a prompt position. Not in the real class."""
+        """Return the priority of a prompt position. Not in the real class."""
         for part in self.token_range_retention_configs:
             if part.token_start <= token and (part.token_end is None or token < part.token_end):
                 return part.priority

@@ -38,7 +38,7 @@ class EngineLimits:
     guide_tokenizer: TokenizerBase | None
 
     def bias_of(self, bias: Any) -> NDArray[np.float64]:
-        """`embedding_bias` as an array [vocab]; RequestError for another shape."""
+        """Return `embedding_bias` as an array [vocab]. Raises RequestError for another shape."""
         array = np.asarray(bias.tolist() if hasattr(bias, "tolist") else bias, dtype=np.float64)
         if array.shape != (self.model.vocab_size,):
             raise RequestError(
@@ -50,7 +50,7 @@ class EngineLimits:
 def limits_of(
     args: TorchLlmArgs, model: HashedModel, tokenizer: TokenizerBase | None, settings: Settings
 ) -> EngineLimits:
-    """The engine that these arguments make of this model."""
+    """Return the limits of an engine with these arguments and this model."""
     pages = args.kv_cache_config
     num_blocks = settings.num_blocks
     if pages.max_tokens is not None:

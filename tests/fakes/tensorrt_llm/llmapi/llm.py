@@ -26,7 +26,7 @@ from tensorrt_llm.sampling_params import SamplingParams
 
 
 class MpiSession:
-    """What would have started the worker processes."""
+    """The session that would have started the worker processes."""
 
     is_ended = False
 
@@ -35,7 +35,7 @@ class MpiSession:
 
 
 class LLM:
-    """An engine over a model's folder. Building takes long; everything else belongs to one loop."""
+    """An engine over a model's folder. Building takes long; all other calls belong to one loop."""
 
     _args_class: ClassVar[type[TorchLlmArgs]] = TorchLlmArgs
     _foreign_keys: ClassVar[frozenset[str]] = TRT_ONLY_KEYS
@@ -108,7 +108,7 @@ class LLM:
         scheduling_params: Any = None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
-        """Submit one request; returns at once, and changes `sampling_params`."""
+        """Submit one request and return at once; changes `sampling_params`."""
         request = GenerationRequest(
             prompt_token_ids=[],
             sampling_params=sampling_params,
@@ -136,7 +136,7 @@ class LLM:
         inputs: str | list[int] | Sequence[str] | Sequence[list[int]],
         sampling_params: SamplingParams | None = None,
     ) -> Any:
-        """Blocking; a list of prompts or one. For threads without a loop."""
+        """Generate for one prompt or a list of prompts; blocks. For threads without a loop."""
         is_single = isinstance(inputs, str) or (bool(inputs) and isinstance(inputs[0], int))
         prompts: Any = [inputs] if is_single else inputs
         results = [self.generate_async(each, sampling_params) for each in prompts]
@@ -144,16 +144,16 @@ class LLM:
         return finished[0] if is_single else finished
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Statistics since the last call; [] before the first submission."""
+        """Return the statistics since the last call; [] before the first submission."""
         return [] if self._executor is None else self._executor.get_stats(timeout)
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """An iterable of statistics, the same one every time; not a coroutine."""
+        """Return an iterable of statistics, the same one every time; not a coroutine."""
         result = None if self._executor is None else self._executor.stats(timeout)
         return empty_async_iterable() if result is None else result
 
     def shutdown(self) -> None:
-        """Blocks; the second time it does nothing."""
+        """Shut down; blocks, and does nothing the second time."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None

@@ -23,7 +23,7 @@ TRT_ONLY_KEYS = frozenset(
     | {"fast_build", "calib_config", "quant_config", "embedding_parallel_mode"}
     | {"enable_prompt_adapter", "max_prompt_adapter_token", "batching_type", "normalize_log_probs"}
 )
-"""Fields of the TensorRT backend's arguments; which they are exactly is from memory."""
+"""Fields of the TensorRT backend's arguments; the exact set is from memory."""
 
 
 class TorchLlmArgs(StrictModel):
@@ -140,12 +140,12 @@ class TorchLlmArgs(StrictModel):
 
     @property
     def world_size(self) -> int:
-        """Devices that the model is spread over."""
+        """Devices over which the model is spread."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
 
 def _nested(kind: type[ModelT], value: Any) -> ModelT:
-    """A dictionary becomes its model, as pydantic does it."""
+    """Convert a dictionary to its model, as pydantic does."""
     if isinstance(value, dict):
         return kind(**value)
     if not isinstance(value, kind):

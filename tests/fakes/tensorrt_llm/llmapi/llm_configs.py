@@ -9,7 +9,7 @@ from tensorrt_llm.llmapi.strict_model import StrictModel, ValidationError, withi
 
 
 class CapacitySchedulerPolicy(enum.StrEnum):
-    """What the engine promises a request that it lets in."""
+    """What the engine guarantees an admitted request."""
 
     MAX_UTILIZATION = "MAX_UTILIZATION"
     GUARANTEED_NO_EVICT = "GUARANTEED_NO_EVICT"
@@ -17,14 +17,14 @@ class CapacitySchedulerPolicy(enum.StrEnum):
 
 
 class ContextChunkingPolicy(enum.StrEnum):
-    """How chunks of prompts share a step."""
+    """How prompt chunks share a step."""
 
     FIRST_COME_FIRST_SERVED = "FIRST_COME_FIRST_SERVED"
     EQUAL_PROGRESS = "EQUAL_PROGRESS"
 
 
 class DynamicBatchConfig(StrictModel):
-    """Of the TensorRT backend; accepted and without effect on PyTorch."""
+    """Settings of the TensorRT backend; accepted, without effect on PyTorch."""
 
     enable_batch_size_tuning: bool
     enable_max_num_tokens_tuning: bool
@@ -48,7 +48,7 @@ class SchedulerConfig(StrictModel):
 
 
 class CudaGraphConfig(StrictModel):
-    """Which batches are captured as graphs; without effect here beyond its checks."""
+    """Which batches are captured as graphs; validated, without effect here."""
 
     batch_sizes: list[int] | None = None
     max_batch_size: int = 0
@@ -72,7 +72,7 @@ class MoeConfig(StrictModel):
 
 
 class LoraConfig(StrictModel):
-    """Adapters; wins over `enable_lora`."""
+    """Adapters; overrides `enable_lora`."""
 
     lora_dir: list[str] = field(default_factory=list)
     lora_ckpt_source: str = "hf"

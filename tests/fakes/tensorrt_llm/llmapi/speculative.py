@@ -14,7 +14,7 @@ from tensorrt_llm.llmapi.strict_model import StrictModel, ValidationError
 
 
 class DecodingBaseConfig(StrictModel):
-    """What all of them have."""
+    """The common fields of all classes."""
 
     is_for_pytorch: ClassVar[bool] = True
 
@@ -27,11 +27,11 @@ class DecodingBaseConfig(StrictModel):
     acceptance_length_threshold: float | None = None
 
     def supports_backend(self, backend: str) -> bool:
-        """Some are of the TensorRT backend alone."""
+        """Return whether the backend supports it; some exist only for the TensorRT backend."""
         return self.is_for_pytorch or backend not in ("pytorch", "_autodeploy")
 
     def validate(self) -> None:
-        """Raise ValueError for what is missing; called when the engine is built."""
+        """Raise ValueError for missing fields; called when the engine is built."""
 
 
 class EagleDecodingConfig(DecodingBaseConfig):
@@ -72,7 +72,7 @@ class MTPDecodingConfig(DecodingBaseConfig):
 
 
 class NGramDecodingConfig(DecodingBaseConfig):
-    """Drafts from what was stated before. The default never finds a match."""
+    """Drafts from n-grams of earlier tokens. The default never finds a match."""
 
     max_matching_ngram_size: int = 0
     is_keep_all: bool = True
@@ -81,7 +81,7 @@ class NGramDecodingConfig(DecodingBaseConfig):
 
 
 class DraftTargetDecodingConfig(DecodingBaseConfig):
-    """A small model drafts for the large one."""
+    """A small model that drafts for the large one."""
 
 
 class MedusaDecodingConfig(DecodingBaseConfig):

@@ -21,7 +21,7 @@ class FieldInfo:
     default_factory: Callable[[], Any] | None
 
     def get_default(self) -> Any:
-        """The value of a field that no client gave."""
+        """Return the value of a field that is not set."""
         return self.default_factory() if self.default_factory is not None else self.default
 
 
@@ -33,7 +33,7 @@ def _info(entry: dataclasses.Field[Any]) -> FieldInfo:
 
 @typing.dataclass_transform(kw_only_default=True)
 class StrictModel:
-    """Keyword-only fields; a name that is not one of them is a ValidationError."""
+    """Keyword-only fields; an unknown name raises ValidationError."""
 
     model_fields: ClassVar[dict[str, FieldInfo]] = {}
 

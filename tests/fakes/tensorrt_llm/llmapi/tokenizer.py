@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 
 class TokenizerBase:
-    """Encodes without special tokens, decodes."""
+    """Encodes without special tokens, and decodes."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_id: int | None) -> None:
         self._tokenizer = tokenizer
@@ -16,14 +16,14 @@ class TokenizerBase:
 
     @classmethod
     def from_folder(cls, folder: Path, eos_token_id: int | None) -> TokenizerBase | None:
-        """None where the folder has no `tokenizer.json`: the real package fails there or warns."""
+        """Load it; return None if the folder has no `tokenizer.json`: the real package fails there
+        or warns."""
         path = folder / "tokenizer.json"
         return cls(Tokenizer.from_file(str(path)), eos_token_id) if path.is_file() else None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, tokens: list[int]) -> str:
-        """The text, special tokens left out."""
+        """Return the text without special tokens."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

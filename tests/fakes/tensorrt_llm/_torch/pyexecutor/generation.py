@@ -1,6 +1,6 @@
 """The work of one step on its requests: prefill, tokens, ends, and released pages.
 
-Owns what happens to a request in an iteration. Does not choose who takes part.
+Owns what happens to a request in an iteration. Does not choose the requests of an iteration.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from tensorrt_llm.llmapi.limits import EngineLimits
 
 
 class Generation:
-    """Runs scheduled steps."""
-
     def __init__(self, limits: EngineLimits, settings: Settings, pool: KvCacheManager) -> None:
         self._limits = limits
         self._settings = settings
@@ -33,7 +31,7 @@ class Generation:
         self._sampler = kind(limits.model)
 
     def run(self, step: Scheduled, iteration: int, responses: list[Response]) -> None:
-        """Compute a step and append what there is to state."""
+        """Compute a step and append its responses."""
         for request, count in step.context:
             request.num_computed += count
             if request.num_tokens_to_compute == 0:
@@ -44,7 +42,7 @@ class Generation:
             self._generate(request, count, iteration, responses)
 
     def end(self, request: LlmRequest, reason: FinishReason, iteration: int = 0) -> Response:
-        """End a request, keep its full pages findable, and make its last response."""
+        """End a request, keep its full pages in the reuse index, and return its last response."""
         request.finish = reason
         if self._limits.is_reusing and request.blocks:
             self._store(request, request.prompt + request.generated[:-1])
@@ -52,7 +50,7 @@ class Generation:
         return self._response(request, iteration)
 
     def fail(self, request: LlmRequest, message: str = "") -> Response:
-        """End a request with a separate error."""
+        """End a request with an error."""
         self._give_back(request)
         return Response(
             request.client_id, [], is_final=True, error=message or self._settings.fail_message
@@ -67,7 +65,7 @@ class Generation:
     def _generate(
         self, request: LlmRequest, count: int, iteration: int, responses: list[Response]
     ) -> None:
-        """`count` tokens, or fewer when one of them ends the request."""
+        """Generate `count` tokens, or fewer if one of them ends the request."""
         settings = self._settings
         if request.generated == [] and any(t in request.prompt for t in settings.fail_tokens):
             responses.append(self.fail(request))
@@ -92,7 +90,7 @@ class Generation:
             responses.append(self._response(request, iteration))
 
     def _next(self, request: LlmRequest) -> int:
-        """Choose a token and take it into the state."""
+        """Choose a token and update the state with it."""
         if request.is_plain:
             token = self._model.top_token(request.state)
         else:
@@ -125,7 +123,7 @@ class Generation:
         return response
 
     def _store(self, request: LlmRequest, tokens: list[int]) -> None:
-        """Make full pages findable that are not yet."""
+        """Add full pages that are not yet in the reuse index."""
         size = self._pool.tokens_per_block
         num_full = min(len(tokens), request.num_computed) // size
         if num_full <= request.num_stored:

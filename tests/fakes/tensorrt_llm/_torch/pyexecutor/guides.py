@@ -1,7 +1,8 @@
 """Guided decoding in miniature: a guide becomes a few matching texts, one of which is generated.
 
-Literal alternatives (of a regex, of a grammar's root rule, of a schema's enum) are all kept; of any
-other guide one smallest text is made. Enough to see that a guide arrived whole and is obeyed.
+All literal alternatives (of a regex, of a grammar's root rule, of a schema's enum) are kept; any
+other guide gives one smallest text. This suffices to check that a guide arrives complete and is
+obeyed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ sre: Any = import_module("re._constants")
 sre_parser: Any = import_module("re._parser")
 MAX_TEXTS = 64
 MAX_CHARS = 4096
-"""Of one text, and of what a part of it is repeated to."""
+"""Maximum length of a text, and of a repeated part of it."""
 _ROOT_RULE = re.compile(r"root\s*::=\s*(?P<body>[^\n]+)")
 _LITERAL = re.compile(r'"(?P<text>(?:[^"\\]|\\.)*)"')
 _SMALLEST: dict[str, Any] = {
@@ -29,9 +30,9 @@ _SMALLEST: dict[str, Any] = {
 
 
 def texts_of(guide: GuidedDecodingParams) -> list[str]:
-    """Texts that obey the guide; ValueError if it is none of the language it claims to be.
+    """Return texts that match the guide. Raises ValueError if it is invalid in its language.
 
-    Also for what no text is made of: one too deep or too long, one of a kind that is not known.
+    Also raises ValueError for guides without a text: too deep, too long or of an unknown kind.
     """
     try:
         return _texts_of(guide)
@@ -69,7 +70,7 @@ def _texts_of_schema(schema: Any) -> list[str]:
 
 
 def _instance(schema: dict[str, Any]) -> Any:
-    """The smallest value of a schema, of the keywords that everyone uses."""
+    """Return the smallest value of a schema that uses the common keywords."""
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -94,7 +95,7 @@ def _texts_of_grammar(grammar: str) -> list[str]:
 
 
 def _expand(nodes: Any) -> Iterator[str]:
-    """Texts of a parsed regex, alternatives in full, repeats as short as may be."""
+    """Yield texts of a parsed regex: all alternatives, repeats as short as possible."""
     texts = [""]
     for op, value in nodes:
         parts = list(islice(_expand_node(op, value), MAX_TEXTS))
@@ -130,7 +131,7 @@ def _expand_node(op: Any, value: Any) -> Iterator[str]:
 
 
 def _of_class(items: Sequence[tuple[Any, Any]]) -> list[str]:
-    """All of a few characters, one of a range."""
+    """Return all characters of a literal class, otherwise one."""
     if all(op is sre.LITERAL for op, _ in items):
         return [chr(value) for _, value in items]
     op, value = items[0]
@@ -140,15 +141,14 @@ def _of_class(items: Sequence[tuple[Any, Any]]) -> list[str]:
 
 
 class TokenGuide:
-    """Which tokens may come next, given what was generated."""
+    """The tokens that may come next after the generated ones."""
 
     def __init__(self, texts: Sequence[Sequence[int]], end_id: int) -> None:
         self._texts = [list(text) for text in texts]
         self._end_id = end_id
 
     def allowed(self, generated: list[int]) -> list[int]:
-        """Ids that continue with one of the texts, or the end; none where the guide is a dead
-        end."""
+        """Return ids that continue one of the texts, or end it; none if the guide has no text."""
         if not self._texts:
             return []
         count = len(generated)

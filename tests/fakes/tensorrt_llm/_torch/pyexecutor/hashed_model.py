@@ -1,7 +1,7 @@
 """The model: each token is a hash of all tokens before it, independent of batch and chunk.
 
-Owns vocabulary, context length and logits. The highest logit is known without computing the
-others, so that greedy requests cost next to nothing.
+Owns vocabulary, context length and logits. The highest logit is known without computing the others,
+so that greedy requests cost almost nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MASK: Final = (1 << 64) - 1
 _STEP: Final = 0xD6E8FEB86659FD93
 _TOP: Final = 0x9E3779B97F4A7C15
 TOP_LOGIT: Final = 9.0
-"""Of the likeliest token; all others lie in [0, 8)."""
+"""Logit of the likeliest token; all others are in [0, 8)."""
 
 
 def advance(state: int, tokens: Iterable[int]) -> int:
-    """The state after more tokens."""
+    """Return the state after more tokens."""
     for token in tokens:
         state = ((state ^ (token + 0x632BE5AB)) * _STEP) & _MASK
         state ^= state >> 32
@@ -30,7 +30,7 @@ def advance(state: int, tokens: Iterable[int]) -> int:
 
 
 class HashedModel:
-    """What `config.json` of a model's folder states, and logits."""
+    """The values in `config.json` of a model's folder, and logits."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "config.json"
@@ -49,11 +49,11 @@ class HashedModel:
         )
 
     def top_token(self, state: int) -> int:
-        """The greedy choice."""
+        """Return the greedy choice."""
         return (((state * _TOP) & _MASK) >> 33) % self.vocab_size
 
     def logits(self, state: int) -> NDArray[np.float64]:
-        """Logits [vocab] in [0, 8), but for the greedy choice, which has TOP_LOGIT."""
+        """Return logits [vocab] in [0, 8), except TOP_LOGIT for the greedy choice."""
         values = self._scatter ^ np.uint64(state)
         values = (values ^ (values >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
         logits = (values >> np.uint64(11)).astype(np.float64) * (8.0 / (1 << 53))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def iteration_stats(
     engine: PyExecutor, step: Scheduled, *, latency_ms: float, num_new: int, num_completed: int
 ) -> dict[str, Any]:
-    """As the engine's JSON reads. `numQueuedRequests` is 0 even while requests wait."""
+    """Return statistics as in the engine's JSON. `numQueuedRequests` is 0 even while
+    requests wait."""
     limits = engine.limits
     stats: dict[str, Any] = {
         "timestamp": datetime.now(UTC).strftime("%m-%d-%Y %H:%M:%S.%f"),

@@ -1,8 +1,8 @@
 """The page pool: pages in use, released pages that are kept for reuse, and eviction.
 
-Whole pages are reused, never parts (the real pool can copy parts). A page that no client holds is
-free although it may still be found by what it holds; the least important, then least recent goes
-first.
+Whole pages are reused, never parts (the real pool can copy parts). A page that no request holds is
+free although its content may still be found; the page with the lowest priority is evicted first,
+the least recent one among equals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Key = int
 
 
 def block_keys(root: object, tokens: Sequence[int], tokens_per_block: int) -> list[Key]:
-    """Keys of the full blocks of `tokens`, each of everything up to its end."""
+    """Return keys of the full blocks of `tokens`; a key covers all tokens up to the block's end."""
     keys: list[Key] = []
     key = hash(("root", root))
     for end in range(tokens_per_block, len(tokens) + 1, tokens_per_block):
@@ -25,7 +25,7 @@ def block_keys(root: object, tokens: Sequence[int], tokens_per_block: int) -> li
 
 
 class KvCacheManager:
-    """`num_blocks` pages of `tokens_per_block` tokens."""
+    """A pool of `num_blocks` pages of `tokens_per_block` tokens."""
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self.num_blocks = num_blocks
@@ -43,11 +43,11 @@ class KvCacheManager:
 
     @property
     def num_used(self) -> int:
-        """Pages that some request holds, shared ones counted once."""
+        """Number of pages held by requests; shared ones count once."""
         return self.num_blocks - self.num_free
 
     def match(self, keys: Sequence[Key]) -> list[int]:
-        """The longest run of pages that hold `keys` from the first on; takes nothing."""
+        """Return the longest run of pages that hold `keys` from the first on; take none of them."""
         found: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -57,7 +57,7 @@ class KvCacheManager:
         return found
 
     def num_unheld(self, blocks: Sequence[int]) -> int:
-        """How many of these count as free now."""
+        """Return how many of these pages are free now."""
         return sum(self._holders[block] == 0 for block in blocks)
 
     def hold(self, blocks: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class KvCacheManager:
         self.num_allocated += len(blocks)
 
     def take(self, count: int) -> list[int]:
-        """New pages; the caller has looked at `num_free`."""
+        """Take new pages; the caller has checked `num_free`."""
         taken: list[int] = []
         for _ in range(count):
             bucket = self._free[min(level for level, blocks in self._free.items() if blocks)]
@@ -86,14 +86,14 @@ class KvCacheManager:
         return taken
 
     def store(self, block: int, key: Key, priority: int) -> None:
-        """Make a held page findable by what it holds; the first page of a key stays."""
+        """Add a held page to the reuse index; the first page of a key stays."""
         if key not in self._by_key and self._keys[block] is None:
             self._by_key[key] = block
             self._keys[block] = key
             self._priorities[block] = priority
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let pages go, last first, so that the beginning of a prompt stays longest."""
+        """Release pages, last first, so that the beginning of a prompt stays longest."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:
@@ -102,7 +102,7 @@ class KvCacheManager:
                 self.num_free += 1
 
     def _free_priority(self, block: int) -> int:
-        """Pages without contents go first."""
+        """Return the eviction priority; pages without contents go first."""
         return 0 if self._keys[block] is None else 1 + self._priorities[block]
 
     def _forget(self, block: int) -> None:

@@ -23,7 +23,8 @@ class FinishReason(enum.IntEnum):
 
 
 class LlmRequest:
-    """Made in the worker from a copy of what was submitted: later changes of that go unseen."""
+    """A request in the worker, made from a copy: later changes of the submitted request have no
+    effect."""
 
     __slots__ = (
         "arrived_at_s", "bad_ids", "bias", "block_keys", "blocks", "cached_tokens", "client_id",
@@ -92,16 +93,17 @@ class LlmRequest:
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Tokens of the prompt (and after a pause of the output) not yet in the cache."""
+        """Tokens of the prompt, and after preemption of the output, that are not yet in
+        the cache."""
         return len(self.prompt) + len(self.generated) - self.num_computed
 
     @property
     def is_prefilled(self) -> bool:
-        """True when the token generated last is all that the cache lacks."""
+        """Whether the cache lacks only the token generated last."""
         return bool(self.generated) and bool(self.blocks) and self.num_tokens_to_compute == 1
 
     def end_of(self, token: int, max_seq_len: int) -> FinishReason:
-        """What the token just generated ends it by."""
+        """Return the finish reason that the token just generated causes."""
         if token == self.end_id:
             return FinishReason.END_ID
         if token in self.stop_ids:
@@ -116,7 +118,7 @@ class LlmRequest:
 
 
 def deduce_max_tokens(request: GenerationRequest, max_seq_len: int) -> int:
-    """Output tokens of a request: what it asks for, silently cut to what fits."""
+    """Return the maximum output tokens of a request, silently limited to the free length."""
     length = len(request.prompt_token_ids)
     if length > max_seq_len:
         raise RequestError(f"The prompt length ({length}) exceeds max_seq_len ({max_seq_len})")

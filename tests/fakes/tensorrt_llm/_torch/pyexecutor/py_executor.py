@@ -1,6 +1,6 @@
 """The engine loop: accepts requests, runs iterations, sends results.
 
-One thread. What it states goes to `respond` and `report` after each iteration, from that thread.
+One thread. It calls `respond` and `report` with its results after each iteration.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class PyExecutor:
 
     @property
     def is_alive(self) -> bool:
-        """The loop runs."""
         return self._thread.is_alive()
 
     def put(self, item: GenerationRequest | int) -> None:
-        """A request, or the id of one to cancel. Never blocks, never refuses, has no bound."""
+        """Queue a request, or the id of one to cancel. Never blocks or rejects; the queue is
+        unbounded."""
         with self._changed:
             self._inbox.append(item)
             self._changed.notify_all()
 
     def strike(self, fault: str) -> None:
-        """Let a fault happen in the next iteration, and have one."""
+        """Inject a fault into the next iteration, and run one even if idle."""
         with self._changed:
             self._strikes.append(fault)
             self._changed.notify_all()
@@ -94,7 +94,7 @@ class PyExecutor:
             self._changed.notify_all()
 
     def run_turns(self, count: int, timeout_s: float) -> None:
-        """Allow `count` iterations and wait until they are over."""
+        """Allow `count` iterations and wait until they have ended."""
         with self._changed:
             if not self.settings.is_paused:
                 raise RuntimeError("only a paused engine is stepped")
@@ -109,7 +109,7 @@ class PyExecutor:
                 raise TimeoutError(f"iteration {iteration} did not end within {timeout_s} s")
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the loop; requests inside get no answer."""
+        """End the loop; its requests get no response."""
         with self._changed:
             self._is_stopping = True
             self._stopped.set()
@@ -140,7 +140,7 @@ class PyExecutor:
                 self._changed.notify_all()
 
     def _turn(self, inbox: Inbox) -> bool:
-        """One iteration; False when it was the last."""
+        """Run one iteration; return False if it was the last."""
         started_at_s = time.perf_counter()
         responses: list[Response] = []
         faults = self._faults_of_turn()
@@ -170,7 +170,7 @@ class PyExecutor:
         return True
 
     def _survives(self, faults: set[str], responses: list[Response]) -> bool:
-        """Act the faults out; False when the loop is over."""
+        """Apply the faults; return False if the loop is over."""
         if "kill" in faults:
             return False
         if "hang" in faults:
@@ -200,7 +200,7 @@ class PyExecutor:
         return faults
 
     def _take_in(self, inbox: Inbox, responses: list[Response], faults: set[str]) -> int:
-        """Drain the inbox into the waiting queue, cancel, activate; the number activated."""
+        """Drain the inbox into the waiting queue, cancel, activate; return the number activated."""
         cancelled: list[int] = []
         for item in inbox:
             if isinstance(item, int):
@@ -241,7 +241,8 @@ class PyExecutor:
                 faults.add(fault)
 
     def _admit(self, item: GenerationRequest) -> LlmRequest:
-        """Check as the worker does; RequestError (or what becomes one) for what it refuses."""
+        """Validate as the worker does. Raises RequestError, or an error that becomes one, for a
+        rejection."""
         limits, params = self.limits, item.sampling_params
         prompt = item.prompt_token_ids
         max_tokens = deduce_max_tokens(item, limits.max_seq_len)
@@ -277,13 +278,14 @@ class PyExecutor:
         return Response(request_id, [], is_final=True, error=error)
 
     def _fail_all(self, responses: list[Response], message: str = "") -> None:
-        """A failure that cannot be blamed on one request is everyone's who runs."""
+        """Fail all active requests, as for an error that cannot be attributed to one."""
         for request in list(self.active.values()):
             responses.append(self._generation.fail(request, message))
             del self.active[request.client_id]
 
     def _take_time(self) -> None:
-        """Last `step_s`, counted from the end of the iteration before while work continues."""
+        """Wait for `step_s`, counted from the end of the previous iteration while work
+        continues."""
         step_s = self.settings.step_s
         if step_s <= 0.0:
             return

@@ -21,7 +21,7 @@ class TimingMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestPerfMetrics:
-    """Only with `return_perf_metrics`."""
+    """Present only with `return_perf_metrics`."""
 
     timing_metrics: TimingMetrics
 
@@ -30,7 +30,7 @@ class RequestPerfMetrics:
 class Response:
     """New tokens of one request, or its end, or its error.
 
-    `error`: a text for a failure of the request, an exception for one of the engine.
+    `error`: a string if the request failed, an exception if the engine failed.
     """
 
     client_id: int
@@ -46,7 +46,8 @@ class Response:
 
 
 def perf_metrics(request: LlmRequest) -> RequestPerfMetrics:
-    """Of a request that ends now; one that never got a token has its end for its first."""
+    """Return metrics of a request that ends now; without a token, its end is its
+    first-token time."""
     now_s = time.monotonic()
     first_s = now_s if request.first_token_at_s is None else request.first_token_at_s
     arrival = timedelta(seconds=request.arrived_at_s)

@@ -1,8 +1,8 @@
-"""The two samplers of line 1.2 and the request parameters that each of them reads.
+"""The two samplers of release 1.2 and the request parameters that each of them reads.
 
-TorchSampler, the default: ignores penalties (NVIDIA/TensorRT-LLM issue #9442), seeds (one generator
-for everyone) and min_p, and holds `min_tokens` against the whole length, for `end_id` alone.
-TRTLLMSampler honours them all; its `min_tokens` counts output and bars `end_id` alone.
+TorchSampler, the default: ignores penalties (NVIDIA/TensorRT-LLM issue #9442), seeds (all requests
+share one generator) and min_p, and compares `min_tokens` with the whole length, for `end_id` alone.
+TRTLLMSampler applies them all; its `min_tokens` counts output tokens and bars `end_id` alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Logprobs = dict[int, tuple[float, int]]
 
 
 class DeviceAssertError(RuntimeError):
-    """No logit is finite: on a GPU the end of the CUDA context, and so of the engine."""
+    """All logits are non-finite: on a GPU this ends the CUDA context, and with it the engine."""
 
 
 class TorchSampler:
@@ -35,7 +35,8 @@ class TorchSampler:
         self._generator = random.Random(0)
 
     def choose(self, request: LlmRequest) -> tuple[int, Logprobs | None]:
-        """The next token and, where asked, logprobs of the top ones and of the chosen one."""
+        """Return the next token and, if requested, logprobs of the top tokens and of the chosen
+        one."""
         logits = self._model.logits(request.state)
         self._edit(request, logits)
         if request.is_greedy:
@@ -68,7 +69,7 @@ class TorchSampler:
             logits[allowed] = kept
 
     def _penalise(self, request: LlmRequest, logits: NDArray[np.float64]) -> None:
-        """Nothing, whatever was asked for."""
+        """Ignore the penalties."""
 
     def _counted_length(self, request: LlmRequest) -> int:
         return len(request.prompt) + len(request.generated)
@@ -82,7 +83,7 @@ class TorchSampler:
 
 
 class TRTLLMSampler(TorchSampler):
-    """The C++ decoder's: deprecated, and of more help."""
+    """The C++ decoder's sampler: deprecated, but supports more parameters."""
 
     honours_min_p = True
 
@@ -97,7 +98,7 @@ class TRTLLMSampler(TorchSampler):
                 logits[token] -= presence + frequency * count
 
     def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
-        """Of the chosen token alone, and as the likeliest, whatever it is."""
+        """Return only the chosen token's logprob, with rank 1 whatever its rank is."""
         return {token: (_logprobs(logits, token, count)[token][0], 1)}
 
     def _counted_length(self, request: LlmRequest) -> int:
@@ -111,7 +112,7 @@ class TRTLLMSampler(TorchSampler):
 def _narrowed(
     request: LlmRequest, logits: NDArray[np.float64], min_p: float
 ) -> NDArray[np.float64]:
-    """Weights [vocab] of the tokens that top_k, top_p and min_p leave."""
+    """Return weights [vocab] of the tokens that remain after top_k, top_p and min_p."""
     weights: NDArray[np.float64] = np.exp(logits - logits.max())
     if 0 < request.top_k < len(weights):
         weights[weights < np.partition(weights, -request.top_k)[-request.top_k]] = 0.0
@@ -125,7 +126,7 @@ def _narrowed(
 
 
 def _logprobs(logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
-    """Logprobs of the `count` likeliest tokens, and of the chosen one with its rank."""
+    """Return logprobs of the `count` likeliest tokens, and of the chosen one with its rank."""
     top = logits.max()
     normaliser = top + float(np.log(np.exp(logits - top).sum()))
     likeliest = np.argsort(-logits, kind="stable")[:count].tolist()

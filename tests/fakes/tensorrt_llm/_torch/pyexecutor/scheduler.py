@@ -1,6 +1,6 @@
 """Selects the requests of a step: by free pages first, then by the step's token budget.
 
-Owns both policies of letting requests in, and taking pages. Knows nothing of tokens' values.
+Owns both admission policies and the allocation of pages. Does not depend on token values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensorrt_llm.llmapi.llm_configs import CapacitySchedulerPolicy
 
 @dataclass(slots=True)
 class Scheduled:
-    """One step: requests with the tokens each of them computes."""
+    """One step: requests, each with the number of tokens that it computes."""
 
     context: list[tuple[LlmRequest, int]] = field(default_factory=list)
     generation: list[tuple[LlmRequest, int]] = field(default_factory=list)
@@ -24,7 +24,6 @@ class Scheduled:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing can run."""
         return not (self.context or self.generation)
 
 
@@ -49,7 +48,7 @@ class StepScheduler:
         self._max_tokens_per_decode = max_tokens_per_decode
 
     def schedule(self, active: Iterable[LlmRequest]) -> Scheduled:
-        """Choose in the order of activation, and take the pages that the step needs."""
+        """Choose requests in the order of activation, and take the pages that the step needs."""
         requests = list(active)
         step = Scheduled()
         for request in requests:
@@ -104,7 +103,7 @@ class StepScheduler:
         request.num_stored = 0
 
     def _promised(self, requests: list[LlmRequest]) -> int:
-        """Pages that running requests may still ask for."""
+        """Return the pages that running requests may still need."""
         if self._policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
             return 0
         return sum(
@@ -114,7 +113,7 @@ class StepScheduler:
         )
 
     def _match(self, request: LlmRequest) -> int:
-        """Free pages that letting the request in uses up."""
+        """Return the free pages that admitting the request uses."""
         if self._is_reusing and not request.block_keys:
             # The last token is always computed: its logits are what the prompt is for.
             request.block_keys = block_keys(
@@ -129,7 +128,7 @@ class StepScheduler:
         return self._blocks(length) - len(found) + self._pool.num_unheld(found)
 
     def _chunk(self, request: LlmRequest, budget: int, *, is_first: bool) -> int:
-        """Tokens of a prompt to compute now."""
+        """Return the tokens of a prompt to compute now."""
         left = request.num_tokens_to_compute
         if not request.blocks and self._is_reusing:
             left -= len(self._pool.match(request.block_keys)) * self._pool.tokens_per_block
