@@ -224,7 +224,7 @@ def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
     for event in found.events() or ():
         begun, length = event.time_range.start, event.time_range.elapsed_us()
         if event.device_type.name == "CUDA":
-            if not event.name.startswith("turn "):  # the profiler shows ranges there too
+            if not event.name.startswith("turn "):  # the profiler reports ranges there too
                 kernels.append((event.name, begun, length))
         elif event.name.startswith("turn "):
             turns.append((int(event.name[5:]), begun, length))

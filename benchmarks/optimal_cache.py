@@ -115,7 +115,7 @@ class _LeastRecentCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        # In order of their last visit.
+        # Ordered by last visit.
         self._blocks: dict[_Block, None] = {}
 
     def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
