@@ -1,6 +1,5 @@
-"""A Llama in bare PyTorch over a dense cache: what the arithmetic alone costs, without paging,
-modules, scheduling or batching in flight. The floor that the engine's speed is held against.
-"""
+"""A Llama in bare PyTorch over a dense cache: the cost of the arithmetic alone, without paging,
+modules, scheduling or in-flight batching. The lower bound for the engine's time."""
 
 from __future__ import annotations
 

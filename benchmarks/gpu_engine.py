@@ -1,7 +1,7 @@
 """The engine on a GPU without a service: steps, prefill, whole loads.
 
-Owns the loads and what is measured of them. A turn is one `Engine.step`: plan, launch, collect and
-the events of it, as the service's engine process does it.
+Owns the loads and their measurements. A turn is one `Engine.step` (plan, launch, collect and their
+events), as in the engine process of the service.
 """
 
 from __future__ import annotations

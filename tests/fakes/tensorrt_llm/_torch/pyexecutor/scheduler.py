@@ -28,7 +28,8 @@ class Scheduled:
 
 
 class StepScheduler:
-    """`max_tokens_per_decode` is above one with speculative decoding."""
+    """Schedules the requests of a step. `max_tokens_per_decode` is above one with speculative
+    decoding."""
 
     def __init__(
         self,
